@@ -75,8 +75,12 @@ def flip(path: Path, field: str, row: int, at: int) -> None:
     assert extent is not None
     with h5py.File(path) as file:
         first, length = int(file[f"{field}_offset"][row]), int(file[f"{field}_bytes"][row])
+    flip_byte(path, extent.base + first + at % length)
+
+
+def flip_byte(path: Path, place: int) -> None:
+    """Change one bit of a file's byte."""
     with open(path, "r+b") as out:
-        place = extent.base + first + at % length
         out.seek(place)
         byte = out.read(1)[0]
         out.seek(place)

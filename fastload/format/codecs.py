@@ -131,25 +131,22 @@ def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
 class _Zstd(threading.local):
     """The zstandard module with its contexts, one set a thread: threads must not share them."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self) -> None:
+        module: Any = importlib.import_module("zstandard")
         self.error = module.ZstdError
         self.content_size = module.frame_content_size
         self.compressor = functools.cache(lambda level: module.ZstdCompressor(level=level))
         self.decompressor = module.ZstdDecompressor()
 
 
-_loaded: list[_Zstd] = []
+_new_zstd = functools.cache(_Zstd)
 
 
 def _zstd(what: str) -> _Zstd:
-    if not _loaded:
-        try:
-            _loaded.append(_Zstd(importlib.import_module("zstandard")))
-        except ImportError as exc:
-            raise MissingExtraError(
-                f"{what} needs zstandard. Install it with: pip install zstandard hdf5plugin."
-            ) from exc
-    return _loaded[0]
+    try:
+        return _new_zstd()
+    except ImportError as exc:
+        raise MissingExtraError(f"{what} needs zstandard. Install it with: pip install zstandard hdf5plugin.") from exc
 
 
 class Filter(NamedTuple):

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -75,8 +75,7 @@ class Field:
         return self.chunks[0] if self.chunks else 0
 
 
-@dataclass(frozen=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """A file's identity in the kernel; it changes when the file is replaced, truncated or written to."""
 
     device: int
@@ -117,6 +116,9 @@ class PackedFile:
     seed: int
     identity: FileIdentity
     attrs: dict[str, Any]
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.identity))
 
 
 def read_header(path: str | Path) -> PackedFile:
@@ -177,20 +179,22 @@ def open_hdf5(path: Path) -> h5py.File:
                 if "lock" not in str(exc):
                     raise
         return h5py.File(path, "r", locking="best-effort")
-    except PermissionError as exc:
-        raise FormatError(f"{path}: permission denied. Make it readable for this user.") from exc
     except OSError as exc:
-        if path.stat().st_size == 0:
-            raise FormatError(f"{path}: the file is empty (0 bytes). Pack it again.") from exc
-        if "truncated" in str(exc):
-            raise FormatError(
-                f"{path}: truncated: {path.stat().st_size:,} bytes on disk, fewer than its header promises. "
-                f"The copy was probably cut short; copy it again, or pack it again."
-            ) from exc
-        raise FormatError(
-            f"{path}: not an HDF5 file that can be opened ({exc}). Name a file that `fastload pack` made, or another "
-            f"HDF5 file."
-        ) from exc
+        if isinstance(exc, PermissionError):
+            what = "permission denied. Make it readable for this user."
+        elif path.stat().st_size == 0:
+            what = "the file is empty (0 bytes). Pack it again."
+        elif "truncated" in str(exc):
+            what = (
+                f"truncated: {path.stat().st_size:,} bytes on disk, fewer than its header promises. The copy was "
+                f"probably cut short; copy it again, or pack it again."
+            )
+        else:
+            what = (
+                f"not an HDF5 file that can be opened ({exc}). Name a file that `fastload pack` made, or another "
+                f"HDF5 file."
+            )
+        raise FormatError(f"{path}: {what}") from exc
 
 
 def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
@@ -224,33 +228,27 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
     first = datasets["images_offset"] if "images" in ragged else datasets.get("images", next(iter(datasets.values())))
     num_rows = int(first.shape[0])
     if num_rows == 0:
-        raise FormatError(f"{path}: `{first.name[1:]}` holds no row.")
+        raise _bad(path, first.name[1:], "holds no row.")
     for name, item in list(datasets.items()):
         if item.shape[0] == num_rows or name in ragged:
             continue
         if packed or name in ("labels", "masks"):
-            raise FormatError(
-                f"{path}: `{name}` has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {_CHANGED}"
-            )
+            raise _bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {_CHANGED}")
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
         images = datasets["images"]
         if images.dtype.type not in (np.uint8, np.uint16) or len(images.shape) not in ((4,) if packed else (3, 4)):
-            raise FormatError(
-                f"{path}: `images` is {images.dtype} {images.shape}; expected uint8 or uint16 (N, H, W, C). "
-                f"Pack the original files."
-            )
+            wanted = "expected uint8 or uint16 (N, H, W, C). Pack the original files."
+            raise _bad(path, "images", f"is {images.dtype} {images.shape}; {wanted}")
         if packed and images.shape[3] not in (1, 3, 4):
-            raise FormatError(
-                f"{path}: `images` has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again."
-            )
+            raise _bad(path, "images", f"has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
     front = [name for name in ("images", "masks", "labels") if name in datasets]
     order = front + sorted(set(datasets) - set(front))
     fields = {name: _field(path, name, datasets[name], file_bytes=file_bytes) for name in order}
     for name in ragged:
         field = fields[name]
         if field.offset is None or field.chunks is None:
-            raise FormatError(f"{path}: `{name}` does not lie in one piece. {_CHANGED}")
+            raise _bad(path, name, f"does not lie in one piece. {_CHANGED}")
         extent = RaggedExtent(field.offset, int(datasets[name].shape[0]), field.chunks[0], num_rows)
         attrs = dict(field.attrs)
         shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
@@ -261,30 +259,29 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
     link = file.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
-        raise FormatError(f"{path}: `{name}` is a link into another file ({link.filename}); refused as unsafe.")
+        raise _bad(path, name, f"is a link into another file ({link.filename}); refused as unsafe.")
     try:
         item = file[name]
     except KeyError as exc:
-        raise FormatError(f"{path}: `{name}` leads nowhere; refused. The file was changed after packing.") from exc
+        raise _bad(path, name, "leads nowhere; refused. The file was changed after packing.") from exc
     if Path(item.file.filename) != Path(file.filename):
-        raise FormatError(f"{path}: `{name}` leads into another file ({item.file.filename}); refused as unsafe.")
+        raise _bad(path, name, f"leads into another file ({item.file.filename}); refused as unsafe.")
+    unknown = ""
     if not isinstance(item, h5py.Dataset):
-        if packed:
-            raise FormatError(f"{path}: `{name}` is a group; a packed file has datasets only. Pack it again.")
-        return None
-    if item.external:
-        raise FormatError(
-            f"{path}: `{name}` keeps its data in another file ({item.external[0][0]}); refused as unsafe."
-        )
-    if item.is_virtual:
-        raise FormatError(f"{path}: `{name}` is a virtual dataset over other files; refused as unsafe.")
-    if item.dtype.kind not in "biufS" or item.shape is None or len(item.shape) == 0:
-        if packed:
-            raise FormatError(
-                f"{path}: `{name}` has type {item.dtype}, which a packed file never holds. Pack it again."
-            )
-        return None
-    return item
+        unknown = "is a group; a packed file has datasets only."
+    elif item.external:
+        raise _bad(path, name, f"keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
+    elif item.is_virtual:
+        raise _bad(path, name, "is a virtual dataset over other files; refused as unsafe.")
+    elif item.dtype.kind not in "biufS" or not item.shape:
+        unknown = f"has type {item.dtype}, which a packed file never holds."
+    if unknown and packed:
+        raise _bad(path, name, f"{unknown} Pack it again.")
+    return None if unknown else item
+
+
+def _bad(path: Path, name: str, what: str) -> FormatError:
+    return FormatError(f"{path}: `{name}` {what}")
 
 
 def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -> None:
@@ -295,9 +292,8 @@ def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -
     fits = isinstance(shape, tuple) and len(shape) == rank and all(isinstance(n, int) and n >= 0 for n in shape)
     fits = fits and (rank == 2 or shape[2] in (1, 3, 4)) and plain(item.attrs.get("row_dtype")) in ("uint8", "uint16")
     if item.dtype != np.uint8 or len(item.shape) != 1 or not fits:
-        raise FormatError(
-            f"{path}: `{name}` is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size. {_CHANGED}"
-        )
+        what = f"is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size."
+        raise _bad(path, name, f"{what} {_CHANGED}")
     for index in index_names(name):
         dtype, row = INDEX_DTYPES[index.removeprefix(f"{name}_")]
         found = datasets.get(index)

@@ -23,7 +23,7 @@ from fastload.pack.pack_options import EncodingOption, PackOptions, parse_encodi
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, with_moved_coordinates
-from fastload.read.checked import SAMPLES, CheckedSamples, has_ragged
+from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
 
@@ -194,10 +194,10 @@ def _prepare(
         listing = with_moved_coordinates(listing, read_headers(listing, pool, None)[0], target)
     tasks = []
     for start in range(0, len(rows), _TASK_ROWS):
-        part = slice(start, start + _TASK_ROWS)
-        some = samples[part]
+        some = samples[start : start + _TASK_ROWS]
         known = {sample: unread[sample] for sample in some.tolist() if sample in unread}
-        tasks.append(_Task(file, plan, rows[part], some, None if headers is None else headers[some], known))
+        here = None if headers is None else headers[some]
+        tasks.append(_Task(file, plan, rows[start : start + _TASK_ROWS], some, here, known))
     return listing, tasks
 
 
@@ -219,9 +219,8 @@ def _pack_options(file: PackedFile) -> PackOptions:
 
 def _compare(worker: Worker, task: _Task) -> _Result:
     """Returns rows, the largest difference of each in the file's own levels, and row -> why it differs otherwise."""
-    stored = SAMPLES.of(task.file)
     compare = _compare_rows if task.headers is None else _compare_ragged
-    differences, reasons = compare(worker, task, stored)
+    differences, reasons = compare(worker, task, open_samples(task.file))
     differences[list(reasons)] = 0
     return task.rows, differences, {int(task.rows[at]): reason for at, reason in reasons.items()}
 
@@ -256,11 +255,8 @@ def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> tupl
     assert task.headers is not None, "read before"
     masks = worker.masks if task.plan.masks else None
     from_source = replace(task.plan, option=EncodingOption("source"))
-    to_jpeg = replace(task.plan, option=replace(task.plan.option, kind="jpeg"))
-    raw, source, jpeg = (
-        RowEncoder(worker.images, masks, plan)
-        for plan in (replace(task.plan, option=EncodingOption()), from_source, to_jpeg)
-    )
+    options = (EncodingOption(), from_source.option, replace(task.plan.option, kind="jpeg"))
+    raw, source, jpeg = (RowEncoder(worker.images, masks, replace(task.plan, option=option)) for option in options)
     keeps = task.plan.option.kind != "jpeg"
 
     def compare(row: int, sample: int, header: np.void) -> int | str:
@@ -310,11 +306,9 @@ def _changed_fields(
             if name not in file.fields:
                 continue
             now, then = column.values[samples], np.asarray(hdf5[name][()])[rows]
-            if now.shape != then.shape:
-                different = np.ones(len(rows), bool)
-            else:
-                other = now != then
-                if now.dtype.kind == "f" and then.dtype.kind == "f":
-                    other &= ~(np.isnan(now) & np.isnan(then))  # missing in both
-                different = other.reshape(len(rows), -1).any(axis=1)
+            different = np.ones(len(rows), bool)
+            if now.shape == then.shape:
+                floats = now.dtype.kind == then.dtype.kind == "f"
+                same = (now == then) | (np.isnan(now) & np.isnan(then) if floats else False)  # or missing in both
+                different = ~same.reshape(len(rows), -1).all(axis=1)
             yield from ((row, f"`{name}` differs") for row in rows[different].tolist())

@@ -172,10 +172,11 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         found.append("No dataset looks like images: numbers with three or four axes.")
     hint = REPACK_FILE if header and layout and not layout.missing_chunks else PACK_AGAIN
     attrs = header.attrs if header and header.version is not None else {}
+    texts = {name: str(attrs[name]) for name in ("fastload_writer", "decoder", "source_layout") if name in attrs}
     return FileInfo(
         path=path,
         version=header.version if header else None,
-        writer=_text(attrs.get("fastload_writer")),
+        writer=texts.get("fastload_writer"),
         num_samples=header.num_rows if header else (layout.shape[0] if layout else 0),
         fields=fields,
         splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()} if header else {},
@@ -186,17 +187,13 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         file_bytes=path.stat().st_size,
         pixel_bytes=layout.pixel_bytes if layout else stores["images"].pixel_bytes if "images" in stores else 0,
         header_digest=header.header_digest if header else None,
-        decoder=_text(attrs.get("decoder")),
-        source_layout=_text(attrs.get("source_layout")),
+        decoder=texts.get("decoder"),
+        source_layout=texts.get("source_layout"),
         pack_options=_pack_options(attrs.get("pack_options")),
         seed=header.seed if header and attrs else None,
         shuffled=header.shuffled if header and attrs else None,
         findings=(*missing, *found, hint) if found else tuple(missing),
     )
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _pack_options(value: Any) -> dict[str, Any]:

@@ -41,10 +41,10 @@ MEASURES: tuple[MeasureName, ...] = ("file_order", "label_mix", "epoch_distance"
 Values = dict[MeasureName, float | None]
 
 _WORSE = {
-    "file_order": "correlation with file order {value:.2g} (full shuffle {full:.2g})",
-    "label_mix": "the labels of batches differ {times} as much as under full shuffle",
-    "epoch_distance": "samples move {times} as far from epoch to epoch as under full shuffle",
-    "mates_again": "{part} of batch-mates meet again in the next epoch ({full_part} under full shuffle, {times})",
+    "file_order": "correlation with file order {one.value:.2g} (full shuffle {one.full:.2g})",
+    "label_mix": "the labels of batches differ {one.times} as much as under full shuffle",
+    "epoch_distance": "samples move {one.times} as far from epoch to epoch as under full shuffle",
+    "mates_again": "{part} of batch-mates meet again in the next epoch ({full_part} under full shuffle, {one.times})",
 }
 
 
@@ -105,11 +105,8 @@ class OrderQuality:
         parts = ["labels mix as under full shuffle"] if mix and mix.as_good else []
         for name, measure in self.measures.items():
             if measure and not measure.as_good:
-                value, full = measure.value, measure.full
-                part, full_part = format_percent(value), format_percent(full)
-                parts.append(
-                    _WORSE[name].format(value=value, full=full, part=part, full_part=full_part, times=measure.times)
-                )
+                part, full_part = format_percent(measure.value), format_percent(measure.full)
+                parts.append(_WORSE[name].format(one=measure, part=part, full_part=full_part))
         return "; ".join(parts)
 
 
@@ -182,7 +179,7 @@ def measure_shuffles(
         shuffles[1:1] = [ChunkWindow(chunks) for chunks in sorted(windows, reverse=True)]
     else:
         notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
-    sampling = _Sampling.of(len(rows), batch_size, seed, mix_of)
+    sampling = _Sampling(len(rows), batch_size, seed, mix_of)
     if len(sampling.batches) < len(rows) // batch_size:
         part = f"{sampling.batches.size:,} of {len(rows):,} samples"
         notes.append(f"Sampled: {part} in whole batches, of {sampling.epochs} epochs.")
@@ -193,11 +190,9 @@ def measure_shuffles(
     for shuffle in shuffles:
         found = [sampling.planned(rows, main.chunk_rows, shuffle, epoch) for epoch in range(sampling.epochs)]
         measures = {name: _measure(name, [v[name] for v in found], [v[name] for v in random]) for name in MEASURES}
-        if isinstance(shuffle, ChunkWindow):
-            window = min(len(rows), shuffle.chunks * main.chunk_rows)
-            orders.append(OrderQuality(_name(shuffle), shuffle.chunks, window, measures))
-        else:
-            orders.append(OrderQuality(_name(shuffle), None, len(rows) if shuffle else 1, measures))
+        chunks = shuffle.chunks if isinstance(shuffle, ChunkWindow) else None
+        window = len(rows) if shuffle == "full" else min(len(rows), chunks * main.chunk_rows) if chunks else 1
+        orders.append(OrderQuality(_name(shuffle), chunks, window, measures))
     return ShuffleQuality(
         split=split,
         num_rows=len(rows),
@@ -212,41 +207,21 @@ def measure_shuffles(
     )
 
 
-@dataclass(frozen=True)
 class _Sampling:
-    """The positions and batches that are measured, the same for every order and for the random ones.
+    """The positions and batches that are measured, the same for every order and for the random ones."""
 
-    Attributes:
-        mix_of: `label_mix` of rows in batches; None without labels.
-        positions: int64 (P,), sorted, over the whole plan: for `file_order`.
-        batches: int64 (K, B), positions of the samples of the batches for `label_mix`.
-        scanned: rows of the plan whose batches are followed into the next epoch; all unless there are too many.
-        followed: int64 (K', B), positions of the samples of those batches.
-    """
-
-    num_rows: int
-    seed: int
-    mix_of: LabelMix | None
-    epochs: int
-    positions: Ints
-    batches: Ints
-    scanned: int
-    followed: Ints
-
-    @classmethod
-    def of(cls, num_rows: int, batch_size: int, seed: int, mix_of: LabelMix | None) -> _Sampling:
+    def __init__(self, num_rows: int, batch_size: int, seed: int, mix_of: LabelMix | None) -> None:
+        self.num_rows, self.seed, self.mix_of = num_rows, seed, mix_of
+        # Rows of the plan whose batches are followed into the next epoch; all unless there are too many.
+        self.scanned = min(num_rows, SCANNED_ROWS)
+        self.epochs = min(max(_PLANNED_ROWS // self.scanned, EPOCHS[0]), EPOCHS[1])
         rng = np.random.default_rng(seed)
-        scanned, most = min(num_rows, SCANNED_ROWS), max(1, SAMPLED_ROWS // batch_size)
-        within = np.arange(batch_size)
-        return cls(
-            num_rows=num_rows,
-            seed=seed,
-            mix_of=mix_of,
-            epochs=min(max(_PLANNED_ROWS // scanned, EPOCHS[0]), EPOCHS[1]),
-            positions=_some(rng, num_rows, SAMPLED_ROWS),
-            batches=_some(rng, num_rows // batch_size, most)[:, None] * batch_size + within,
-            scanned=scanned,
-            followed=_some(rng, scanned // batch_size, most)[:, None] * batch_size + within,
+        most, within = max(1, SAMPLED_ROWS // batch_size), np.arange(batch_size)
+        # For `file_order`, (P,), sorted, over the whole plan; then of the samples of batches, (K, B): those for
+        # `label_mix`, and those that are followed.
+        self.positions = _some(rng, num_rows, SAMPLED_ROWS)
+        self.batches, self.followed = (
+            _some(rng, rows // batch_size, most)[:, None] * batch_size + within for rows in (num_rows, self.scanned)
         )
 
     def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
@@ -272,18 +247,16 @@ class _Sampling:
     def random(self) -> list[Values]:
         """Returns the measures of random permutations: at fixed positions these are draws without repeats."""
         rng = np.random.default_rng([self.seed, 1])
-        sizes = [drawn.size for drawn in (self.positions, self.batches, self.followed)]
         found = []
         for _ in range(REFERENCE_EPOCHS):
             # One draw serves all measures, because each is judged by itself.
-            drawn = rng.choice(self.num_rows, max(sizes), replace=False)
-            later = drawn if self.scanned == self.num_rows else rng.choice(self.scanned, sizes[2], False)
-            batches, followed = drawn[: sizes[1]], later[: sizes[2]]
-            found.append(
-                self._values(
-                    drawn[: sizes[0]], batches.reshape(self.batches.shape), followed.reshape(self.followed.shape)
-                )
+            drawn = rng.choice(self.num_rows, max(self.positions.size, self.batches.size, self.followed.size), False)
+            later = drawn if self.scanned == self.num_rows else rng.choice(self.scanned, self.followed.size, False)
+            batches, followed = (
+                numbers[: like.size].reshape(like.shape)
+                for numbers, like in ((drawn, self.batches), (later, self.followed))
             )
+            found.append(self._values(drawn[: self.positions.size], batches, followed))
         return found
 
     def _values(self, rows: Ints, batches: Ints, next_positions: Ints) -> Values:

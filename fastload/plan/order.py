@@ -111,14 +111,10 @@ def make_order(
     if fixed_shares and world_size > 1:
         return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size)
     if shuffle is False:
-        return partial(_file_order, first=rows.start)
+        return partial(np.add, rows.start)
     if shuffle == "full":
         return partial(_full_order, rows=rows, key=derive_key(seed, epoch, _FULL))
     return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
-
-
-def _file_order(positions: Positions, *, first: int) -> NDArray[np.int64]:
-    return positions + first
 
 
 def _full_order(positions: Positions, *, rows: range, key: int) -> NDArray[np.int64]:

@@ -118,10 +118,7 @@ def state_from_dict(data: object) -> PlanState:
     if data["ends"] is None:
         raise _bad("ends", data)
     return PlanState(
-        header_digest=data["header_digest"],
-        seed=data["seed"],
-        epoch=data["epoch"],
-        echo_position=data["echo_position"],
+        **{name: data[name] for name in ("header_digest", "seed", "epoch", "echo_position")},
         shuffle=shuffle,
         ends=ends,
         echo=echo,

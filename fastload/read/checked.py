@@ -32,7 +32,6 @@ BEFORE = "was damaged before it was packed: its bytes are those that were packed
 
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
-_MAX_OPEN = 64
 
 
 class DamagedBefore(ImageError):
@@ -268,37 +267,16 @@ def _little_endian(pixels: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
 
 
-class OpenSamples:
-    """`CheckedSamples` that stay open, shared by the threads of a process: one anew would lose its decoded chunks."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._open: dict[tuple[str, int, int], CheckedSamples] = {}
-
-    def of(self, file: PackedFile) -> CheckedSamples:
-        """Returns the reader of a file; opens it if it is not open for this very file."""
-        key = (str(file.path), file.identity.inode, file.identity.mtime_ns)
-        if self._pid != os.getpid():
-            self.__init__()  # type: ignore[misc]  # neither locks nor HDF5 handles cross a fork
-        with self._lock:
-            samples = self._open.pop(key, None)
-            if samples is None:
-                while len(self._open) >= _MAX_OPEN:
-                    self._open.pop(next(iter(self._open)))
-                samples = CheckedSamples(file)
-            self._open[key] = samples  # at the end: the first one is the least recently used
-            return samples
-
-    def close(self) -> None:
-        """Drops all of them; one still in use is closed after that."""
-        with self._lock:
-            self._open.clear()
+def open_samples(file: PackedFile) -> CheckedSamples:
+    """Returns a reader that stays open, shared by the threads of this process: one anew would lose decoded chunks."""
+    return _opened(file, os.getpid())
 
 
-SAMPLES = OpenSamples()
+@functools.lru_cache(maxsize=64)
+def _opened(file: PackedFile, pid: int) -> CheckedSamples:  # by process: neither locks nor HDF5 handles cross a fork
+    return CheckedSamples(file)
 
 
 def close_readers() -> None:
-    """Drops the readers that this process keeps open."""
-    SAMPLES.close()
+    """Drops the readers that stay open; one still in use is closed after that."""
+    _opened.cache_clear()

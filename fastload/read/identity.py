@@ -31,17 +31,16 @@ def check_path(file: PackedFile) -> None:
 def check_open(file: PackedFile, fd: int) -> None:
     """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
     found, then = syscalls.identity_of(fd), file.identity
-    if found == (then.device, then.inode, then.size, then.mtime_ns):
+    if found == then:
         return
     now = FileIdentity(*found)
-    if (now.device, now.inode) != (then.device, then.inode):
+    if now[:2] != then[:2]:
         what = "it was replaced by another file"
     elif now.size < then.size:
         what = f"it was truncated from {then.size:,} to {now.size:,} bytes"
     else:
-        what = (
-            f"it was written to: {then.size:,} bytes and mtime {then.mtime_ns} ns, now {now.size:,} and {now.mtime_ns}"
-        )
+        before = f"{then.size:,} bytes and mtime {then.mtime_ns} ns"
+        what = f"it was written to: {before}, now {now.size:,} and {now.mtime_ns}"
     raise FileChangedError(
         f"{file.path}: changed while in use: {what}. Open it again to use the new content, and write new files under "
         f"a new name while training."

@@ -16,8 +16,9 @@ import os
 import queue
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -92,17 +93,16 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
         self._ragged: list[RaggedExtents] = []
         self._fd = fd = open_checked(file)
-        ragged = [file.fields[name] for name in names if file.fields[name].ragged is not None]
-        self._ragged = [RaggedExtents(fd, file, field) for field in ragged]
-        plain = dict.fromkeys([*names, *(part for field in ragged for part in index_names(field.name))])
-        fields = [file.fields[name] for name in plain]
+        ragged = [name for name in names if file.fields[name].ragged is not None]
+        self._ragged = [RaggedExtents(fd, file, file.fields[name]) for name in ragged]
+        fields = [file.fields[name] for name in dict.fromkeys([*names, *chain(*map(index_names, ragged))])]
         linear = [LinearExtents(field.offset, field.row_bytes) for field in fields if field.offset is not None]
         extents: list[RaggedExtents | LinearExtents] = [*self._ragged, *linear]
         self._small = [field for field in extents if field.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES]
         self._large = [field for field in extents if field not in self._small]
         self._rows = rows
         self._chunk_rows = chunk_rows
-        self._recent: OrderedDict[int, None] = OrderedDict()
+        self._recent: dict[int, None] = {}
         self._max_recent = recent_chunks
         self._advise = advise or KernelAdvice(fd, file.identity.size)
         self._resident = resident or (lambda offset: syscalls.is_resident(fd, offset))
@@ -177,15 +177,13 @@ class ReadAhead:
     def _row_ranges(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns first rows and stop rows of ranges that hold these rows and were not announced yet."""
         if self._chunk_rows:
-            chunks = []
-            for chunk in np.unique(rows // self._chunk_rows).tolist():
-                if chunk not in self._recent:
-                    chunks.append(chunk)
-                self._recent[chunk] = None
-                self._recent.move_to_end(chunk)
-            while len(self._recent) > self._max_recent:
-                self._recent.popitem(last=False)
-            first = np.array(chunks, dtype=np.int64) * self._chunk_rows
+            wanted = np.unique(rows // self._chunk_rows).tolist()
+            first = np.array([chunk for chunk in wanted if chunk not in self._recent], np.int64) * self._chunk_rows
+            for chunk in wanted:
+                self._recent.pop(chunk, None)
+                self._recent[chunk] = None  # at the end: the first ones were wanted least recently
+            for chunk in list(self._recent)[: max(0, len(self._recent) - self._max_recent)]:
+                del self._recent[chunk]
             stop = np.minimum(first + self._chunk_rows, self._rows.stop)
             first = np.maximum(first, self._rows.start)
         else:

@@ -20,7 +20,7 @@ from fastload.images.image_header import ImageHeader
 from fastload.pack.decisions import KINDS
 from fastload.pack.encode import array_header
 from fastload.pack.pack_options import Progress
-from fastload.read.checked import SAMPLES, CheckedSample, CheckedSamples, DamagedBefore, has_ragged
+from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
 from fastload.read.reader import image_axes
 from fastload.sources.arrays.raw_rows import JoinedRows, RawRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
@@ -96,7 +96,7 @@ class Hdf5Rows:
         field = self.file.fields[self.name]
         values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
         try:
-            SAMPLES.of(self.file).gather(self.name, rows, values)
+            open_samples(self.file).gather(self.name, rows, values)
         except ImageError as exc:
             reason = ImageError(f"`{self.name}` {exc}")
             raise SourceError(
@@ -122,7 +122,7 @@ class Hdf5Rows:
         bad = []
         for row in rows:
             try:
-                SAMPLES.of(self.file).gather(self.name, np.array([row]), out)
+                open_samples(self.file).gather(self.name, np.array([row]), out)
             except ImageError:
                 bad.append(str(row))
         return bad or list(map(str, rows.tolist()))
@@ -239,7 +239,7 @@ class RaggedRows:
 
     def _of_each(self, values: Callable[[CheckedSamples], NDArray[Any]]) -> NDArray[Any]:
         """Returns the value of each sample, picked from those of all rows of its file."""
-        found = np.concatenate([values(SAMPLES.of(file)) for file in self.files])
+        found = np.concatenate([values(open_samples(file)) for file in self.files])
         firsts = np.cumsum([0, *(file.num_rows for file in self.files)])
         picked: NDArray[Any] = found[firsts[self.part] + self.row]
         return picked
@@ -276,7 +276,7 @@ class RaggedRows:
         return replace(self, part=self.part[indices], row=self.row[indices])
 
     def _at(self, i: int) -> tuple[CheckedSamples, int]:
-        samples = SAMPLES.of(self.files[self.part[i]])
+        samples = open_samples(self.files[self.part[i]])
         samples.check_identity()
         return samples, int(self.row[i])
 

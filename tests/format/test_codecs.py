@@ -13,31 +13,20 @@ from fastload.errors import MissingExtraError
 from fastload.format.codecs import load_filters, pipeline, why_unreadable
 
 
-@pytest.fixture
-def unknown(tmp_path: Path) -> h5py.File:
-    """A dataset behind gzip, and then a filter that nobody has."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
+def test_filters_are_named_in_order_and_one_that_nobody_has_by_number_with_a_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
         plist = h5p.create(h5p.DATASET_CREATE)
         plist.set_chunk((4, 3))
         plist.set_deflate(2)
-        plist.set_filter(300, h5z.FLAG_OPTIONAL, (1, 2))
+        plist.set_filter(300, h5z.FLAG_OPTIONAL, (1, 2))  # that nobody has
         h5d.create(file.id, b"images", h5t.NATIVE_UINT8, h5s.create_simple((8, 3)), plist)
-        file.create_dataset("labels", data=np.arange(8), chunks=(4,), compression="gzip", shuffle=True)
-        yield file
-
-
-def test_filters_are_named_in_order_and_by_number_where_nothing_else_is_known(unknown):
-    assert [(one.number, one.parameters, one.name) for one in pipeline(unknown["images"])] == [
-        (1, (2,), "deflate"),
-        (300, (1, 2), "300"),
-    ]
-    assert [one.name for one in pipeline(unknown["labels"])] == ["shuffle", "deflate"]
-
-
-def test_a_filter_that_nobody_has_is_said_with_a_way_out(unknown):
-    path = Path(unknown.filename)
-    with pytest.raises(MissingExtraError, match=r"a.h5: `images` is compressed with 300 .*neither HDF5 nor.*h5repack"):
-        load_filters(path, "images", unknown["images"])
-    assert "h5repack" in str(why_unreadable(path, "images", unknown["images"]))
-    load_filters(path, "labels", unknown["labels"])
-    assert why_unreadable(path, "labels", unknown["labels"]) is None
+        labels = file.create_dataset("labels", data=np.arange(8), chunks=(4,), compression="gzip", shuffle=True)
+        assert pipeline(file["images"]) == ((1, (2,), "deflate"), (300, (1, 2), "300"))
+        assert [one.name for one in pipeline(labels)] == ["shuffle", "deflate"]
+        message = r"a.h5: `images` is compressed with 300 .*neither HDF5 nor.*h5repack"
+        with pytest.raises(MissingExtraError, match=message):
+            load_filters(path, "images", file["images"])
+        assert "h5repack" in str(why_unreadable(path, "images", file["images"]))
+        load_filters(path, "labels", labels)
+        assert why_unreadable(path, "labels", labels) is None

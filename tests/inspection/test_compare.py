@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from PIL import Image
 import fastload.inspection.compare
 import fastload.pack.encode
 from fastload.errors import FormatError, MissingFileError, OptionError
+from fastload.format.ragged import JPEG
 from fastload.inspection.verify import VerifyReport, verify_file
 from fastload.pack import pack_images
 from sample_files import write_packed
@@ -44,36 +44,21 @@ def test_resized_and_converted_images_are_decoded_as_they_were_packed(image_fold
     assert verify(packed(source, size=(8, 9), fit=fit, mode="gray"), source).ok
 
 
-def test_a_changed_image_is_named(image_folder: ImageFolder) -> None:
-    source = image_folder()
-    path = packed(source)
-    Image.fromarray(np.zeros((12, 16, 3), np.uint8)).save(source / "cat" / "0003.jpg")
-    report = verify(path, source)
-    assert not report.ok and report.damaged == () and report.source is not None
-    (changed,) = report.source.changed
-    assert changed.key == "cat/0003.jpg" and "pixels differ by up to" in changed.reason
-
-
-def test_an_image_that_no_longer_decodes_is_named(image_folder: ImageFolder) -> None:
-    source = image_folder()
-    path = packed(source)
-    (source / "dog" / "0001.jpg").write_bytes(b"not an image")
-    report = verify(path, source)
-    assert report.source is not None
-    assert [row.key for row in report.source.changed] == ["dog/0001.jpg"]
-    assert "can no longer be decoded" in report.source.changed[0].reason
-
-
-def test_missing_and_extra_images_are_named_and_only_missing_ones_fail(image_folder: ImageFolder) -> None:
+def test_changed_missing_and_extra_images_are_named_and_only_extra_ones_are_fine(image_folder: ImageFolder) -> None:
     source = image_folder()
     path = packed(source)
     (source / "cat" / "0000.jpg").rename(source / "cat" / "new.jpg")
+    Image.fromarray(np.zeros((12, 16, 3), np.uint8)).save(source / "cat" / "0003.jpg")
+    (source / "dog" / "0001.jpg").write_bytes(b"not an image")
     report = verify(path, source)
-    assert report.source is not None and not report.ok
+    assert report.source is not None and not report.ok and report.damaged == ()
     assert (report.source.missing, report.source.extra) == (("cat/0000.jpg",), ("cat/new.jpg",))
-    limited = packed(source, limit=6, overwrite=True)
-    report = verify(limited, source)
-    assert report.ok and report.source is not None and len(report.source.extra) == 14
+    black, broken = sorted(report.source.changed, key=lambda changed: changed.key)
+    assert black.key == "cat/0003.jpg" and "pixels differ by up to" in black.reason
+    assert broken.key == "dog/0001.jpg" and "can no longer be decoded" in broken.reason
+    (source / "dog" / "0001.jpg").unlink()
+    report = verify(packed(source, limit=6, overwrite=True), source)
+    assert report.ok and report.source is not None and len(report.source.extra) == 13
 
 
 def test_a_sample_of_another_class_is_named(image_folder: ImageFolder) -> None:
@@ -117,21 +102,25 @@ def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, m
 real_versions = fastload.inspection.compare.decoder_versions
 
 
-def test_a_source_that_has_nothing_of_the_file_is_refused(image_folder: ImageFolder) -> None:
-    path = packed(image_folder())
+def test_a_source_without_its_samples_and_a_file_without_its_options_are_refused(
+    tmp_path: Path, image_folder: ImageFolder
+) -> None:
+    source = image_folder()
+    path = packed(source)
     with pytest.raises(OptionError, match="none of its 20 samples"):
         verify(path, image_folder(classes=("car", "bus"), name="others"))
     with pytest.raises(MissingFileError):
         verify(path, path.parent / "nowhere")
+    with h5py.File(path, "r+") as file:  # of another release
+        file.attrs["pack_options"] = '{"size": null, "store": "webp"}'
+    for no_options in (path, write_packed(tmp_path / "a.h5", np.zeros((4, 12, 16, 3), np.uint8))):
+        with pytest.raises(FormatError, match="its pack_options cannot be read"):
+            verify(no_options, source)
 
 
-def test_a_file_that_was_not_packed_from_files_is_refused(tmp_path: Path, image_folder: ImageFolder) -> None:
-    path = write_packed(tmp_path / "a.h5", np.zeros((4, 12, 16, 3), np.uint8))
-    with pytest.raises(FormatError, match="its pack_options cannot be read"):
-        verify(path, image_folder())
-
-
-def test_columns_with_absent_numbers_and_files_without_images_are_compared(tmp_path: Path) -> None:
+def test_columns_with_absent_numbers_files_without_images_and_tables_with_a_root_are_compared(
+    tmp_path: Path, image_folder: ImageFolder
+) -> None:
     source, path = tmp_path / "tokens.npz", tmp_path / "tokens.h5"
     age = np.array([1.5, np.nan, 3.0])
     np.savez(source, input_ids=np.arange(12).reshape(3, 4), age=age)
@@ -140,9 +129,6 @@ def test_columns_with_absent_numbers_and_files_without_images_are_compared(tmp_p
     np.savez(source, input_ids=np.arange(12).reshape(3, 4), age=np.nan_to_num(age))
     report = verify(path, source)
     assert report.source is not None and [row.reason for row in report.source.changed] == ["`age` differs"]
-
-
-def test_a_table_is_found_again_below_its_root(tmp_path: Path, image_folder: ImageFolder) -> None:
     folder, table, path = image_folder(), tmp_path / "list.csv", tmp_path / "a.h5"
     names = sorted(image.relative_to(folder).as_posix() for image in folder.rglob("*.*"))
     table.write_text("file,label\n" + "".join(f"{name},ape\n" for name in names))
@@ -191,29 +177,37 @@ def test_an_unchanged_source_of_several_sizes_is_what_was_packed(tmp_path: Path,
     assert (report.source.compared, report.source.changed, report.source.inexact) == (len(KEYS), (), 0)
 
 
-@pytest.mark.parametrize("store", ["raw", "source", "jpeg"])
-def test_changed_images_of_several_sizes_are_named(tmp_path: Path, store: str) -> None:
+@pytest.mark.parametrize(("store", "workers"), [("raw", 0), ("source", 1), ("jpeg", 0)])
+def test_changed_and_missing_images_of_several_sizes_are_named(tmp_path: Path, store: str, workers: int) -> None:
     folder = photos(tmp_path / "photos")
     path = packed(folder, store=store)
     Image.open(folder / KEYS[0]).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(folder / KEYS[0])
-    Image.open(folder / KEYS[4]).resize((20, 20)).save(folder / KEYS[4])
+    data = (folder / KEYS[1]).read_bytes()
+    (folder / KEYS[1]).write_bytes(data[:2] + b"\xff\xfe\x00\x07hello" + data[2:])  # a comment
+    (folder / KEYS[2]).unlink()
     (folder / KEYS[3]).write_bytes((folder / KEYS[3]).read_bytes()[:300])
-    report = verify(path, folder)
-    assert report.source is not None and not report.ok
+    Image.open(folder / KEYS[4]).resize((20, 20)).save(folder / KEYS[4])
+    report = verify(path, folder, workers)
+    assert report.source is not None and not report.ok and report.source.missing == (KEYS[2],)
     found = {row.key: row.reason for row in report.source.changed}
+    assert found.pop(KEYS[1], None) == ("its JPEG has other bytes" if store == "source" else None)
     assert set(found) == {KEYS[0], KEYS[3], KEYS[4]}
     assert "differ by up to" in found[KEYS[0]] and "no longer be decoded" in found[KEYS[3]]
     assert "20x20 (width x height), packed was 52x34" in found[KEYS[4]]
 
 
-def test_a_source_file_of_other_bytes_and_the_same_pixels_is_named(tmp_path: Path) -> None:
+def test_a_jpeg_made_from_a_source_that_is_none_is_made_again(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos")
-    path = packed(folder, store="source")
-    data = (folder / KEYS[0]).read_bytes()
-    (folder / KEYS[0]).write_bytes(data[:2] + b"\xff\xfe\x00\x07hello" + data[2:])  # a comment
+    path = packed(folder, store="mixed:0.9")
+    with h5py.File(path) as file:
+        row = file["key"][()].tolist().index(KEYS[2].encode())
+        assert file["images_encoding"][row] == JPEG
+    assert verify(path, folder).ok
+    Image.open(folder / KEYS[2]).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(folder / KEYS[2])
     report = verify(path, folder)
     assert report.source is not None
-    assert [(row.key, row.reason) for row in report.source.changed] == [(KEYS[0], "its JPEG has other bytes")]
+    (changed,) = report.source.changed
+    assert changed.key == KEYS[2] and "pixels differ by up to" in changed.reason
 
 
 def test_masks_are_compared(tmp_path: Path) -> None:
@@ -230,21 +224,3 @@ def test_masks_are_compared(tmp_path: Path) -> None:
     report = verify(path, root)
     assert report.source is not None
     assert [row.reason for row in report.source.changed] == ["its mask differs"]
-
-
-def test_worker_processes_compare_rows_of_several_sizes_too(tmp_path: Path) -> None:
-    folder = photos(tmp_path / "photos")
-    path = packed(folder, store="source")
-    shutil.rmtree(folder / "dog")
-    report = verify(path, folder, workers=1)
-    assert report.source is not None
-    assert report.source.changed == () and sorted(report.source.missing) == list(KEYS[2:])
-
-
-def test_options_of_another_release_are_refused(tmp_path: Path) -> None:
-    folder = photos(tmp_path / "photos")
-    path = packed(folder)
-    with h5py.File(path, "r+") as file:
-        file.attrs["pack_options"] = '{"size": null, "store": "webp"}'
-    with pytest.raises(FormatError, match="pack_options cannot be read"):
-        verify(path, folder)

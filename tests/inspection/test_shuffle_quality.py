@@ -25,18 +25,9 @@ def write(path, labels, *, num_rows=NUM_ROWS, pixel=0, **options):
     return write_packed(path, images, columns, chunk_rows=CHUNK_ROWS, **options)
 
 
-def by_shuffle(found):
-    return {order.shuffle: order for order in found.orders}
-
-
 @pytest.fixture(scope="module")
 def sorted_file(tmp_path_factory):
     return write(tmp_path_factory.mktemp("files") / "sorted.h5", SORTED_LABELS, shuffled=False)
-
-
-@pytest.fixture(scope="module")
-def mixed_file(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("files") / "mixed.h5", MIXED_LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +36,13 @@ def on_sorted(sorted_file):
 
 
 @pytest.fixture(scope="module")
-def on_mixed(mixed_file):
-    return measure_shuffles(mixed_file, batch_size=BATCH)
+def on_mixed(tmp_path_factory):
+    return measure_shuffles(write(tmp_path_factory.mktemp("files") / "mixed.h5", MIXED_LABELS), batch_size=BATCH)
 
 
 def test_full_shuffle_is_as_good_as_random_permutations_on_any_file(on_sorted, on_mixed):
     for found in (on_sorted, on_mixed):
-        full = by_shuffle(found)["full"]
+        full = found.orders[0]
         assert full.as_good and full.verdict == "as good as full shuffle by every measure"
         assert full.measures["label_mix"].value == pytest.approx(1, abs=0.1)
         assert full.measures["epoch_distance"].value == pytest.approx(1, abs=0.03)
@@ -59,7 +50,7 @@ def test_full_shuffle_is_as_good_as_random_permutations_on_any_file(on_sorted, o
 
 
 def test_no_shuffle_of_a_class_sorted_file_is_at_the_worst_end_of_every_measure(on_sorted):
-    order = by_shuffle(on_sorted)["False"]
+    order = on_sorted.orders[-1]
     values = {name: measure.value for name, measure in order.measures.items()}
     # Each batch is of one class: the largest chi-square there is with classes of one size.
     assert values["label_mix"] == pytest.approx(BATCH * (NUM_ROWS - 1) / (NUM_ROWS - BATCH))
@@ -71,6 +62,7 @@ def test_no_shuffle_of_a_class_sorted_file_is_at_the_worst_end_of_every_measure(
 
 def test_on_a_class_sorted_file_larger_windows_mix_labels_better_and_none_as_well_as_full(on_sorted):
     mixes = [order.measures["label_mix"] for order in on_sorted.orders]
+    assert on_sorted.default == "full"  # since the file was not shuffled
     assert [order.window_chunks for order in on_sorted.orders] == [None, 64, 16, 4, 1, None]
     assert [mix.value for mix in mixes] == sorted(mix.value for mix in mixes)
     assert [mix.as_good for mix in mixes] == [True] + [False] * 5
@@ -78,18 +70,18 @@ def test_on_a_class_sorted_file_larger_windows_mix_labels_better_and_none_as_wel
 
 
 def test_on_a_shuffled_file_the_default_window_mixes_labels_like_full_and_says_what_it_does_not(on_mixed):
-    order = by_shuffle(on_mixed)[on_mixed.default]
-    assert order.shuffle == "ChunkWindow(16)" and order.window_rows == 16 * CHUNK_ROWS
+    order = on_mixed.orders[2]
+    assert order.shuffle == on_mixed.default == "ChunkWindow(16)" and order.window_rows == 16 * CHUNK_ROWS
     assert order.measures["label_mix"].as_good and "labels mix as under full shuffle" in order.verdict
     # What stays in one chunk stays in one window: up to (1 / 16) * (50 / 128) more than full shuffle's, and here about
     # half of it, since batches straddle windows and a sample is not its own mate.
     again = order.measures["mates_again"]
     assert 0.4 < (again.value - again.full) / (BATCH / 128 / 16) < 0.8
     assert not again.as_good and "batch-mates meet again in the next epoch (2.4" in order.verdict
-
-
-def test_the_default_is_full_where_the_file_was_not_shuffled(on_sorted):
-    assert on_sorted.default == "full"
+    value = json.loads(json.dumps(on_mixed.to_dict()))["orders"][2]
+    assert value["shuffle"] == "ChunkWindow(16)" and value["as_good"] is False and value["verdict"] == order.verdict
+    assert set(value["measures"]) == set(shuffle_quality.MEASURES)
+    assert set(value["measures"]["label_mix"]) == {"value", "full", "spread", "as_good"}
 
 
 def test_the_measures_depend_on_order_and_labels_alone(tmp_path, on_mixed):
@@ -100,14 +92,6 @@ def test_the_measures_depend_on_order_and_labels_alone(tmp_path, on_mixed):
             assert measure.value == pytest.approx(other.measures[name].value), (one.shuffle, name)
     other_seed = measure_shuffles(tmp_path / "a.h5", batch_size=BATCH, seed=1)
     assert other_seed.orders[0].measures["mates_again"] != again.orders[0].measures["mates_again"]
-
-
-def test_attribute_vectors_of_a_file_are_measured(tmp_path):
-    attributes = np.stack([SORTED_LABELS > 4, MIXED_LABELS > 4], axis=1).astype(np.uint8)
-    found = measure_shuffles(write(tmp_path / "a.h5", attributes), batch_size=BATCH)
-    assert found.labels == "attributes"
-    # One attribute is sorted (the worst there is), the other mixed.
-    assert by_shuffle(found)["False"].measures["label_mix"].value == pytest.approx((BATCH * 1.025 + 1) / 2, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -137,33 +121,39 @@ def test_without_labels_that_differ_the_other_measures_are_still_given(tmp_path,
         SORTED_LABELS.astype(np.uint64) + np.uint64(2**63),
         SORTED_LABELS.astype(">i4"),
         SORTED_LABELS[:, None],
+        np.arange(NUM_ROWS),
+        np.stack([SORTED_LABELS > 4, MIXED_LABELS > 4], axis=1).astype(np.uint8),
     ],
-    ids=["none", "bool", "uint64", "big-endian", "column"],
+    ids=["none", "bool", "uint64", "big-endian", "column", "hardly repeat", "attributes"],
 )
-def test_labels_of_any_whole_numbers_are_classes(tmp_path, labels):
+def test_labels_of_any_whole_numbers_are_classes_and_attribute_vectors_are_measured(tmp_path, labels):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = np.zeros((NUM_ROWS, 2, 2, 1), np.uint8)
         file["labels"] = labels
     found = measure_shuffles(tmp_path / "a.h5", batch_size=BATCH)
-    assert found.labels == "classes"
-    assert by_shuffle(found)["False"].measures["label_mix"].value > 5
+    unshuffled = found.orders[-1].measures["label_mix"].value
+    assert found.labels == ("attributes" if labels.shape[1:] == (2,) else "classes")
+    if found.labels == "attributes":  # one is sorted (the worst there is), the other mixed
+        assert unshuffled == pytest.approx((BATCH * 1.025 + 1) / 2, rel=0.03)
+    elif np.unique(labels).size < NUM_ROWS:
+        assert unshuffled > 5
+    else:
+        assert any("label_mix says little: 2,000 classes" in note for note in found.notes)
+        assert all(order.measures["label_mix"].value == pytest.approx(1) for order in found.orders)
 
 
-def test_a_file_without_chunks_has_no_windows_and_says_so(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["images"] = np.zeros((300, 2, 2), np.uint8)
-    found = measure_shuffles(tmp_path / "a.h5", batch_size=20)
-    assert [order.shuffle for order in found.orders] == ["full", "False"] and found.default == "full"
-    assert found.chunk_rows == 0 and any("without chunks" in note for note in found.notes)
-
-
-def test_a_compressed_foreign_file_is_measured_by_its_chunks(tmp_path):
+def test_a_foreign_file_is_measured_by_its_chunks_and_has_no_windows_without(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("images", (300, 2, 2, 3), "u1", chunks=(25, 2, 2, 3), compression="gzip")
         file.create_dataset("labels", data=np.arange(300) // 30, compression="gzip")
     found = measure_shuffles(tmp_path / "a.h5", batch_size=20)
     assert found.chunk_rows == 25
     assert [order.window_rows for order in found.orders] == [300, 300, 300, 100, 25, 1]
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["images"] = np.zeros((300, 2, 2), np.uint8)
+    found = measure_shuffles(tmp_path / "b.h5", batch_size=20)
+    assert [order.shuffle for order in found.orders] == ["full", "False"] and found.default == "full"
+    assert found.chunk_rows == 0 and any("without chunks" in note for note in found.notes)
 
 
 def test_the_split_train_is_measured_if_there_is_one(tmp_path):
@@ -173,12 +163,6 @@ def test_the_split_train_is_measured_if_there_is_one(tmp_path):
     assert (measure_shuffles(path, batch_size=20).split, measure_shuffles(path).num_rows) == ("train", 400)
     path = write(tmp_path / "b.h5", labels, num_rows=477, splits={"one": 77, "other": 400})
     assert (measure_shuffles(path).split, measure_shuffles(path).num_rows) == (None, 477)
-
-
-def test_classes_that_hardly_repeat_are_said_to_tell_little(tmp_path):
-    found = measure_shuffles(write(tmp_path / "a.h5", np.arange(NUM_ROWS)), batch_size=BATCH)
-    assert any("label_mix says little: 2,000 classes" in note for note in found.notes)
-    assert all(order.measures["label_mix"].value == pytest.approx(1) for order in found.orders)
 
 
 def test_a_small_file_gets_smaller_batches_and_a_tiny_one_an_error(tmp_path):
@@ -205,10 +189,5 @@ def test_a_large_file_is_sampled_says_so_and_comes_to_the_same(sorted_file, on_s
         assert part.measures["label_mix"].value == pytest.approx(whole.measures["label_mix"].value, rel=0.15)
         assert part.measures["mates_again"].value == pytest.approx(whole.measures["mates_again"].value, abs=0.05)
     assert found.orders[0].as_good
-
-
-def test_the_result_is_json(on_mixed):
-    value = json.loads(json.dumps(on_mixed.to_dict()))
-    assert value["orders"][2]["shuffle"] == "ChunkWindow(16)" and value["orders"][2]["as_good"] is False
-    assert set(value["orders"][2]["measures"]) == set(shuffle_quality.MEASURES)
-    assert set(value["orders"][2]["measures"]["label_mix"]) == {"value", "full", "spread", "as_good"}
+    assert found.orders[0].measures["epoch_distance"].value == pytest.approx(1, abs=0.1)
+    assert found.orders[-1].measures["epoch_distance"].value == 0

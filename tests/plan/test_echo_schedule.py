@@ -163,13 +163,11 @@ def test_a_source_in_between_stays_where_it_is_without_trials():
     assert set(epochs(2.5, 20)[0]) == {2}
 
 
-def test_too_few_batches_change_nothing_and_a_loop_without_work_takes_the_most():
+def test_too_few_batches_change_nothing_a_loop_without_work_takes_the_most_and_the_reason_names_what_was_measured():
+    history = EchoHistory(calm=1, patience=4)
     for short in (Pace(), pace(4.0, 1.0, 2, batches=7)):
-        assert choose_factor(short, 2, EchoHistory(calm=1, patience=4))[::2] == (2, EchoHistory(calm=1, patience=4))
+        assert choose_factor(short, 2, history)[::2] == (2, history)
     assert choose_factor(Pace(100, 100, 5.0, 0.0), 1, EchoHistory()).factor == 4
     assert choose_factor(Pace(100, 100, 0.0, 0.0), 1, EchoHistory()).factor == 1
-
-
-def test_the_reason_names_what_was_measured():
     assert choose_factor(pace(0.04, 0.01, 1), 1, EchoHistory()).reason == "a fresh batch takes 40.0 ms, a step 10.0 ms"
     assert "one less is tried" in choose_factor(pace(0.01, 0.01, 3), 3, EchoHistory()).reason

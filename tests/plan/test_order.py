@@ -70,38 +70,38 @@ def test_rows_stay_in_their_window_of_whole_chunks(geometry, window, seed, world
         assert where == share.stop
 
 
-def test_long_windows_and_short_ones_mix_alike():
+@pytest.mark.parametrize(("chunk_rows", "window"), [(3, 1), (3, 16), (70, 16), (700, 1), (700, 16), (30_000, 4)])
+def test_long_windows_and_short_ones_mix_alike(chunk_rows, window):
     # A window longer than a block takes the path with one key, a short one the path with a key each.
     rows = range(37, 30_011)
-    for chunk_rows, window in ((3, 1), (3, 16), (70, 16), (700, 1), (700, 16), (30_000, 4)):
-        order = make_order(rows, chunk_rows, ChunkWindow(window), seed=1, epoch=0, world_size=3)
-        whole = order(np.arange(len(rows)))
-        assert np.array_equal(np.sort(whole), np.arange(rows.start, rows.stop))
-        scattered = np.random.default_rng(0).permutation(len(rows))[:3000]
-        assert np.array_equal(order(scattered), whole[scattered])
-        assert np.array_equal(np.concatenate([order(scattered[i : i + 1]) for i in range(50)]), whole[scattered[:50]])
+    order = make_order(rows, chunk_rows, ChunkWindow(window), seed=1, epoch=0, world_size=3)
+    whole = order(np.arange(len(rows)))
+    assert np.array_equal(np.sort(whole), rows)
+    scattered = np.random.default_rng(0).permutation(len(rows))[:3000]
+    assert np.array_equal(order(scattered), whole[scattered])
+    assert np.array_equal(np.concatenate([order(scattered[i : i + 1]) for i in range(50)]), whole[scattered[:50]])
 
 
 def test_rows_of_a_window_are_well_mixed():
-    rows, window = range(0, 6400), 16
-    order = make_order(rows, 10, ChunkWindow(window), seed=5, epoch=0, world_size=1)
+    order = make_order(range(6400), 10, ChunkWindow(16), seed=5, epoch=0, world_size=1)
     chunks = (order(np.arange(6400)) // 10).reshape(40, 160)
     # 10 rows of each of 16 chunks: the first 16 rows of a window come from about 16 * (1 - (15/16)**16) = 10.3 chunks.
     assert 9 < np.mean([np.unique(part[:16]).size for part in chunks]) < 11.5
 
 
-@pytest.mark.parametrize("shuffle", [True, "auto"])
-def test_auto_trusts_a_file_that_was_shuffled_when_packed(shuffle):
-    assert resolve_shuffle(shuffle, file_shuffled=True) == ChunkWindow(16)
-    assert resolve_shuffle(shuffle, file_shuffled=False) == "full"
-
-
-@pytest.mark.parametrize("file_shuffled", [True, False])
-def test_named_shuffles_do_not_depend_on_the_file(file_shuffled):
-    assert resolve_shuffle(False, file_shuffled) is False
-    assert resolve_shuffle("full", file_shuffled) == "full"
-    assert resolve_shuffle("chunk", file_shuffled) == ChunkWindow(16)
-    assert resolve_shuffle(ChunkWindow(3), file_shuffled) == ChunkWindow(3)
+@pytest.mark.parametrize(
+    ("shuffle", "if_shuffled", "if_not"),
+    [
+        (True, ChunkWindow(16), "full"),
+        ("auto", ChunkWindow(16), "full"),
+        (False, False, False),
+        ("full", "full", "full"),
+        ("chunk", ChunkWindow(16), ChunkWindow(16)),
+        (ChunkWindow(3), ChunkWindow(3), ChunkWindow(3)),
+    ],
+)
+def test_only_auto_depends_on_whether_the_file_was_shuffled_when_packed(shuffle, if_shuffled, if_not):
+    assert (resolve_shuffle(shuffle, True), resolve_shuffle(shuffle, False)) == (if_shuffled, if_not)
 
 
 @pytest.mark.parametrize("shuffle", [None, 1, 0, 16, "Full", "window", ["full"]])

@@ -12,22 +12,16 @@ from hypothesis import strategies as st
 from fastload.plan.randomness import attribute_mix, batchmate_reuse, class_mix, epoch_distance, file_order
 
 
-def test_rank_correlation_is_that_of_the_order_and_its_reverse():
-    rows = np.arange(100)
-    assert file_order(rows, rows) == pytest.approx(1) and file_order(rows, rows[::-1]) == pytest.approx(-1)
-
-
-def test_mates_again_counts_pairs():
-    # Batches of 4 over 12 rows. First batch: three meet again and one is gone; second: two and two.
-    next_positions = np.array([[0, 3, 9, 1], [4, 8, 5, 11]])
-    assert batchmate_reuse(next_positions, 4) == pytest.approx((3 / 6 + 2 / 6) / 2)
-
-
-def test_epoch_distance_of_the_same_order_is_0_and_of_a_random_one_about_1():
+def test_the_same_order_its_reverse_and_a_random_one_are_told_and_mates_again_counts_pairs():
     positions = np.arange(9000)
+    assert file_order(positions, positions) == pytest.approx(1)
+    assert file_order(positions, positions[::-1]) == pytest.approx(-1)
     assert epoch_distance(positions, positions, 9000) == 0
     moved = np.random.default_rng(0).permutation(9000)
     assert epoch_distance(positions, moved, 9000) == pytest.approx(1, abs=0.03)
+    # Batches of 4 over 12 rows. First batch: three meet again and one is gone; second: two and two.
+    next_positions = np.array([[0, 3, 9, 1], [4, 8, 5, 11]])
+    assert batchmate_reuse(next_positions, 4) == pytest.approx((3 / 6 + 2 / 6) / 2)
 
 
 @given(

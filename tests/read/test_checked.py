@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import h5py
@@ -12,8 +13,7 @@ from ragged_cases import flip, varied_file, varied_rows
 from fastload.errors import FileChangedError, ImageError
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW
-from fastload.read import checked
-from fastload.read.checked import CHANGED, CheckedSamples, OpenSamples
+from fastload.read.checked import CHANGED, CheckedSamples, close_readers, open_samples
 from sample_files import write_packed
 
 
@@ -30,20 +30,21 @@ def test_rows_are_what_was_stored(tmp_path: Path) -> None:
         assert samples.pixels("images", i).shape == found.shape == samples.shape(i)
         assert samples.pixels("masks", i).shape == found.shape[:2]
     samples.close()
-
-
-def test_sixteen_bits(tmp_path: Path) -> None:
-    rows = [np.full((4 + i, 5, 1), 300 + i, np.uint16) for i in range(6)]
-    samples = CheckedSamples(read_header(varied_file(tmp_path / "a.h5", rows)))
-    assert all(np.array_equal(samples.pixels("images", i), row) for i, row in enumerate(rows))
+    wide = [np.full((4 + i, 5, 1), 300 + i, np.uint16) for i in range(6)]
+    samples = CheckedSamples(read_header(varied_file(tmp_path / "b.h5", wide)))
+    assert all(np.array_equal(samples.pixels("images", i), row) for i, row in enumerate(wide))
     assert samples.encoded(2).shape == (6, 5, 1)
     samples.close()
 
 
 @pytest.mark.parametrize(("field", "row", "at"), [("images", 0, 3), ("images", 1, -9), ("masks", 4, 0)])
-def test_a_flipped_bit_is_told(tmp_path: Path, field: str, row: int, at: int) -> None:
+def test_a_flipped_bit_is_told_and_a_write_meanwhile(tmp_path: Path, field: str, row: int, at: int) -> None:
     path = varied_file(tmp_path / "a.h5", masks=True)
+    before = CheckedSamples(read_header(path))
     flip(path, field, row, at)
+    with pytest.raises(FileChangedError):
+        before.check_identity()
+    before.close()
     samples = CheckedSamples(read_header(path))
     with pytest.raises(ImageError, match="digest differs"):
         samples.encoded(row)
@@ -66,15 +67,6 @@ def test_an_impossible_place_is_never_read(tmp_path: Path, dataset: str, value: 
     samples = CheckedSamples(read_header(path))
     with pytest.raises(ImageError, match=said):
         samples.encoded(2)
-    samples.close()
-
-
-def test_a_file_that_is_written_to_meanwhile_is_refused(tmp_path: Path) -> None:
-    path = varied_file(tmp_path / "a.h5")
-    samples = CheckedSamples(read_header(path))
-    flip(path, "images", 0, 0)
-    with pytest.raises(FileChangedError):
-        samples.check_identity()
     samples.close()
 
 
@@ -102,13 +94,17 @@ def test_rows_of_one_size_are_read_and_checked_alike(tmp_path: Path, compressed:
     samples.close()
 
 
-def test_the_reader_least_recently_used_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "_MAX_OPEN", 2)
-    readers = OpenSamples()
-    a, b, c = (read_header(varied_file(tmp_path / f"{name}.h5")) for name in "abc")
-    first, second = readers.of(a), readers.of(b)
-    assert readers.of(a) is first
-    readers.of(c)
-    assert readers.of(a) is first, "used since the one that had to go"
-    assert readers.of(b) is not second
-    readers.close()
+def test_a_reader_stays_open_for_its_file_and_its_process_until_readers_are_closed(tmp_path: Path) -> None:
+    path = varied_file(tmp_path / "a.h5")
+    first = open_samples(read_header(path))
+    assert open_samples(read_header(path)) is first
+    pid = os.fork()
+    if pid == 0:
+        os._exit(open_samples(read_header(path)) is first)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    close_readers()
+    first.encoded(1)  # still in use
+    second = open_samples(first.file)
+    assert second is not first
+    flip(path, "images", 0, 0)
+    assert open_samples(read_header(path)) is not second

@@ -18,7 +18,7 @@ import zstandard
 from fastload.errors import FileChangedError, FormatError
 from fastload.format.header import PackedFile, read_header
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.reader import RowReader
+from fastload.system.threads import in_threads
 
 IMAGES = np.random.default_rng(2).integers(0, 7, (21, 6, 10, 3), dtype=np.uint8)
 
@@ -85,24 +85,24 @@ def test_what_is_not_decoded_here_is_read_through_h5py(tmp_path, options):
 @pytest.mark.parametrize("dtype", ["<u2", ">u2", ">f4", "<i8", "<f8", "?"])
 @pytest.mark.parametrize("chunk_rows", [1, 4])
 def test_other_numbers_come_in_native_order(tmp_path, dtype, chunk_rows):
-    values = (IMAGES.reshape(21, -1)[:, :9] * 300.5).astype(dtype)
-    options = {"compression": "gzip", "shuffle": True}
-    file = write(tmp_path / "a.h5", values, "boxes", chunks=(chunk_rows, 9), **options)
-    found = read(file, ROWS, "boxes")
-    assert found.dtype.isnative and np.array_equal(found, values[ROWS])
-    file = write(tmp_path / "b.h5", values[:, 0].copy(), "labels", chunks=(chunk_rows,), **options)
-    assert np.array_equal(read(file, ROWS, "labels"), values[ROWS, 0])
+    boxes = (IMAGES.reshape(21, -1)[:, :9] * 300.5).astype(dtype)
+    for name, values in (("boxes", boxes), ("labels", boxes[:, 0].copy())):
+        chunks = (chunk_rows, *values.shape[1:])
+        file = write(tmp_path / f"{name}.h5", values, name, chunks=chunks, compression="gzip", shuffle=True)
+        found = read(file, ROWS, name)
+        assert found.dtype.isnative and np.array_equal(found, values[ROWS])
 
 
 def test_chunks_never_written_or_left_as_they_were_are_read(tmp_path, no_hdf5):
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=1024) as hdf5:
         options = {"chunks": (4, 6, 10, 3), "compression": "gzip", "shuffle": True, "fillvalue": 7}
-        images = hdf5.create_dataset("images", (12, 6, 10, 3), np.uint8, **options)
+        images = hdf5.create_dataset("images", (16, 6, 10, 3), np.uint8, **options)
         # Bit 1 of the mask: gzip was left out; shuffle changes nothing about single bytes.
         images.id.write_direct_chunk((4, 0, 0, 0), IMAGES[4:8].tobytes(), filter_mask=2)
         images.id.write_direct_chunk((8, 0, 0, 0), zlib.compress(IMAGES[8:12].tobytes()))
-    found = read(read_header(tmp_path / "a.h5"), [11, 0, 5])
-    assert np.array_equal(found[[0, 2]], IMAGES[[11, 5]]) and (found[1] == 7).all()
+        images.id.write_direct_chunk((12, 0, 0, 0), IMAGES[12:16].tobytes(), filter_mask=3)  # both were left out
+    found = read(read_header(tmp_path / "a.h5"), [11, 0, 5, 14])
+    assert np.array_equal(found[[0, 2, 3]], IMAGES[[11, 5, 14]]) and (found[1] == 7).all()
 
 
 FRAME = zstandard.compress(IMAGES[4:8].tobytes())
@@ -164,14 +164,6 @@ def test_a_chunk_behind_the_end_of_the_file_is_said(tmp_path):
     reader.close()
 
 
-def in_threads(*calls) -> None:
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_threads_decode_different_chunks_at_once_and_each_one_once(tmp_path):
     file = write(tmp_path / "a.h5", chunks=(3, 6, 10, 3), compression="gzip")
     reader = ChunkedRows(file, ["images"], cache_chunks=8)
@@ -189,7 +181,7 @@ def test_threads_decode_different_chunks_at_once_and_each_one_once(tmp_path):
 
     chunks._undo = [both_inside_at_first]
     rows = np.arange(21)
-    in_threads(*(lambda out=out: reader.gather(rows, {"images": out}) for out in outs))
+    list(in_threads(lambda out: reader.gather(rows, {"images": out}), outs, 2))
     assert np.array_equal(outs[0], IMAGES) and np.array_equal(outs[1], IMAGES)
     assert len(decoded) == 7 and len(set(decoded)) == 2
     reader.close()
@@ -220,7 +212,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path):
         gather()
 
     chunks._undo = [damaged]
-    in_threads(gather, second)
+    list(in_threads(lambda call: call(), [gather, second], 2))
     assert len(failed) == 2 and "for a while" in failed[1]
     chunks._undo = [inflate]
     gather()
@@ -268,13 +260,3 @@ def test_what_is_not_installed_is_done_without_or_named(tmp_path):
     installs = "pip install zstandard hdf5plugin"
     assert all(line.startswith("MissingExtraError") and installs in line for line in (said[1], said[3]))
     assert said[2] == said[1], "what `fastload info` finds"
-
-
-def test_a_reader_joins_compressed_masks_and_linear_images(tmp_path):
-    masks = IMAGES[..., 0]
-    file = write(tmp_path / "a.h5", np.ascontiguousarray(masks), "masks", chunks=(1, 6, 10), compression=ZSTD)
-    reader = RowReader(file, ["images", "masks"])
-    outs = {"images": np.empty((7, 6, 10, 3), np.uint8), "masks": np.empty((7, 6, 10), np.uint8)}
-    assert reader.gather(np.array(ROWS), outs) == 7 * 6 * 10 * 4
-    assert np.array_equal(outs["images"], IMAGES[ROWS]) and np.array_equal(outs["masks"], masks[ROWS])
-    reader.close()

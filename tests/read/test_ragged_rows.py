@@ -55,7 +55,7 @@ def uniform(tmp_path):
 
 
 @READS
-def test_rows_of_several_sizes_come_back_in_any_order(tmp_path, read):
+def test_rows_of_several_sizes_come_back_in_any_order_from_a_reader_that_threads_share(tmp_path, read):
     path, images, masks = varied(tmp_path, chunk_bytes=100)
     reader = RowReader(read_header(path), ["images", "masks"], read)
     for name, expected in (("images", images), ("masks", masks)):
@@ -63,16 +63,40 @@ def test_rows_of_several_sizes_come_back_in_any_order(tmp_path, read):
         assert [each.shape for each in found] == [expected[row].shape for row in ROWS]
         assert all(np.array_equal(each, expected[row]) for each, row in zip(found, ROWS, strict=True))
         assert all(each.flags.writeable and each.flags.c_contiguous for each in found)
+    with ThreadPoolExecutor(4) as pool:  # threads share a reader
+        for found in pool.map(lambda _: reader.decoded("images", ROWS), range(40)):
+            assert all(np.array_equal(each, images[row]) for each, row in zip(found, ROWS, strict=True))
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(FileChangedError):
+        reader.decoded("images", np.arange(5))
     reader.close()
 
 
+def test_sixteen_bits_and_compressed_rows_come_back(tmp_path):
+    images = [pixels(4, 3, 1, np.uint16), pixels(2, 5, 1, np.uint16)]
+    path = write_ragged(tmp_path / "a.h5", images)
+    frame = Codec("zstd", 3).compress(bytes(24))
+    with h5py.File(path, "r+") as file:
+        file["images"][: len(frame)] = np.frombuffer(frame, np.uint8)
+        file["images_bytes"][0], file["images_encoding"][0] = len(frame), ZSTD
+    images[0][:] = 0
+    decoded = RowReader(read_header(path), ["images"]).decoded("images", np.arange(2))
+    for found, expected in zip(decoded, images, strict=True):
+        assert found.dtype == np.uint16 and np.array_equal(found, expected)
+
+
 @READS
-def test_rows_of_one_size_are_gathered_like_any_others(tmp_path, read):
+def test_rows_of_one_size_are_gathered_like_any_others_and_none_of_another_size(tmp_path, read):
     path, images = uniform(tmp_path)
     reader = RowReader(read_header(path), ["images"], read)
     out = np.empty((len(ROWS), 6, 4, 3), np.uint8)
     assert reader.gather(ROWS, {"images": out}) == out.nbytes
     assert np.array_equal(out, images[ROWS])
+    with h5py.File(path, "r+") as file:
+        file["images_shape"][1] = (4, 6, 3)
+    reader = RowReader(read_header(path), ["images"])
+    with pytest.raises(FormatError, match="row 1 of 'images' cannot be"):
+        reader.gather(np.arange(3), {"images": np.empty((3, 6, 4, 3), np.uint8)})
 
 
 @READS
@@ -91,24 +115,6 @@ def test_bytes_are_those_stored(tmp_path, read):
         assert not flat.flags.writeable
         assert flat[index.offset[3] :][: index.bytes[3]].tobytes() == images[4].tobytes()
     assert len(stored.index(ROWS[:0])) == 0 and stored.take(stored.index(ROWS[:0])) == []
-
-
-def test_sixteen_bits_come_back(tmp_path):
-    images = [pixels(4, 3, 1, np.uint16), pixels(2, 5, 1, np.uint16)]
-    reader = RowReader(read_header(write_ragged(tmp_path / "a.h5", images)), ["images"])
-    for found, expected in zip(reader.decoded("images", np.arange(2)), images, strict=True):
-        assert found.dtype == np.uint16 and np.array_equal(found, expected)
-
-
-def test_compressed_rows_come_back(tmp_path):
-    path, *_ = varied(tmp_path)
-    image = np.zeros((5, 4, 3), np.uint8)
-    frame = Codec("zstd", 3).compress(image.tobytes())
-    with h5py.File(path, "r+") as file:
-        file["images"][: len(frame)] = np.frombuffer(frame, np.uint8)
-        file["images_bytes"][0], file["images_encoding"][0] = len(frame), ZSTD
-    reader = RowReader(read_header(path), ["images"])
-    assert np.array_equal(reader.decoded("images", np.array([0]))[0], image)
 
 
 @READS
@@ -131,59 +137,24 @@ def test_an_index_that_cannot_be_is_refused_with_its_row(tmp_path, read, dataset
     assert len(reader.decoded("images", np.array([1, 2]))) == 2, "the others are read"
 
 
-def test_a_ragged_field_of_one_size_does_not_take_a_row_of_another(tmp_path):
-    path, _ = uniform(tmp_path)
-    with h5py.File(path, "r+") as file:
-        file["images_shape"][1] = (4, 6, 3)
-    reader = RowReader(read_header(path), ["images"])
-    with pytest.raises(FormatError, match="row 1 of 'images' cannot be"):
-        reader.gather(np.arange(3), {"images": np.empty((3, 6, 4, 3), np.uint8)})
-
-
 @READS
-def test_a_jpeg_damaged_after_packing_is_named(tmp_path, read):
+def test_a_jpeg_and_a_mask_damaged_after_packing_are_named(tmp_path, read):
     path, _, _ = varied(tmp_path)
     with h5py.File(path, "r+") as file:
         begin, length = int(file["images_offset"][1]), int(file["images_bytes"][1])
         file["images"][begin + length // 3 : begin + length] = 0
+        file["masks_encoding"][3] = ZSTD
     reader = RowReader(read_header(path), ["images"], read)
     with pytest.raises(
         FormatError, match=r"a\.h5: sample '00000001' \(row 1\): its stored JPEG cannot be decoded \(.* verify"
     ):
         reader.decoded("images", np.arange(5))
-
-
-def test_a_mask_whose_frame_is_damaged_is_named(tmp_path):
-    path, _, _ = varied(tmp_path)
+    message = r"'00000003' \(row 3\): its mask's stored zstd frame cannot be decoded \(zstd"
+    with pytest.raises(FormatError, match=message):
+        RowReader(read_header(path), ["masks"], read).decoded("masks", np.arange(5))
     with h5py.File(path, "r+") as file:
-        file["masks_encoding"][3] = ZSTD
-    with pytest.raises(
-        FormatError, match=r"'00000003' \(row 3\): its mask's stored zstd frame cannot be decoded \(zstd"
-    ):
-        RowReader(read_header(path), ["masks"]).decoded("masks", np.arange(5))
-
-
-def test_threads_share_a_reader(tmp_path):
-    path, images, _ = varied(tmp_path)
-    reader = RowReader(read_header(path), ["images"], "pread")
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: reader.decoded("images", ROWS), range(40)):
-            assert all(np.array_equal(each, images[row]) for each, row in zip(found, ROWS, strict=True))
-
-
-def test_a_sample_without_a_key_is_named_by_its_row(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["images"] = np.zeros((2, 3, 4, 3), np.uint8)
-    assert "a.h5: row 1: why. " in str(sample_error(read_header(tmp_path / "a.h5"), 1, "why"))
-
-
-@READS
-def test_a_truncated_file_is_an_error(tmp_path, read):
-    path, _, _ = varied(tmp_path)
-    reader = RowReader(read_header(path), ["images"], read)
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(FileChangedError):
-        reader.decoded("images", np.arange(5))
+        del file["key"]
+    assert "a.h5: row 1: why. " in str(sample_error(read_header(path), 1, "why"))
 
 
 def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
@@ -199,17 +170,14 @@ def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
     assert (announced.base, announced.num_bytes(5)) == (base, file.fields["images"].ragged.num_bytes)
     assert announced.last_byte(3) in (None, base + index.offset[3] + index.bytes[3] - 1)
     announced.close()
-
-
-def test_rows_far_apart_are_announced_apart(tmp_path):
     images = [pixels(64, 64) for _ in range(6)]
-    file = read_header(write_ragged(tmp_path / "a.h5", images))
+    file = read_header(write_ragged(tmp_path / "b.h5", images))
     with open(file.path, "rb") as opened:
         announced = RaggedExtents(opened.fileno(), file, file.fields["images"])
         found = announced.ranges(np.array([0, 4]), np.array([2, 5]))
         announced.close()
     base, row = file.fields["images"].ragged.base, images[0].nbytes
-    assert found.tolist() == [[base, 2 * row], [base + 4 * row, row]]
+    assert found.tolist() == [[base, 2 * row], [base + 4 * row, row]], "rows far apart are two"
 
 
 def index_of(**changed):
@@ -231,10 +199,13 @@ def field(tmp_path, name="images"):
     return replace(found, ragged=RaggedExtent(base=4096, num_bytes=54, chunk_bytes=64, num_rows=3))
 
 
-def test_rows_that_can_be_have_no_reason(tmp_path):
+def test_rows_that_can_be_have_no_reason_and_a_mask_is_neither_a_jpeg_nor_has_it_channels(tmp_path):
     images = field(tmp_path)
     for changed in ({}, {"encoding": JPEG, "bytes": 7}, {"encoding": ZSTD, "bytes": 0}, {"orientation": 8}):
         assert impossible_rows(index_of(**changed), images) == {}
+    found = impossible_rows(index_of(bytes=6, encoding=JPEG), field(tmp_path, "masks"))
+    assert list(found) == [0, 1, 2] and "its pixels need 6" in found[0]
+    assert "number 1, which means nothing" in found[1], "a mask is no JPEG"
 
 
 @pytest.mark.parametrize(
@@ -257,10 +228,3 @@ def test_rows_that_can_be_have_no_reason(tmp_path):
 def test_a_row_that_cannot_be_has_one(tmp_path, changed, reason):
     found = impossible_rows(index_of(**changed), field(tmp_path))
     assert list(found) == [1] and reason in found[1]
-
-
-def test_a_mask_is_neither_a_jpeg_nor_has_it_channels(tmp_path):
-    rows = index_of(bytes=6, encoding=JPEG)
-    found = impossible_rows(rows, field(tmp_path, "masks"))
-    assert list(found) == [0, 1, 2] and "number 1, which means nothing" in found[1]
-    assert "its pixels need 6" in found[0]

@@ -60,14 +60,22 @@ def finish(ahead):
     ahead._thread.join()
 
 
-def test_exactly_the_rows_to_come_are_announced(file):
+@pytest.mark.parametrize("said", [False, None])  # by the file system; None: it does not say
+def test_exactly_the_rows_to_come_are_announced(file, said):
     recorder = Recorder()
-    ahead = announcer(file, recorder)
+    ahead = announcer(file, recorder, resident=lambda offset: said)
     ahead.announce(np.array([5, 9, 6, 4000, 5]))
     ahead.announce(np.array([100, 0]))
+    for row in range(200, 300):
+        ahead.announce(np.array([row]))
     finish(ahead)
-    assert recorder.rows() == [0, 5, 6, 9, 100, 4000]
-    assert len(recorder.pages) == len(set(recorder.pages)) == 6 * 3
+    assert recorder.rows() == [0, 5, 6, 9, 100, *range(200, 300), 4000]
+    assert len(recorder.pages) == len(set(recorder.pages)) == 106 * 3
+    ranges = sliced(np.array([[10, 20], [PAGE, 300_000], [5 * PAGE - 1, 2]]))  # widened to pages, and cut
+    assert ranges[0].tolist() == [0, PAGE] and ranges[-1].tolist() == [4 * PAGE, 2 * PAGE]
+    middle = ranges[1:-1]
+    assert middle[0, 0] == PAGE and (middle[1:, 0] == middle[:-1, 0] + middle[:-1, 1]).all()
+    assert middle[:, 1].max() == 128 * 1024 and middle[-1].sum() >= PAGE + 300_000
 
 
 def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_are_read(file):
@@ -100,15 +108,6 @@ def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(file):
     assert 2079 in recorder.rows()
 
 
-def test_a_file_system_that_does_not_say_is_announced_to_always(file):
-    recorder = Recorder()
-    ahead = announcer(file, recorder, resident=lambda offset: None)
-    for row in range(200):
-        ahead.announce(np.array([row]))
-    finish(ahead)
-    assert recorder.rows() == list(range(200))
-
-
 def test_close_leaves_no_thread_and_announces_no_more(file):
     recorder = Recorder()
     ahead = announcer(file, recorder)
@@ -119,15 +118,6 @@ def test_close_leaves_no_thread_and_announces_no_more(file):
     ahead.announce(np.array([7]))
     assert recorder.pages == before
     assert not [thread for thread in threading.enumerate() if thread.name == "fastload-readahead"]
-
-
-def test_ranges_are_widened_to_pages_and_cut():
-    ranges = sliced(np.array([[10, 20], [PAGE, 300_000], [5 * PAGE - 1, 2]]))
-    assert ranges[0].tolist() == [0, PAGE]
-    assert ranges[-1].tolist() == [4 * PAGE, 2 * PAGE]
-    middle = ranges[1:-1]
-    assert middle[0, 0] == PAGE and (middle[1:, 0] == middle[:-1, 0] + middle[:-1, 1]).all()
-    assert middle[:, 1].max() == 128 * 1024 and middle[-1].sum() >= PAGE + 300_000
 
 
 @pytest.mark.parametrize("vectored", [True, False])
@@ -168,7 +158,7 @@ def test_items_are_announced_a_fixed_depth_before_they_are_given():
     assert next(at_once) == 6 and said[-1] == 6
 
 
-def test_rows_of_a_ragged_field_are_announced_by_their_bytes(tmp_path):
+def test_rows_of_a_ragged_field_are_announced_by_their_bytes_unless_they_are_in_memory(tmp_path):
     images = [np.zeros((height, 1000, 3), np.uint8) for height in (1500, 2500, 2000)]
     file = read_header(write_ragged(tmp_path / "a.h5", images))
     field, recorder = file.fields["images"], Recorder()
@@ -185,14 +175,9 @@ def test_rows_of_a_ragged_field_are_announced_by_their_bytes(tmp_path):
         range(begin // PAGE, begin // PAGE + end)
     )
     reader.close()
-
-
-def test_a_ragged_field_whose_rows_are_in_memory_is_not_announced(tmp_path):
-    file = read_header(write_ragged(tmp_path / "a.h5", [np.zeros((2000, 3000, 3), np.uint8)]))
     recorder = Recorder()
-    ahead = announcer(file, recorder, rows=range(1), resident=lambda offset: True)
-    if ahead._ragged[0].last_byte(0) is None:
-        pytest.skip("this system does not say what is in memory")
-    ahead.announce(np.array([0]))
-    assert ahead._thread is None and not recorder.pages
+    ahead = announcer(file, recorder, rows=range(3), resident=lambda offset: True)
+    if ahead._ragged[0].last_byte(0) is not None:  # None: this system does not say what is in memory
+        ahead.announce(np.array([0]))
+        assert ahead._thread is None and not recorder.pages
     ahead.close()

@@ -19,38 +19,21 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_just_written_is_in_memory(file):
-    assert resident_share(file) == 1
-
-
-def test_what_was_dropped_comes_back_when_it_is_read(file):
+def test_what_was_dropped_comes_back_when_it_is_read_and_an_empty_file_has_no_share(file):
+    assert resident_share(file) == _probed_share(file) == 1
+    (file.parent / "empty").touch()
+    assert drop(file.parent / "empty") is None
     left = drop(file)
     if left == 1:
         pytest.skip("this file system keeps its pages, as tmpfs does")
     assert left == resident_share(file) == 0
+    assert _probed_share(file) < 0.1
     file.read_bytes()
     assert resident_share(file) == 1
-
-
-def test_mapped_pages_stay_and_the_share_says_so(file):
-    if drop(file) == 1:
-        pytest.skip("this file system keeps its pages, as tmpfs does")
+    drop(file)
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[::4096]) >= 0  # touches each page
-        assert drop(file) == 1
-
-
-def test_an_empty_file_has_no_share(tmp_path):
-    empty = tmp_path / "empty"
-    empty.touch()
-    assert drop(empty) is None
-
-
-def test_looking_at_some_places_agrees_with_counting(file):
-    assert _probed_share(file) == 1
-    if drop(file) == 1:
-        pytest.skip("this file system keeps its pages, as tmpfs does")
-    assert _probed_share(file) < 0.1
+        assert drop(file) == 1  # mapped pages stay
 
 
 def _probed_share(path: Path) -> float:

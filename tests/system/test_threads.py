@@ -32,20 +32,16 @@ def test_the_interval_is_short_until_the_last_user_ends():
     assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
-def test_an_interval_that_is_shorter_already_stays():
-    sys.setswitchinterval(0.00002)
+@pytest.mark.parametrize(("before_s", "meanwhile_s"), [(0.00002, 0.00002), (0.005, 0.01)])
+def test_an_interval_that_is_shorter_already_stays_and_what_the_user_sets_meanwhile_is_not_undone(
+    before_s, meanwhile_s
+):
+    sys.setswitchinterval(before_s)
     short = ShortSwitchInterval()
-    assert sys.getswitchinterval() == pytest.approx(0.00002)
+    assert sys.getswitchinterval() == pytest.approx(min(before_s, SWITCH_INTERVAL_S))
+    sys.setswitchinterval(meanwhile_s)
     short.end()
-    assert sys.getswitchinterval() == pytest.approx(0.00002)
-
-
-def test_what_the_user_sets_meanwhile_is_not_undone():
-    sys.setswitchinterval(0.005)
-    short = ShortSwitchInterval()
-    sys.setswitchinterval(0.01)
-    short.end()
-    assert sys.getswitchinterval() == pytest.approx(0.01)
+    assert sys.getswitchinterval() == pytest.approx(meanwhile_s)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

@@ -77,9 +77,8 @@ def make_preview(
         with closing(CheckedSamples(file)) as samples:
             pixels = {name: [_pixels(samples, name, row) for row in rows] for name in samples.names}
         thumbnails = _thumbnails(hdf5, file, rows, pixels)
-    sheet = draw_sheet(file, thumbnails, split)
     picture = io.BytesIO()
-    sheet.save(picture, format="PNG", optimize=False)
+    draw_sheet(file, thumbnails, split).save(picture, format="PNG", optimize=False)
     save_bytes(picture.getvalue(), output, force=True)
     return rows
 
@@ -122,6 +121,6 @@ def _thumbnails(
 def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
     if image.ndim == 2:
         return image[..., None]
-    if image.shape[2] not in (1, 3, 4) and image.shape[0] in (1, 3, 4):
-        return image.transpose(1, 2, 0)
-    return image if image.shape[2] in (1, 3, 4) else image[..., :1]
+    if image.shape[2] in (1, 3, 4):
+        return image
+    return image.transpose(1, 2, 0) if image.shape[0] in (1, 3, 4) else image[..., :1]

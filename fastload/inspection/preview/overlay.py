@@ -48,7 +48,8 @@ class Entry(NamedTuple):
 
     name: str
     colour: Colour
-    kind: Literal["mask", "box", "more"]
+    kind: str
+    """ "mask", "box" or "more"."""
 
 
 def marks_of(
@@ -60,14 +61,14 @@ def marks_of(
         masks: for each row its mask, if it has one.
     """
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
-    points = POINT_FIELD in file.fields and _are_points(file.fields[POINT_FIELD])
+    shape = file.fields[POINT_FIELD].shape if POINT_FIELD in file.fields else ()
+    are_points = (len(shape) == 1 and shape[0] % 2 == 0) or shape[1:] == (2,)
+    are_points = are_points and not _of_another_image(file.fields[POINT_FIELD])
     result = []
     for row, mask in zip(rows, masks, strict=True):
-        boxes, classes = np.zeros((0, 4)), np.zeros(0, np.int64)
-        if box_field:
-            boxes, classes = _boxes_of(hdf5, file, box_field, row)
-        dots = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2) if points else np.zeros((0, 2))
-        result.append(Marks(mask, boxes, classes, dots))
+        boxes, classes = _boxes_of(hdf5, file, box_field, row) if box_field else (np.zeros((0, 4)), np.zeros(0, int))
+        points = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2) if are_points else np.zeros((0, 2))
+        result.append(Marks(mask, boxes, classes, points))
     return result
 
 
@@ -104,23 +105,18 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
 
 def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
     """Returns the classes shown: those of masks, then those of boxes, by number; if too many, the most frequent."""
-    counts = np.zeros(256, np.int64)
-    for each in marks:
-        if each.mask is not None:
-            counts += np.bincount(each.mask.ravel(), minlength=256)
-    if "masks" in file.fields:
-        counts[_bare_classes(file)] = 0
-    names = file.fields["masks"].names if "masks" in file.fields else ()
-    most = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
-    order = sorted(most[:MAX_LEGEND])
-    entries = [Entry(class_name(i, names), class_colour(i), "mask") for i in order]
-    classes = np.concatenate([each.classes for each in marks]) if marks else np.zeros(0, np.int64)
-    found, numbers = np.unique(classes[classes >= 0], return_counts=True)
-    names = file.fields["box_labels"].names if "box_labels" in file.fields else ()
-    most_boxes = found[np.argsort(-numbers, kind="stable")]
-    order = sorted(most_boxes[: MAX_LEGEND - len(entries)].tolist())
-    entries += [Entry(class_name(i, names), class_colour(i), "box") for i in order]
-    more = len(most) + len(most_boxes) - len(entries)
+    of_masks = [each.mask.ravel() for each in marks if each.mask is not None]
+    of_boxes = [each.classes[each.classes >= 0] for each in marks]
+    bare = _bare_classes(file) if "masks" in file.fields else []
+    entries, more = list[Entry](), 0
+    for kind, name, shown in (("mask", "masks", of_masks), ("box", "box_labels", of_boxes)):
+        found, counts = np.unique(np.concatenate(shown) if shown else np.zeros(0, np.int64), return_counts=True)
+        if kind == "mask":
+            counts, found = counts[~np.isin(found, bare)], found[~np.isin(found, bare)]
+        names = file.fields[name].names if name in file.fields else ()
+        most = found[np.argsort(-counts, kind="stable")][: MAX_LEGEND - len(entries)]
+        entries += [Entry(class_name(i, names), class_colour(i), kind) for i in sorted(most.tolist())]
+        more += len(found) - len(most)
     return [*entries, Entry(f"and {more} more", (0, 0, 0), "more")] if more else entries
 
 
@@ -157,11 +153,6 @@ def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
         return None
     letters = "".join(axis_letter(name.lower()) for name in field.names)
     return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
-
-
-def _are_points(field: Field) -> bool:
-    flat = len(field.shape) == 1 and field.shape[0] % 2 == 0
-    return (flat or field.shape[1:] == (2,)) and not _of_another_image(field)
 
 
 def _of_another_image(field: Field) -> bool:

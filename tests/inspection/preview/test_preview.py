@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,22 +24,31 @@ from sample_files import write_packed
 PACKED = {"rows": 30, "size": (20, 16, 3)}
 
 
-def test_rows_are_spread_over_the_file_and_differ() -> None:
+def test_rows_are_spread_small_images_grow_by_whole_factors_and_the_grid_leaves_few_places_empty() -> None:
     rows = _spread(range(100, 1100), 40, 0)
-    assert len(set(rows)) == 40
-    assert all(100 + 25 * i <= row < 125 + 25 * i for i, row in enumerate(rows))
+    assert all(100 + 25 * i <= row < 125 + 25 * i for i, row in enumerate(rows)) and len(rows) == 40
     assert _spread(range(5), 40, 3) == (0, 1, 2, 3, 4)
     assert _spread(range(1000), 40, 1) != _spread(range(1000), 40, 2)
+    shown = {(28, 28): (112, 112), (32, 32): (128, 128), (218, 178): (178, 218), (1000, 500): (112, 224)}
+    assert {size: _shown_size(*size) for size in shown} == shown and _shown_size(2000, 1) == (1, 224)
+    assert [_columns(count) for count in (1, 8, 12, 25, 40)] == [1, 8, 6, 5, 8]
 
 
-def test_the_sheet_shows_the_pixels_of_the_rows_it_names(tmp_path: Path) -> None:
-    path = write_packed(
-        tmp_path / "a.h5", np.ones((3, 120, 120, 1), np.uint8) * np.uint8([[[[60]]], [[[120]]], [[[180]]]])
-    )
-    assert make_preview(path, tmp_path / "a.png") == (0, 1, 2)
-    sheet = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
-    for value in (60, 120, 180):
-        assert np.count_nonzero(sheet == value) >= 120 * 120
+def sheet_of(path: Path, **options: Any) -> NDArray[np.uint8]:
+    """The sheet of a file, uint8 (H, W, 3)."""
+    make_preview(path, path.with_suffix(".png"), overwrite=True, **options)
+    return np.asarray(Image.open(path.with_suffix(".png")))
+
+
+def test_the_sheet_shows_the_pixels_of_all_rows_sixteen_bits_scaled_and_channels_in_any_place(tmp_path: Path) -> None:
+    grays = np.ones((3, 120, 120, 1), np.uint8) * np.uint8([[[[60]]], [[[120]]], [[[180]]]])
+    sheet = sheet_of(write_packed(tmp_path / "a.h5", grays))
+    assert all(np.count_nonzero(sheet[..., 0] == value) >= 120 * 120 for value in (60, 120, 180))
+    sheet = sheet_of(write_packed(tmp_path / "b.h5", grays[:2] // 120 * np.uint16(1000)))  # the largest value shown
+    assert np.count_nonzero(sheet[..., 0] == 255) >= 120 * 120
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["images"] = np.full((4, 3, 120, 130), 77, np.uint8)
+    assert np.count_nonzero(np.all(sheet_of(tmp_path / "c.h5") == 77, axis=2)) >= 4 * 120 * 130
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (20, 16, 3), (9, 300, 4), (1, 1, 3), (400, 500, 3)])
@@ -50,74 +60,46 @@ def test_every_shape_is_drawn(packed_file: Callable[..., Path], tmp_path: Path, 
         assert sheet.width >= 5 * min(112, shape[1])
 
 
-def test_small_images_grow_by_whole_factors_and_large_ones_shrink() -> None:
-    assert _shown_size(28, 28) == (112, 112)
-    assert _shown_size(32, 32) == (128, 128)
-    assert _shown_size(218, 178) == (178, 218)
-    assert _shown_size(1000, 500) == (112, 224)
-    assert _shown_size(2000, 1) == (1, 224)
-
-
-def test_sixteen_bits_are_scaled_to_the_largest_value(tmp_path: Path) -> None:
-    images = np.zeros((2, 120, 120, 1), np.uint16)
-    images[1] = 1000
-    make_preview(write_packed(tmp_path / "a.h5", images), tmp_path / "a.png")
-    sheet = np.asarray(Image.open(tmp_path / "a.png").convert("L"))
-    assert np.count_nonzero(sheet == 255) >= 120 * 120
-
-
 def test_masks_are_laid_over_except_what_is_ignored(tmp_path: Path) -> None:
     images = np.full((1, 120, 120, 3), 200, np.uint8)
     masks = np.full((1, 120, 120), 255, np.uint8)
     masks[0, :60] = 3
-    path = write_packed(tmp_path / "a.h5", images, masks=masks, ignore_index=255)
-    make_preview(path, tmp_path / "a.png")
-    sheet = np.asarray(Image.open(tmp_path / "a.png"))
-    bare = np.all(sheet == 200, axis=2)
+    bare = np.all(sheet_of(write_packed(tmp_path / "a.h5", images, masks=masks, ignore_index=255)) == 200, axis=2)
     assert 60 * 120 <= np.count_nonzero(bare) < 61 * 120
 
 
-def test_a_foreign_file_with_channels_first_is_drawn(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["images"] = np.full((4, 3, 120, 130), 77, np.uint8)
-    make_preview(tmp_path / "a.h5", tmp_path / "a.png")
-    assert np.count_nonzero(np.all(np.asarray(Image.open(tmp_path / "a.png")) == 77, axis=2)) >= 4 * 120 * 130
-
-
-def test_one_split_is_shown_on_request(packed_file: Callable[..., Path], tmp_path: Path) -> None:
-    path = packed_file(rows=30, splits={"train": 20, "val": 10})
-    assert make_preview(path, tmp_path / "a.png", split="val") == tuple(range(20, 30))
+def test_a_split_attribute_vectors_and_a_seed_are_shown_on_request(
+    packed_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).integers(0, 2, (200, 40), dtype=np.uint8)
+    labels = Column(values, {"names": tuple(f"Attribute_{i}" for i in range(40))})
+    path = packed_file(rows=200, columns={"labels": labels}, splits={"train": 190, "val": 10})
+    assert make_preview(path, tmp_path / "a.png", split="val") == tuple(range(190, 200))
     with pytest.raises(OptionError, match="no split 'test'; accepted: train, val"):
         make_preview(path, tmp_path / "b.png", split="test")
-
-
-def test_the_same_seed_draws_the_same_picture(packed_file: Callable[..., Path], tmp_path: Path) -> None:
-    path = packed_file(rows=200)
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        make_preview(path, tmp_path / f"{name}.png", seed=seed)
+        assert len(make_preview(path, tmp_path / f"{name}.png", seed=seed, count=12, overwrite=True)) == 12
     a, b, c = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert a == b != c
 
 
-def test_an_output_that_exists_is_kept_unless_overwrite(packed: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_text("mine")
-    with pytest.raises(OutputError, match="exists"):
-        make_preview(packed, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_text() == "mine"
-    make_preview(packed, tmp_path / "a.png", overwrite=True)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_cannot_be_drawn_leaves_nothing_behind(packed_copy: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"ends in \.png"):
-        make_preview(packed_copy, tmp_path / "a.jpg")
-    with pytest.raises(OutputError, match="does not exist"):
-        make_preview(packed_copy, tmp_path / "nowhere" / "a.png")
-    with pytest.raises(OptionError, match="count=0"):
-        make_preview(packed_copy, tmp_path / "a.png", count=0)
+def test_what_cannot_be_drawn_leaves_nothing_behind_and_what_exists_is_kept(packed_copy: Path, tmp_path: Path) -> None:
+    for output, options, error, message in (
+        ("a.jpg", {}, OptionError, r"ends in \.png"),
+        ("nowhere/a.png", {}, OutputError, "does not exist"),
+        ("a.png", {"count": 0}, OptionError, "count=0"),
+    ):
+        with pytest.raises(error, match=message):
+            make_preview(packed_copy, tmp_path / output, **options)  # type: ignore[arg-type]
     with pytest.raises(MissingFileError):
         make_preview(tmp_path / "absent.h5", tmp_path / "a.png")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.h5"]
+    (tmp_path / "a.png").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        make_preview(packed_copy, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_text() == "mine"
+    make_preview(packed_copy, tmp_path / "a.png", overwrite=True)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_labels_name_the_class_and_the_rarestattributes_of(tmp_path: Path) -> None:
@@ -141,23 +123,10 @@ def test_no_line_is_wider_than_its_room_and_no_word_is_lost() -> None:
     assert wrap("", font, 112, 2) == []
 
 
-def test_the_grid_leaves_few_places_empty() -> None:
-    assert [_columns(count) for count in (1, 8, 12, 25, 40)] == [1, 8, 6, 5, 8]
-
-
-def test_attribute_vectors_and_splits_are_drawn(packed_file: Callable[..., Path], tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, 2, (30, 40), dtype=np.uint8)
-    labels = Column(values, {"names": tuple(f"Attribute_{i}" for i in range(40))})
-    path = packed_file(rows=30, columns={"labels": labels}, splits={"train": 20, "val": 10})
-    assert len(make_preview(path, tmp_path / "a.png", count=12)) == 12
-    assert read_header(path).num_rows == 30
-
-
 def one_image(tmp_path: Path, **columns: Column) -> NDArray[np.uint8]:
     """The part of a sheet that shows one image of 60 x 120, enlarged twice, with its fields."""
     images = np.full((1, 60, 56, 3), 200, np.uint8)
-    make_preview(write_packed(tmp_path / "a.h5", images, columns), tmp_path / "a.png", overwrite=True)
-    sheet = np.asarray(Image.open(tmp_path / "a.png"))
+    sheet = sheet_of(write_packed(tmp_path / "a.h5", images, columns))
     rows, places = np.nonzero((sheet == (218, 216, 210)).all(axis=2))  # the frame around the image
     return sheet[rows.min() + 1 : rows.max(), places.min() + 1 : places.max()]
 
@@ -228,15 +197,21 @@ def test_a_file_without_images_has_no_preview(tmp_path: Path) -> None:
     assert not (tmp_path / "b.png").exists()
 
 
-def test_a_row_that_cannot_be_read_is_named(packed: Path, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_or_decoded_is_named(packed: Path, tmp_path: Path) -> None:
     repack_file(packed, tmp_path / "z.h5", codec="gzip", chunk_bytes=20 * 16 * 3 * 4)
     with h5py.File(tmp_path / "z.h5") as file:
         at = file["images"].id.get_chunk_info(1).byte_offset
     with open(tmp_path / "z.h5", "r+b") as raw:
         raw.seek(at + 20)
         raw.write(b"\xff" * 60)
-    with pytest.raises(FormatError, match=r"z\.h5: sample .* \(row 4\): cannot be read"):
-        make_preview(tmp_path / "z.h5", tmp_path / "a.png")
+    flip(varied_file(tmp_path / "a.h5"), "images", 5, 0)  # no JPEG any more
+    for name, message in (
+        ("z.h5", r"z\.h5: sample .* \(row 4\): cannot be read"),
+        ("a.h5", r"a\.h5: sample '005\.jpg' \(row 5\): its stored JPEG"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            make_preview(tmp_path / name, tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
 
 
 @pytest.mark.parametrize("size", [None, (120, 130)])
@@ -256,17 +231,6 @@ def test_the_sheet_shows_every_row_in_its_own_size(tmp_path: Path, size: tuple[i
 def test_masks_of_several_sizes_lie_over_their_images(tmp_path: Path) -> None:
     rows = [np.full((112 + 8 * i, 120, 3), 200, np.uint8) for i in range(6)]
     bare, masked = (varied_file(tmp_path / f"{masks}.h5", rows, masks=masks, chunk_bytes=1 << 20) for masks in (0, 1))
-    for path in (bare, masked):
-        make_preview(path, path.with_suffix(".png"))
-    plain, coloured = (np.asarray(Image.open(path.with_suffix(".png"))) for path in (bare, masked))
+    plain, coloured = sheet_of(bare), sheet_of(masked)
     assert (plain == 200).all(axis=2).sum() >= sum(row.size // 3 for row in rows)
     assert not (coloured == 200).all(axis=2).any()
-
-
-def test_a_damaged_jpeg_is_named(tmp_path: Path) -> None:
-    rows = varied_rows()
-    path = varied_file(tmp_path / "a.h5", rows)
-    flip(path, "images", 5, 0)  # no JPEG any more
-    with pytest.raises(FormatError, match=r"a\.h5: sample '005\.jpg' \(row 5\): its stored JPEG"):
-        make_preview(path, tmp_path / "a.png")
-    assert not (tmp_path / "a.png").exists()
