@@ -121,9 +121,7 @@ class PackedDataset(Dataset[Any]):
         chosen = np.asarray(rows)
         if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
             raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
-        subset = self._copy()
-        subset._selected = self._file_rows(chosen.astype(np.int64))
-        return subset
+        return self._with(_selected=self._file_rows(chosen.astype(np.int64)))
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
@@ -143,9 +141,7 @@ class PackedDataset(Dataset[Any]):
 
     def reading(self, read: Read) -> PackedDataset:
         """Returns the same dataset with another way to read, see `RowReader`."""
-        dataset = self._copy()
-        dataset._read_mode = read
-        return dataset
+        return self._with(_read_mode=read)
 
     def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
         """Returns the samples of rows of the file, read in one call, before any transform.
@@ -221,10 +217,10 @@ class PackedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_reader": None}
 
-    def _copy(self) -> PackedDataset:
-        """Returns the same dataset without open files."""
+    def _with(self, **changed: Any) -> PackedDataset:
+        """Returns the same dataset with other attributes, and without an open reader."""
         dataset = copy.copy(self)
-        dataset._file = self._file
+        vars(dataset).update(changed, _file=self._file)
         return dataset
 
     @property

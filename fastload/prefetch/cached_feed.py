@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,23 +29,14 @@ from fastload.transforms.engine.placement import ImageRows
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
+@dataclass(frozen=True, eq=False)
 class RowCache:
-    """Rows of a file in memory, which is freed with this object, once the device has done with it.
+    """Rows of a file in memory, which is freed with this object, once the device has done with it."""
 
-    Attributes:
-        rows: the cached rows of the file, ascending: a range, or int64 (N,).
-        location: where they are: "device" memory, or pinned memory of the "host".
-        tensors: all cached rows of each field, (N, ...); images (N, H, W, C) in the file's memory order.
-        nbytes: bytes of all of them.
-    """
-
-    def __init__(
-        self, rows: range | NDArray[np.int64], location: Location, tensors: Mapping[str, torch.Tensor], nbytes: int
-    ) -> None:
-        self.rows = rows
-        self.location = location
-        self.tensors = tensors
-        self.nbytes = nbytes
+    rows: range | NDArray[np.int64]  # the cached rows of the file, ascending: a range, or int64 (N,)
+    location: Location  # where they are: "device" memory, or pinned memory of the "host"
+    tensors: Mapping[str, torch.Tensor]  # all rows of each field, (N, ...); images (N, H, W, C) in the file's order
+    nbytes: int  # of all of them
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the indices in the cache of rows of the file, int64 (B,), a new array.
@@ -145,7 +137,7 @@ class CachedFeed:
         self._cache = None
 
 
-class _IndexStream:
+class _IndexStream(BatchStream):
     """Batches of indices into a cache, made as they are asked for: some microseconds each."""
 
     def __init__(self, planned: Iterator[PlannedBatch], cache: RowCache, ring: Ring) -> None:
@@ -153,9 +145,6 @@ class _IndexStream:
         self._cache: RowCache | None = cache
         self._ring = ring
         self._coming = next(planned, None)
-
-    def __iter__(self) -> _IndexStream:
-        return self
 
     def __next__(self) -> FilledBatch:
         planned = self._coming
@@ -170,11 +159,7 @@ class _IndexStream:
         return self._ring.hand_over(slot, planned, 0)
 
     def ready(self) -> bool:
-        """Whether next() would return a batch; it never waits."""
         return self._coming is not None
-
-    def depth(self) -> None:
-        """Returns None: no batch is made before it is asked for."""
 
     def close(self) -> None:
         """Ends the pass, and lets go of the cache."""

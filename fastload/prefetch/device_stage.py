@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -34,24 +34,18 @@ from fastload.transforms.engine.placement import ImageRows
 CHANNELS_FIRST = (0, 3, 1, 2)
 
 
-class BatchStream(Protocol):
+class BatchStream(Iterator[FilledBatch]):
     """A stream of filled slots, in order: one pass of a feed."""
-
-    def __iter__(self) -> Iterator[FilledBatch]: ...
-
-    def __next__(self) -> FilledBatch: ...
 
     def ready(self) -> bool:
         """Whether next() would return a batch at once, and neither end nor raise: then its copy can begin early."""
-        ...
+        raise NotImplementedError
 
     def depth(self) -> int | None:
         """Returns how many batches lie ready; None: that is not known."""
-        ...
 
     def close(self) -> None:
         """Ends the pass; nothing is written any more when this returns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ SLOTS_IN_COPY = 2
 """Slots that a stage keeps while their copies run."""
 
 
-class DeviceStage:
+class DeviceStage(Iterator[DeviceBatch]):
     """The batches of a stream on their device, in order. An iterator for one thread; `close` gives back every slot.
 
     Args:
@@ -131,9 +125,6 @@ class DeviceStage:
         self._probe = probe
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
-
-    def __iter__(self) -> DeviceStage:
-        return self
 
     # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
     def __next__(self) -> DeviceBatch:
