@@ -78,8 +78,7 @@ class PackedDataset(Dataset[Any]):
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "map"
-        self._window_chunks = ChunkWindow().chunks
-        self._in_windows = False
+        self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
 
     @property
@@ -136,8 +135,8 @@ class PackedDataset(Dataset[Any]):
         Only files that are read chunk by chunk, compressed or foreign ones, have this cache: one in each process, for
         the present window and the next.
         """
-        if not self._in_windows or chunks != self._window_chunks:
-            self._window_chunks, self._in_windows, self._reader = chunks, True, None
+        if chunks != self._window_chunks:
+            self._window_chunks, self._reader = chunks, None
 
     def reading(self, read: Read) -> PackedDataset:
         """Returns the same dataset with another way to read, see `RowReader`."""
@@ -241,9 +240,9 @@ class PackedDataset(Dataset[Any]):
     def _open(self) -> RowReader:
         if self._reader is None:
             # Two threads may both open one; that of the slower is closed by garbage collection.
-            self._reader = self.open_reader(
-                self._read_mode, cache_chunks=2 * self._window_chunks, windows=self._in_windows
-            )
+            chunks = self._window_chunks
+            cache_chunks = 2 * (chunks or ChunkWindow().chunks)
+            self._reader = self.open_reader(self._read_mode, cache_chunks=cache_chunks, windows=chunks is not None)
         return self._reader
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:

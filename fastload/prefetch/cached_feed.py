@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.device import Backend
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_stage import CHANNELS_FIRST, SLOTS_IN_COPY, BatchStream, DeviceBatch
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, moved_as_stored
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, Ring, SlotField
 from fastload.timing.probe import WorkerInfo
@@ -64,11 +64,11 @@ class RowCache:
         """
         fields: dict[str, torch.Tensor | ImageRows] = {}
         for name, rows in self.tensors.items():
+            gathered = functools.partial(_gathered, index=index, host_index=host_index)
             if name == "images":
-                gathered = functools.partial(_gathered_images, rows, index, host_index)
-                fields[name] = ImageRows(rows, index, gathered)
+                fields[name] = ImageRows(rows, index, functools.partial(moved_as_stored, rows, gathered))
             else:
-                fields[name] = _gathered(rows, index, host_index)
+                fields[name] = gathered(rows)
         return fields
 
 
@@ -88,15 +88,6 @@ def _gathered(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.in
         torch.index_select(words, 0, torch.from_numpy(host_index), out=staged)
         picked = staged.to(index.device, non_blocking=True)
     return picked.view(torch.uint8).view(rows.dtype).view(len(index), *rows.shape[1:])
-
-
-def _gathered_images(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> torch.Tensor:
-    """Returns images (N, H, W, C) at the index, (B, C, H, W) in channels_last memory."""
-    channels_first = rows.permute(CHANNELS_FIRST)
-    if not rows.is_contiguous() and channels_first.is_contiguous():
-        # A file that stores (C, H, W): gathered as it lies, and turned by the device.
-        return _gathered(channels_first, index, host_index).contiguous(memory_format=torch.channels_last)
-    return _gathered(rows, index, host_index).permute(CHANNELS_FIRST)
 
 
 class CachedFeed:

@@ -74,19 +74,21 @@ BeginCopy = Callable[[FilledBatch, Backend], DeviceBatch]
 
 def copy_fields(batch: FilledBatch, backend: Backend) -> DeviceBatch:
     """Begins the copy of all arrays of a batch to the device, uint8 over the bus; see `BeginCopy`."""
-    fields = {}
-    for name, array in batch.arrays.items():
-        host = torch.from_numpy(array)
-        if name != "images":
-            fields[name] = backend.copy(host.contiguous())
-            continue
-        channels_first = host.permute(CHANNELS_FIRST)
-        if not host.is_contiguous() and channels_first.is_contiguous():
-            # A file that stores (C, H, W): copied as it lies, and permuted by the device.
-            fields[name] = backend.copy(channels_first).contiguous(memory_format=torch.channels_last)
-        else:
-            fields[name] = backend.copy(host.contiguous()).permute(CHANNELS_FIRST)
+    hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    fields = {
+        name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
+        for name, host in hosts.items()
+    }
     return DeviceBatch(batch, fields)
+
+
+def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory."""
+    channels_first = images.permute(CHANNELS_FIRST)
+    if not images.is_contiguous() and channels_first.is_contiguous():
+        # A file that stores (C, H, W): moved as it lies, and turned by the device.
+        return move(channels_first).contiguous(memory_format=torch.channels_last)
+    return move(images.contiguous()).permute(CHANNELS_FIRST)
 
 
 SLOTS_IN_COPY = 2

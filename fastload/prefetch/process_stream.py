@@ -141,11 +141,28 @@ class ProcessFeed:
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
     def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
-        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one."""
-        stream = ProcessStream(self, self._options, planned, epoch, timed=timed)
-        self._passes += 1
-        self.starved_s, self.busy_before_s = 0.0, None
-        return stream
+        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one.
+
+        Raises:
+            OptionError: this process may not have workers, or the dataset cannot be sent to them.
+            WorkerError: the process that starts them ended.
+        """
+        options, batch_bytes = self._options, 0
+        if isinstance(options.data, PackedInput):
+            file, layout = options.data.dataset.file, options.data.dataset.layout()
+            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
+        with ExitStack() as resources:
+            self.requests.planned = announced(options, planned, lambda batch: batch.rows, batch_bytes, resources)
+            self.requests.seed = functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank)
+            self.requests.timed = timed
+            try:
+                self._workers = self._begin()
+            except BaseException:
+                self.close(kill=True)
+                raise
+            self._passes += 1
+            self.starved_s, self.busy_before_s = 0.0, None
+            return ProcessStream(self, self._workers, resources.pop_all(), watched=options.auto_workers)
 
     def worker_stats(self) -> WorkerStats:
         """Returns what the processes did in the current pass."""
@@ -158,13 +175,8 @@ class ProcessFeed:
             worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
         )
 
-    def begin(self, planned: Iterator[PlannedBatch], seed: Seed, *, timed: bool = False) -> Workers:
-        """Begins an epoch and returns its results; starts the workers if they do not wait from the last one.
-
-        Raises:
-            OptionError: this process may not have workers, or the dataset cannot be sent to them.
-            WorkerError: the process that starts them ended.
-        """
+    def _begin(self) -> Workers:
+        """Begins an epoch of the workers, and returns their results."""
         process = multiprocessing.process.current_process()
         if process.daemon:
             raise OptionError(
@@ -176,7 +188,6 @@ class ProcessFeed:
                 f"this process is importing the main script only to start a worker, and the script makes workers of "
                 f"its own. {GUARD}"
             )
-        self.requests.planned, self.requests.seed, self.requests.timed = planned, seed, timed
         try:
             with warnings.catch_warnings():
                 # The error below says it better.
@@ -196,7 +207,6 @@ class ProcessFeed:
                 f'multiprocessing.set_start_method("fork") first.'
             ) from error
         assert isinstance(workers, Workers), "WorkerLoader makes them"
-        self._workers = workers
         return workers
 
     def prepare(self, layout: SampleLayout) -> None:
@@ -271,34 +281,13 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
 class ProcessStream(BatchStream):
     """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
-    def __init__(
-        self,
-        feed: ProcessFeed,
-        options: Resolved,
-        planned: Iterator[PlannedBatch],
-        epoch: int,
-        *,
-        timed: bool = False,
-    ) -> None:
+    def __init__(self, feed: ProcessFeed, results: Workers, resources: ExitStack, *, watched: bool) -> None:
         self._feed = feed
-        self._watched = options.auto_workers
-        self._begun = False
-        self._exhausted = False
-        self._results: Workers | None = None
+        self._results: Workers | None = results
+        self._resources = resources
+        self._watched = watched
+        self._begun = self._exhausted = False
         self._pid = os.getpid()
-        batch_bytes = 0
-        if isinstance(options.data, PackedInput):
-            file, layout = options.data.dataset.file, options.data.dataset.layout()
-            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
-        with ExitStack() as resources:
-            planned = announced(options, planned, lambda batch: batch.rows, batch_bytes, resources)
-            seed = functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank)
-            try:
-                self._results = feed.begin(planned, seed, timed=timed)
-            except BaseException:
-                feed.close(kill=True)
-                raise
-            self._resources = resources.pop_all()
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""

@@ -17,6 +17,7 @@ import fastload
 from fastload import FastLoader, FormatError, OptionError, PackedDataset
 from fastload.format.column import Column
 from fastload.images.decode_part import decode_row
+from fastload.prefetch import row_transformer
 from fastload.transforms import (
     CenterCrop,
     ColorJitter,
@@ -240,7 +241,7 @@ def test_a_window_of_a_jpeg_decoded_smaller_is_the_one_that_its_mask_sees(tmp_pa
     assert steps.abs().max() <= 1
 
 
-def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path):
+def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path, monkeypatch):
     """libjpeg warns of what Pillow accepts: it is decoded whole, beside others that are decoded smaller."""
     image = photo(np.random.default_rng(3), 200, 160)
     odd = bytearray(jpeg(image))
@@ -254,6 +255,7 @@ def test_a_jpeg_that_only_pillow_decodes_is_taken_at_full_size(photos, tmp_path)
         break
     expected = np.asarray(Image.open(io.BytesIO(bytes(odd))).convert("RGB"))
     path = write_ragged(tmp_path / "odd.h5", [(one, image.shape, 1) for one in (jpeg(image), bytes(odd), jpeg(image))])
+    monkeypatch.setattr(row_transformer, "SCRATCH_BYTES", 3 * 25 * 20 * 3)  # no room for it beside the others
     (images,) = batches(path, [Resize((25, 20))], ("images",), shuffle=False)
     assert (images[1:2].int() - one_by_one([expected], [Resize((25, 20))]).int()).abs().max() <= 1
     assert torch.equal(images[0], images[2]) and not torch.equal(images[0], images[1])
