@@ -78,8 +78,7 @@ class PackedDataset(Dataset[Any]):
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "map"
-        self._window_chunks = ChunkWindow().chunks
-        self._in_windows = False
+        self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
 
     @property
@@ -121,9 +120,7 @@ class PackedDataset(Dataset[Any]):
         chosen = np.asarray(rows)
         if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
             raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
-        subset = self._copy()
-        subset._selected = self._file_rows(chosen.astype(np.int64))
-        return subset
+        return self._with(_selected=self._file_rows(chosen.astype(np.int64)))
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
@@ -138,14 +135,12 @@ class PackedDataset(Dataset[Any]):
         Only files that are read chunk by chunk, compressed or foreign ones, have this cache: one in each process, for
         the present window and the next.
         """
-        if not self._in_windows or chunks != self._window_chunks:
-            self._window_chunks, self._in_windows, self._reader = chunks, True, None
+        if chunks != self._window_chunks:
+            self._window_chunks, self._reader = chunks, None
 
     def reading(self, read: Read) -> PackedDataset:
         """Returns the same dataset with another way to read, see `RowReader`."""
-        dataset = self._copy()
-        dataset._read_mode = read
-        return dataset
+        return self._with(_read_mode=read)
 
     def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
         """Returns the samples of rows of the file, read in one call, before any transform.
@@ -221,10 +216,10 @@ class PackedDataset(Dataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_reader": None}
 
-    def _copy(self) -> PackedDataset:
-        """Returns the same dataset without open files."""
+    def _with(self, **changed: Any) -> PackedDataset:
+        """Returns the same dataset with other attributes, and without an open reader."""
         dataset = copy.copy(self)
-        dataset._file = self._file
+        vars(dataset).update(changed, _file=self._file)
         return dataset
 
     @property
@@ -245,9 +240,9 @@ class PackedDataset(Dataset[Any]):
     def _open(self) -> RowReader:
         if self._reader is None:
             # Two threads may both open one; that of the slower is closed by garbage collection.
-            self._reader = self.open_reader(
-                self._read_mode, cache_chunks=2 * self._window_chunks, windows=self._in_windows
-            )
+            chunks = self._window_chunks
+            cache_chunks = 2 * (chunks or ChunkWindow().chunks)
+            self._reader = self.open_reader(self._read_mode, cache_chunks=cache_chunks, windows=chunks is not None)
         return self._reader
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:

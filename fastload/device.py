@@ -1,13 +1,10 @@
-"""The operations that the loader needs of a device: a protocol, and CUDA's implementation of it.
-
-A protocol, so that its users are tested without a GPU.
-"""
+"""The operations that the loader needs of a CUDA device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,61 +22,11 @@ class DeviceMemory(NamedTuple):
     total: int
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """A device with one side stream, events on it, pinned host memory, and room for rows."""
+class Backend:
+    """A CUDA device with one side stream, events on it, pinned host memory, and room for rows.
 
-    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns pinned host memory, uint8 (num_bytes,), page-aligned; freed with the array's last view."""
-        ...
-
-    def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
-        """Pins host memory that is allocated already; returns a function that undoes it, None if it cannot."""
-        ...
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        """Returns a context within which work and memory belong to the side stream."""
-        ...
-
-    def copy(self, host: torch.Tensor) -> torch.Tensor:
-        """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
-        ...
-
-    def memory(self) -> DeviceMemory:
-        """Returns how much memory there is, and how much of it is free."""
-        ...
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a new uninitialised device tensor. Raises torch.cuda.OutOfMemoryError."""
-        ...
-
-    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
-        """Lets the current stream copy `host` to a device tensor of the same shape, dtype and memory order."""
-        ...
-
-    def drain(self) -> None:
-        """Waits on the host until the device has done all work, on every stream."""
-        ...
-
-    def record(self) -> Any:
-        """Returns an event that is finished when all work that the side stream was given so far is."""
-        ...
-
-    def finished(self, event: Any) -> bool:
-        """Whether the event is finished, without waiting."""
-        ...
-
-    def synchronize(self, event: Any) -> None:
-        """Waits on the host until the event is finished."""
-        ...
-
-    def hand_over(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Lets the caller's current stream wait for the event, and records that it uses the tensors."""
-        ...
-
-
-class CudaBackend:
-    """The `Backend` of one CUDA device.
+    Everything that the loader asks of a device goes through it, so that a test can give a loader a subclass that
+    behaves like a GPU.
 
     Args:
         device: a CUDA device; without an index, the current one.
@@ -91,10 +38,12 @@ class CudaBackend:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Returns pinned host memory, uint8 (num_bytes,), page-aligned; freed with the array's last view."""
         array: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
         return array
 
     def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
+        """Pins host memory that is allocated already; returns a function that undoes it, None if it cannot."""
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         address = memory.ctypes.data
         # Registered for whichever device is current, and without the flag for that one only.
@@ -109,38 +58,48 @@ class CudaBackend:
         return None
 
     def side_stream(self) -> AbstractContextManager[Any]:
+        """Returns a context within which work and memory belong to the side stream."""
         return torch.cuda.stream(self._stream)
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
         return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
 
     def memory(self) -> DeviceMemory:
+        """Returns how much memory there is, and how much of it is free."""
         free, total = torch.cuda.mem_get_info(self.device)
         # Memory that torch holds and does not use goes back to the driver when it runs out.
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return DeviceMemory(free + unused, total)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a new uninitialised device tensor. Raises torch.cuda.OutOfMemoryError."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        """Lets the current stream copy `host` to a device tensor of the same shape, dtype and memory order."""
         destination.copy_(host, non_blocking=True)
 
     def drain(self) -> None:
+        """Waits on the host until the device has done all work, on every stream."""
         torch.cuda.synchronize(self.device)
 
-    def record(self) -> torch.cuda.Event:
+    def record(self) -> Any:
+        """Returns an event that is finished when all work that the side stream was given so far is."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         event.record(self._stream)
         return event
 
-    def finished(self, event: torch.cuda.Event) -> bool:
-        return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    def finished(self, event: Any) -> bool:
+        """Whether the event is finished, without waiting."""
+        return bool(event.query())
 
-    def synchronize(self, event: torch.cuda.Event) -> None:
+    def synchronize(self, event: Any) -> None:
+        """Waits on the host until the event is finished."""
         event.synchronize()
 
-    def hand_over(self, event: torch.cuda.Event, tensors: Iterable[torch.Tensor]) -> None:
+    def hand_over(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Lets the caller's current stream wait for the event, and records that it uses the tensors."""
         compute = torch.cuda.current_stream(self.device)
         compute.wait_event(event)
         for tensor in tensors:
@@ -181,7 +140,7 @@ def open_backend(device: str | torch.device | Backend | None) -> Backend | None:
             f"device={str(wanted)!r}: there are {torch.cuda.device_count()} CUDA devices, counted from 0. "
             f"Choose a smaller index, or look at CUDA_VISIBLE_DEVICES."
         )
-    return CudaBackend(wanted)
+    return Backend(wanted)
 
 
 def _index(device: torch.device) -> int | None:

@@ -38,9 +38,6 @@ _AHEAD_BYTES = 64 * 2**20
 _AHEAD_PIECES = 8
 _MAX_AHEAD = 64
 
-# Keys that `ChunkBatchSampler` adds to a state.
-_OWN_KEYS = ("num_workers", "num_replicas", "batch_size", "batches_in_round")
-
 
 class _Feed:
     """Yields the positions of a dataset that a sampler draws. Holds nothing open.
@@ -50,7 +47,16 @@ class _Feed:
     """
 
     def __init__(self, dataset: PackedDataset, shuffle: Shuffle) -> None:
-        _check_dataset(dataset)
+        given: object = dataset
+        if not isinstance(given, PackedDataset):
+            advice = (
+                "For a subset of a PackedDataset use its select(rows)"
+                if isinstance(getattr(given, "dataset", None), PackedDataset)
+                else "Make one of the packed file, PackedDataset(path), or use torch's own samplers for other datasets"
+            )
+            raise OptionError(
+                f"dataset: chunk samplers draw from a PackedDataset, not from a {type(given).__name__}. {advice}."
+            )
         self._data = PackedInput(dataset)
         self._shuffle = self._data.resolve_shuffle(shuffle)
 
@@ -208,7 +214,7 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        _check_dataset(dataset)
+        self._feed = _Feed(dataset, shuffle)
         if num_replicas is not None and rank is not None:
             _check_rank(rank, num_replicas)
         try:
@@ -225,7 +231,6 @@ class DistributedChunkSampler(DistributedSampler[Any]):
             )
         self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
         ends: Ends = "drop" if drop_last else "pad"
-        self._feed = _Feed(dataset, shuffle)
         self._epochs = self._feed.cursor(seed, ends=ends, world_size=self.num_replicas)
         # The rest of an epoch, from a state. Kept until it is drawn to its end, since a framework may begin an
         # iteration only to look at a batch.
@@ -326,7 +331,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        _check_dataset(dataset)
+        self._feed = _Feed(dataset, shuffle)
         if num_replicas is None and rank is None:
             rank, num_replicas = resolve_share("auto")
         elif num_replicas == 1 and rank is None:
@@ -342,9 +347,10 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         self.num_replicas = num_replicas
         self.rank = rank
         self._num_shares = max(1, num_workers)
+        # What a state's batches depend on beyond its plan.
+        self._cut = {"num_workers": self._num_shares, "num_replicas": num_replicas, "batch_size": batch_size}
         ends: Ends = "drop" if drop_last else "exact"
         world_size = num_replicas * self._num_shares
-        self._feed = _Feed(dataset, shuffle)
         self._epochs = self._feed.cursor(
             seed, ends=ends, world_size=world_size, batch_size=batch_size, workers=self._num_shares
         )
@@ -370,8 +376,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             OptionError: more than were drawn of an unfinished iteration.
         """
         position = self._epochs.standing.after(batches_done, "batches_done")
-        own = (self._num_shares, self.num_replicas, self.batch_size, position.steps % self._num_shares)
-        return self._epochs.state(position) | dict(zip(_OWN_KEYS, own, strict=True))
+        return self._epochs.state(position) | self._cut | {"batches_in_round": position.steps % self._num_shares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration the rest of the epoch that was saved.
@@ -382,22 +387,21 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             StateError: the state belongs to another file, split, seed, shuffle, number of workers or of ranks, or
                 batch size, or is damaged.
         """
-        given: Any = state
-        own = {name: given[name] for name in _OWN_KEYS if name in given} if isinstance(given, Mapping) else {}
-        if own:
-            given = {name: value for name, value in state.items() if name not in own}
-        rest = self._epochs.rest(given)
+        own, of_plan = {}, state
+        if isinstance(state, Mapping):
+            own = {name: state[name] for name in (*self._cut, "batches_in_round") if name in state}
+            of_plan = {name: value for name, value in state.items() if name not in own}
+        rest = self._epochs.rest(of_plan)
         plan = rest.plan
-        if own.keys() != set(_OWN_KEYS):
+        if missing := [name for name in (*self._cut, "batches_in_round") if name not in own]:
             raise StateError(
-                f"the state has no {', '.join(name for name in _OWN_KEYS if name not in own)}: it is not what a "
-                f"ChunkBatchSampler's state_dict() gave"
+                f"the state has no {', '.join(missing)}: it is not what a ChunkBatchSampler's state_dict() gave"
             )
-        here = dict(zip(_OWN_KEYS, (self._num_shares, self.num_replicas, self.batch_size), strict=False))
-        differing = [
-            f"{name} is {here[name]!r} here and {own[name]!r} in the state" for name in here if own[name] != here[name]
-        ]
-        if differing:
+        if differing := [
+            f"{name} is {here!r} here and {own[name]!r} in the state"
+            for name, here in self._cut.items()
+            if own[name] != here
+        ]:
             raise StateError(
                 f"the state's batches differ from this sampler's: {'; '.join(differing)}. Make the sampler with the "
                 f"state's values, or begin the epoch anew without the state."
@@ -433,16 +437,3 @@ def _check_rank(rank: int, num_replicas: int) -> None:
     check_whole("rank", rank, least=0)
     if rank >= num_replicas:
         raise OptionError(f"rank={rank!r} is outside 0..{num_replicas - 1}, the ranks of num_replicas={num_replicas!r}")
-
-
-def _check_dataset(dataset: object) -> None:
-    """Raises OptionError if samplers cannot draw from it: it is no `PackedDataset`."""
-    if not isinstance(dataset, PackedDataset):
-        advice = (
-            "For a subset of a PackedDataset use its select(rows)"
-            if isinstance(getattr(dataset, "dataset", None), PackedDataset)
-            else "Make one of the packed file, PackedDataset(path), or use torch's own samplers for other datasets"
-        )
-        raise OptionError(
-            f"dataset: chunk samplers draw from a PackedDataset, not from a {type(dataset).__name__}. {advice}."
-        )

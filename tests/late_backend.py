@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fastload.device import DeviceMemory
+from fastload.device import Backend, DeviceMemory
 
 POISON = 0xEE
 NOT_YET_COPIED = 0xDD
@@ -20,7 +20,7 @@ class LateEvent:
     after: int  # copies that must have run before it has happened
 
 
-class LateBackend:
+class LateBackend(Backend):
     """A device without a GPU that is as slow as the rules allow.
 
     Device tensors are CPU tensors full of garbage until their copy runs; copies run in order, each only when the host

@@ -240,16 +240,6 @@ def test_each_chunk_of_a_compressed_file_is_decoded_by_one_worker(tmp_path, by_b
         assert len(shared) > 40, "with batches in turn from one order both workers decode nearly all"
 
 
-def test_samplers_tell_the_dataset_how_large_a_window_is(packed):
-    dataset = PackedDataset(packed)
-    ChunkSampler(dataset, ChunkWindow(5))
-    assert dataset._window_chunks == 5
-    DistributedChunkSampler(dataset, 2, 0, ChunkWindow(6))
-    assert dataset._window_chunks == 6
-    ChunkBatchSampler(dataset, 4, num_workers=2, shuffle=ChunkWindow(7))
-    assert dataset._window_chunks == 7
-
-
 def test_unfiltered_chunks_are_read_whole_once_a_sampler_said_that_it_draws_in_windows(tmp_path, monkeypatch):
     data = np.random.default_rng(3).integers(0, 256, (40, 256, 128, 4), dtype=np.uint8)
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -561,20 +551,9 @@ def test_a_file_that_is_replaced_is_named_when_an_epoch_begins(tmp_path, pixels)
         next(iter(sampler))
 
 
-def test_a_loaded_rest_is_drawn_once_also_without_set_epoch(val):
-    first = DistributedChunkSampler(val, 2, 1, seed=1)
-    whole = list(first)
-    second = DistributedChunkSampler(val, 2, 1, seed=1)
-    second.load_state_dict(first.state_dict(samples_done=3))
-    passes = [list(second) for _ in range(4)]
-    assert passes == [whole[3:], whole, whole, whole]
-
-
 def test_batches_know_their_rank_from_the_environment(val, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match="rank 1 of 2"):
         sampler = ChunkBatchSampler(val, 4, num_workers=2, seed=1)
     assert list(sampler) == list(ChunkBatchSampler(val, 4, num_workers=2, seed=1, num_replicas=2, rank=1))
-    with pytest.raises(OptionError, match="give both or neither"):
-        ChunkBatchSampler(val, 4, num_workers=2, rank=0)

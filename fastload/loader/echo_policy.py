@@ -17,43 +17,20 @@ _log = logging.getLogger("fastload")
 
 
 class EchoPolicy:
-    """Decides the echo factors of a loader's epochs: the same one in each."""
+    """Decides the echo factors of a loader's epochs.
 
-    chooses = False  # whether the factor may differ from epoch to epoch
+    Args:
+        factor, distance: of all epochs; one that chooses begins with 1 and 0.
+        chooses: whether each pass chooses the factor of the next epoch, by `choose_factor`.
+        agreement: with the other ranks on what was chosen, if there are any.
+    """
 
-    def __init__(self, factor: int = 1, distance: int = 0) -> None:
+    def __init__(
+        self, factor: int = 1, distance: int = 0, *, chooses: bool = False, agreement: Agreement | None = None
+    ) -> None:
+        self.chooses = chooses
         self._factor = factor
         self._distance = distance
-
-    def next_schedule(self, num_batches: int) -> EchoSchedule:
-        """Returns the schedule of so many batches of the next epoch.
-
-        Raises:
-            ShareError: a rank does not publish in time what it needs.
-        """
-        return EchoSchedule(num_batches, self._factor, self._distance)
-
-    def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
-        """Returns the schedule of so many batches of an epoch that began with a factor, by a loaded state.
-
-        A factor that is given here counts, and not that of the state.
-        """
-        return EchoSchedule(num_batches, self._factor, self._distance)
-
-    def adopt(self, factor: int) -> None:
-        """Takes over a state's factor, unless one is given, until a pass of the epoch with it ends."""
-
-    def ended(self, pace: Pace, factor: int) -> None:
-        """Takes note of the end of a pass, once for each; never waits."""
-
-
-class AutoEcho(EchoPolicy):
-    """Factors chosen by `choose_factor`, in agreement with the other ranks, if there are any; the first one is 1."""
-
-    chooses = True
-
-    def __init__(self, agreement: Agreement | None) -> None:
-        super().__init__()
         self._agreement = agreement
         self._history = EchoHistory()
         self._wish = 1
@@ -63,7 +40,11 @@ class AutoEcho(EchoPolicy):
         self._decided = True
 
     def next_schedule(self, num_batches: int) -> EchoSchedule:
-        """Returns the schedule with the factor that the ranks agree on for the next epoch."""
+        """Returns the schedule of so many batches of the next epoch, with the factor that the ranks agree on.
+
+        Raises:
+            ShareError: a rank does not publish in time what it needs.
+        """
         if not self._decided:
             factor, reason = self._wish, self._reason
             if self._agreement is not None:
@@ -75,18 +56,24 @@ class AutoEcho(EchoPolicy):
                 said = 'echo="auto": each batch is used %d times from now on, not %d: %s'
                 _log.info(said, factor, self._factor, reason)
             self._factor, self._decided = factor, True
-        return super().next_schedule(num_batches)
+        return EchoSchedule(num_batches, self._factor, self._distance)
 
     def schedule_of(self, num_batches: int, factor: int) -> EchoSchedule:
-        """Returns the schedule of so many batches with the state's factor."""
-        return EchoSchedule(num_batches, factor)
+        """Returns the schedule of so many batches of an epoch that began with a factor, by a loaded state.
+
+        A factor that was given counts, and not that of the state.
+        """
+        return EchoSchedule(num_batches, factor if self.chooses else self._factor, self._distance)
 
     def adopt(self, factor: int) -> None:
-        """Takes over a state's factor, until a pass of the epoch with it ends."""
-        self._factor, self._decided = factor, True
+        """Takes over a state's factor, unless one was given, until a pass of the epoch with it ends."""
+        if self.chooses:
+            self._factor, self._decided = factor, True
 
     def ended(self, pace: Pace, factor: int) -> None:
-        """Chooses this rank's next factor from the pace of the pass, and publishes it; never waits."""
+        """Chooses this rank's next factor from the pace of a pass, once for each, and publishes it; never waits."""
+        if not self.chooses:
+            return
         self._wish, self._reason, self._history = choose_factor(pace, factor, self._history)
         self._passes += 1
         self._decided = False
@@ -113,4 +100,5 @@ def open_echo(echo: Echo, share: Share) -> EchoPolicy:
         return EchoPolicy(echo)
     if isinstance(echo, MixedEcho):
         return EchoPolicy(echo.factor, echo.distance)
-    return AutoEcho(open_agreement(share, option='echo="auto"', what="how many times it needs each batch"))
+    agreement = open_agreement(share, option='echo="auto"', what="how many times it needs each batch")
+    return EchoPolicy(chooses=True, agreement=agreement)

@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,6 +34,10 @@ class _Facts:
     rows: torch.Tensor
     valid: torch.Tensor
     global_valid: int
+
+    def _with_facts(self, facts: Mapping[str, Any]) -> Self:
+        self.__dict__["_facts"] = facts
+        return self
 
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("_facts", {})
@@ -64,15 +68,6 @@ class DictBatch(_Facts, dict[Any, Any]):
     """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
 
 
-Facts = TypeVar("Facts", Batch, DictBatch)
-
-
-def _with_facts(batch: Facts, facts: Mapping[str, Any]) -> Facts:
-    """Adds the facts: rows, valid, global_valid."""
-    batch.__dict__["_facts"] = facts
-    return batch
-
-
 @dataclass
 class PassCounter:
     """The numbers behind `LoaderStats`, counted while a pass runs."""
@@ -94,11 +89,6 @@ class PassCounter:
     begun_s: float = 0.0  # when the pass began
     last_s: float = 0.0  # when a batch was last handed over
 
-    def begin(self, echo: int) -> None:
-        """Begins the pass, with its echo factor."""
-        self.echo = echo
-        self.begun_s = self.last_s = self.clock()
-
     def snapshot(self) -> LoaderStats:
         """Returns the numbers so far."""
         return LoaderStats(
@@ -114,7 +104,7 @@ class PassCounter:
         return Pace(self.batches - 1, self.asked - 1, waited_s, self.last_s - self.first_s - waited_s)
 
 
-class Iteration:
+class Iteration(Iterator[Batch | DictBatch]):
     """An iterator over the batches from a position on. Exhaustion, an error, `close` or its end stop the feed's pass.
 
     Args:
@@ -151,10 +141,8 @@ class Iteration:
         self._failure = ""  # the name of the error that ended the pass
         self._pid = os.getpid()
         self.running = True
-        counter.begin(position.uses.factor)
-
-    def __iter__(self) -> Iteration:
-        return self
+        counter.echo = position.uses.factor
+        counter.begun_s = counter.last_s = counter.clock()
 
     def __next__(self) -> Batch | DictBatch:
         with self._lock:
@@ -310,8 +298,8 @@ class Iteration:
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
-            return _with_facts(Batch(result[name] for name in options.data.fields or ()), facts)
+            return Batch(result[name] for name in options.data.fields or ())._with_facts(facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:
-            return _with_facts(DictBatch(zip(form.keys, values, strict=True)), facts)
-        return _with_facts(Batch(values), facts)
+            return DictBatch(zip(form.keys, values, strict=True))._with_facts(facts)
+        return Batch(values)._with_facts(facts)

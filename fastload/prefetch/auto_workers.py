@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -137,32 +136,6 @@ class WorkerStats(NamedTuple):
     starved_s: float
     were_started: bool
     worker_bytes: int
-
-
-class WorkerWatch:
-    """Measures a pass of worker processes, from its first batch on: what they did before, such as imports, is left out.
-
-    `busy_s` returns the seconds that the workers ran or wanted a CPU so far; None: not known.
-    """
-
-    def __init__(self, busy_s: Callable[[], float | None]) -> None:
-        self.starved_s = 0.0  # that batches were waited for that were not ready when they were asked for
-        self._busy_s = busy_s
-        self._before_s: float | None = None
-        self._begun = False
-
-    def note(self, *, ready: bool, waited_s: float) -> None:
-        """Takes note of a batch that was handed over; the first one begins the pass."""
-        if not self._begun:
-            self._begun, self._before_s = True, self._busy_s()
-        elif not ready:
-            self.starved_s += waited_s
-
-    @property
-    def busy_s(self) -> float | None:
-        """Seconds that the workers ran or wanted a CPU in this pass; None: not known."""
-        now_s = self._busy_s()
-        return None if now_s is None or self._before_s is None else now_s - self._before_s
 
 
 class AutoWorkers:

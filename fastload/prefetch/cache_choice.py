@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fastload.device import Backend, DeviceMemory
+from fastload.device import Backend
 from fastload.distributed.consensus import least_of_all_ranks
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import CacheError, OptionError
@@ -118,67 +118,53 @@ def _auto(need: _Need, free: int, available: int, ranks: int) -> Location | None
         location, why = "host", "do not fit in half of the device's free memory, and fit in half of the host's"
     else:
         why = "fit neither in half of the device's free memory nor in half of the host's"
+    named = f'"{location}"' if location else None
     _log.info(
-        'cache="auto": %s, since %s rows of %s, %s bytes, %s (free on the device: %s, on the host: %s bytes for %d '
-        "ranks)",
-        f'"{location}"' if location else None,
-        f"{need.num_rows:,}",
-        need.name,
-        f"{need.whole:,}",
-        why,
-        f"{free:,}",
-        f"{available:,}",
-        ranks,
+        f'cache="auto": {named}, since {need.num_rows:,} rows of {need.name}, {need.whole:,} bytes, {why} (free on the '
+        f"device: {free:,}, on the host: {available:,} bytes for {ranks} ranks)"
     )
     return location
 
 
 def _must_share(need: _Need, backend: Backend, share: Share) -> bool:
     """Whether each rank can cache its share only. Raises CacheError when not even that fits."""
-    memory = backend.memory()
+    memory, several = backend.memory(), share.world_size > 1
     left_alone = memory.total // _KEPT_FREE
     here = memory.free - left_alone
-    if share.world_size == 1:
-        if need.whole > here:
-            raise _too_large(need, memory, need.whole - here, share)
-        return False
     agreed = least_of_all_ranks(here, share, what="how much memory its device has for cache='device'")
-    room = memory.total - left_alone if agreed is None else agreed
-    fixed = need.whole > room
+    # Without a process group, ranks decide alike by the size that they all know.
+    room = agreed if agreed is not None else memory.total - left_alone if several else here
+    fixed = several and need.whole > room
     wanted = need.share if fixed else need.whole
-    if wanted > room:
-        raise _too_large(need, memory, wanted - min(room, here), share, least_room=agreed)
-    if wanted > here:
-        raise _too_large(
-            need, memory, wanted - here, share,
-            hint="No process group could be asked, so that ranks decide by the device's size and not by what is free: "
-            "initialize torch.distributed before making the loader. ",
-        )  # fmt: skip
-    _log.info(
-        'cache="device": each of %d ranks keeps %s of %s: %s of %s bytes, for which there is room in %s bytes, %s',
-        share.world_size,
-        "its share of the rows" if fixed else "all rows",
-        need.name,
-        f"{wanted:,}",
-        f"{need.whole:,}",
-        f"{room:,}",
-        "the least of all ranks" if agreed is not None else "by the device's size: there is no process group to ask",
-    )
+    missing = wanted - min(room, here)
+    if missing > 0:
+        of_rank = f", the share of one of {share.world_size} ranks {need.share:,}" if several else ""
+        least = hint = ""
+        if wanted <= room:
+            hint = (
+                "No process group could be asked, so that ranks decide by the device's size and not by what is free: "
+                "initialize torch.distributed before making the loader. "
+            )
+        elif agreed is not None:
+            least = f"; the rank that has least has room for {agreed:,}"
+        raise CacheError(
+            f'cache="device": larger than memory: {need.num_rows:,} rows of {need.name} are {need.whole:,} bytes'
+            f"{of_rank}. Of {memory.total:,} bytes of device memory {memory.free:,} are free, of which {left_alone:,} "
+            f'are left for batches{least}: {missing:,} bytes are missing. {hint}Give cache="host" or "auto", or '
+            f"choose a split, fewer fields or more ranks."
+        )
+    if several:
+        by = (
+            "the least of all ranks"
+            if agreed is not None
+            else ("by the device's size: there is no process group to ask")
+        )
+        _log.info(
+            f'cache="device": each of {share.world_size} ranks keeps '
+            f"{'its share of the rows' if fixed else 'all rows'} of {need.name}: {wanted:,} of {need.whole:,} bytes, "
+            f"for which there is room in {room:,} bytes, {by}"
+        )
     return fixed
-
-
-def _too_large(
-    need: _Need, memory: DeviceMemory, missing: int, share: Share, *, least_room: int | None = None, hint: str = ""
-) -> CacheError:
-    said = f"{need.num_rows:,} rows of {need.name} are {need.whole:,} bytes"
-    if share.world_size > 1:
-        said += f", the share of one of {share.world_size} ranks {need.share:,}"
-    least = f"; the rank that has least has room for {least_room:,}" if least_room is not None else ""
-    return CacheError(
-        f'cache="device": larger than memory: {said}. Of {memory.total:,} bytes of device memory {memory.free:,} are '
-        f"free, of which {memory.total // _KEPT_FREE:,} are left for batches{least}: {missing:,} bytes are missing. "
-        f'{hint}Give cache="host" or "auto", or choose a split, fewer fields or more ranks.'
-    )
 
 
 def warn_of_fixed_shares(plan: EpochPlan, rank: int, *, file_shuffled: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.device import Backend
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_stage import CHANNELS_FIRST, SLOTS_IN_COPY, BatchStream, DeviceBatch
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, moved_as_stored
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, Ring, SlotField
 from fastload.timing.probe import WorkerInfo
@@ -28,23 +29,14 @@ from fastload.transforms.engine.placement import ImageRows
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
+@dataclass(frozen=True, eq=False)
 class RowCache:
-    """Rows of a file in memory, which is freed with this object, once the device has done with it.
+    """Rows of a file in memory, which is freed with this object, once the device has done with it."""
 
-    Attributes:
-        rows: the cached rows of the file, ascending: a range, or int64 (N,).
-        location: where they are: "device" memory, or pinned memory of the "host".
-        tensors: all cached rows of each field, (N, ...); images (N, H, W, C) in the file's memory order.
-        nbytes: bytes of all of them.
-    """
-
-    def __init__(
-        self, rows: range | NDArray[np.int64], location: Location, tensors: Mapping[str, torch.Tensor], nbytes: int
-    ) -> None:
-        self.rows = rows
-        self.location = location
-        self.tensors = tensors
-        self.nbytes = nbytes
+    rows: range | NDArray[np.int64]  # the cached rows of the file, ascending: a range, or int64 (N,)
+    location: Location  # where they are: "device" memory, or pinned memory of the "host"
+    tensors: Mapping[str, torch.Tensor]  # all rows of each field, (N, ...); images (N, H, W, C) in the file's order
+    nbytes: int  # of all of them
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the indices in the cache of rows of the file, int64 (B,), a new array.
@@ -72,11 +64,11 @@ class RowCache:
         """
         fields: dict[str, torch.Tensor | ImageRows] = {}
         for name, rows in self.tensors.items():
+            gathered = functools.partial(_gathered, index=index, host_index=host_index)
             if name == "images":
-                gathered = functools.partial(_gathered_images, rows, index, host_index)
-                fields[name] = ImageRows(rows, index, gathered)
+                fields[name] = ImageRows(rows, index, functools.partial(moved_as_stored, rows, gathered))
             else:
-                fields[name] = _gathered(rows, index, host_index)
+                fields[name] = gathered(rows)
         return fields
 
 
@@ -96,15 +88,6 @@ def _gathered(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.in
         torch.index_select(words, 0, torch.from_numpy(host_index), out=staged)
         picked = staged.to(index.device, non_blocking=True)
     return picked.view(torch.uint8).view(rows.dtype).view(len(index), *rows.shape[1:])
-
-
-def _gathered_images(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> torch.Tensor:
-    """Returns images (N, H, W, C) at the index, (B, C, H, W) in channels_last memory."""
-    channels_first = rows.permute(CHANNELS_FIRST)
-    if not rows.is_contiguous() and channels_first.is_contiguous():
-        # A file that stores (C, H, W): gathered as it lies, and turned by the device.
-        return _gathered(channels_first, index, host_index).contiguous(memory_format=torch.channels_last)
-    return _gathered(rows, index, host_index).permute(CHANNELS_FIRST)
 
 
 class CachedFeed:
@@ -145,7 +128,7 @@ class CachedFeed:
         self._cache = None
 
 
-class _IndexStream:
+class _IndexStream(BatchStream):
     """Batches of indices into a cache, made as they are asked for: some microseconds each."""
 
     def __init__(self, planned: Iterator[PlannedBatch], cache: RowCache, ring: Ring) -> None:
@@ -153,9 +136,6 @@ class _IndexStream:
         self._cache: RowCache | None = cache
         self._ring = ring
         self._coming = next(planned, None)
-
-    def __iter__(self) -> _IndexStream:
-        return self
 
     def __next__(self) -> FilledBatch:
         planned = self._coming
@@ -170,11 +150,7 @@ class _IndexStream:
         return self._ring.hand_over(slot, planned, 0)
 
     def ready(self) -> bool:
-        """Whether next() would return a batch; it never waits."""
         return self._coming is not None
-
-    def depth(self) -> None:
-        """Returns None: no batch is made before it is asked for."""
 
     def close(self) -> None:
         """Ends the pass, and lets go of the cache."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -34,24 +34,18 @@ from fastload.transforms.engine.placement import ImageRows
 CHANNELS_FIRST = (0, 3, 1, 2)
 
 
-class BatchStream(Protocol):
+class BatchStream(Iterator[FilledBatch]):
     """A stream of filled slots, in order: one pass of a feed."""
-
-    def __iter__(self) -> Iterator[FilledBatch]: ...
-
-    def __next__(self) -> FilledBatch: ...
 
     def ready(self) -> bool:
         """Whether next() would return a batch at once, and neither end nor raise: then its copy can begin early."""
-        ...
+        raise NotImplementedError
 
     def depth(self) -> int | None:
         """Returns how many batches lie ready; None: that is not known."""
-        ...
 
     def close(self) -> None:
         """Ends the pass; nothing is written any more when this returns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,26 +74,28 @@ BeginCopy = Callable[[FilledBatch, Backend], DeviceBatch]
 
 def copy_fields(batch: FilledBatch, backend: Backend) -> DeviceBatch:
     """Begins the copy of all arrays of a batch to the device, uint8 over the bus; see `BeginCopy`."""
-    fields = {}
-    for name, array in batch.arrays.items():
-        host = torch.from_numpy(array)
-        if name != "images":
-            fields[name] = backend.copy(host.contiguous())
-            continue
-        channels_first = host.permute(CHANNELS_FIRST)
-        if not host.is_contiguous() and channels_first.is_contiguous():
-            # A file that stores (C, H, W): copied as it lies, and permuted by the device.
-            fields[name] = backend.copy(channels_first).contiguous(memory_format=torch.channels_last)
-        else:
-            fields[name] = backend.copy(host.contiguous()).permute(CHANNELS_FIRST)
+    hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+    fields = {
+        name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
+        for name, host in hosts.items()
+    }
     return DeviceBatch(batch, fields)
+
+
+def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory."""
+    channels_first = images.permute(CHANNELS_FIRST)
+    if not images.is_contiguous() and channels_first.is_contiguous():
+        # A file that stores (C, H, W): moved as it lies, and turned by the device.
+        return move(channels_first).contiguous(memory_format=torch.channels_last)
+    return move(images.contiguous()).permute(CHANNELS_FIRST)
 
 
 SLOTS_IN_COPY = 2
 """Slots that a stage keeps while their copies run."""
 
 
-class DeviceStage:
+class DeviceStage(Iterator[DeviceBatch]):
     """The batches of a stream on their device, in order. An iterator for one thread; `close` gives back every slot.
 
     Args:
@@ -131,9 +127,6 @@ class DeviceStage:
         self._probe = probe
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
-
-    def __iter__(self) -> DeviceStage:
-        return self
 
     # No generator: its frame would keep the last batch alive, and its memory busy, while the user works on it.
     def __next__(self) -> DeviceBatch:

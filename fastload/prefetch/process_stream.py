@@ -19,7 +19,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pickle import PicklingError
 from typing import Any
 
@@ -29,7 +28,7 @@ from torch.utils.data import Sampler
 
 from fastload.errors import OptionError, WorkerError
 from fastload.plan import PlannedBatch, batch_seed
-from fastload.prefetch.auto_workers import WorkerStats, WorkerWatch
+from fastload.prefetch.auto_workers import WorkerStats
 from fastload.prefetch.device_stage import BatchStream, copy_fields
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
@@ -37,9 +36,8 @@ from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
 from fastload.prefetch.sample_layout import SampleLayout, as_array
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.thread_stream import open_ahead
+from fastload.prefetch.thread_stream import announced
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
-from fastload.read.readahead import announced_ahead
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
 from fastload.transforms import check_pipeline
@@ -56,58 +54,61 @@ Seed = Callable[[int], int]
 """Returns the seed of the batch of a step, for random numbers that Python code draws."""
 
 
-@dataclass
-class PoolState:
-    """The state that the requests of all epochs share; `under_way` are the requested batches, in order."""
+class Requests(Sampler[BatchRequest]):
+    """The sampler of the `DataLoader`: yields a request for each batch of the current epoch.
 
-    layout: SampleLayout | None = None
-    ring: Ring | None = None
-    under_way: deque[tuple[PlannedBatch, Slot]] = field(default_factory=deque)
-
-
-class _Requests(Sampler[BatchRequest]):
-    """The sampler of the `DataLoader`: yields the requests that the current epoch put here."""
+    Attributes:
+        planned, seed, timed: of the current epoch.
+        layout, ring: of the slots; None: not known yet.
+        under_way: the requested batches, in order.
+    """
 
     def __init__(self) -> None:
-        self.coming: Iterator[BatchRequest] = iter(())
+        self.planned: Iterator[PlannedBatch] = iter(())
+        self.seed: Seed = int
+        self.timed = False
+        self.layout: SampleLayout | None = None
+        self.ring: Ring | None = None
+        self.under_way: deque[tuple[PlannedBatch, Slot]] = deque()
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        return self.coming
-
-
-def _requests(state: PoolState, planned: Iterator[PlannedBatch], seed: Seed, timed: bool) -> Iterator[BatchRequest]:
-    """Yields a request for each planned batch; the first ones ask what a slot has to hold."""
-    assert not state.under_way, "an epoch that was left early ends its workers"
-    asked = False
-    for batch in planned:
-        while state.ring is None:
-            # The batch's first sample says what a slot has to hold; until then other requests only keep their turn.
-            yield BatchRequest(-1, batch.rows[:0] if asked else batch.rows[:1], seed(batch.step), None)
-            asked = True
-        slot = state.ring.take()
-        assert slot is not None, "there are more slots than batches under way or in the user's hands"
-        state.under_way.append((batch, slot))
-        yield BatchRequest(slot.number, batch.rows, seed(batch.step), state.layout, timed)
+        assert not self.under_way, "an epoch that was left early ends its workers"
+        asked = False
+        for batch in self.planned:
+            while self.ring is None:
+                # The batch's first sample says what a slot has to hold; until then other requests only keep their turn.
+                yield BatchRequest(-1, batch.rows[:0] if asked else batch.rows[:1], self.seed(batch.step), None)
+                asked = True
+            slot = self.ring.take()
+            assert slot is not None, "there are more slots than batches under way or in the user's hands"
+            self.under_way.append((batch, slot))
+            yield BatchRequest(slot.number, batch.rows, self.seed(batch.step), self.layout, self.timed)
 
 
 class ProcessFeed:
     """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
     The processes and the ring they fill stay from one finished epoch to the next.
+
+    Attributes:
+        starved_s: seconds of this pass that batches were waited for that were not ready when they were asked for. What
+            came before the first batch, such as imports, is left out, here and in `busy_before_s`.
+        busy_before_s: seconds that the workers had run or wanted a CPU when the pass gave its first batch; None: not
+            known, or not asked for.
     """
 
     begin_copy = staticmethod(copy_fields)
 
     def __init__(self, options: Resolved) -> None:
         self.views: Mapping[str, torch.dtype] = {}
-        self.state = PoolState()
+        self.requests = Requests()
         self.warned = False  # of changing samples
         self._options = options
         self._passes = 0
-        self._watch = WorkerWatch(lambda: None)  # of the last pass
+        self.starved_s = 0.0
+        self.busy_before_s: float | None = None
         self._unpin: list[Callable[[], None]] = []
         self._memory = SharedMemory()
-        self._requests = _Requests()
         self._workers: Workers | None = None
         with warnings.catch_warnings():
             if options.auto_workers:  # more workers than CPUs are right where they wait
@@ -115,7 +116,7 @@ class ProcessFeed:
             self._loader = WorkerLoader(
                 Filler(options.data, self._memory, options.plan.batch_size),
                 batch_size=None,
-                sampler=self._requests,
+                sampler=self.requests,
                 num_workers=options.num_workers,
                 collate_fn=_as_it_is,
                 prefetch_factor=PREFETCH,
@@ -140,31 +141,42 @@ class ProcessFeed:
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
     def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
-        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one."""
-        watch = WorkerWatch(self._busy_s) if self._options.auto_workers else None
-        stream = ProcessStream(self, self._options, planned, epoch, watch=watch, timed=timed)
-        self._passes += 1
-        self._watch = watch or self._watch
-        return stream
-
-    def worker_stats(self) -> WorkerStats:
-        """Returns what the processes did in the current pass."""
-        ring = self.state.ring
-        return WorkerStats(
-            self._loader.num_workers,
-            self._watch.busy_s,
-            self._watch.starved_s,
-            were_started=self._passes == 1,
-            worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
-        )
-
-    def begin(self, planned: Iterator[PlannedBatch], seed: Seed, *, timed: bool = False) -> Workers:
-        """Begins an epoch and returns its results; starts the workers if they do not wait from the last one.
+        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one.
 
         Raises:
             OptionError: this process may not have workers, or the dataset cannot be sent to them.
             WorkerError: the process that starts them ended.
         """
+        options, batch_bytes = self._options, 0
+        if isinstance(options.data, PackedInput):
+            file, layout = options.data.dataset.file, options.data.dataset.layout()
+            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
+        with ExitStack() as resources:
+            self.requests.planned = announced(options, planned, lambda batch: batch.rows, batch_bytes, resources)
+            self.requests.seed = functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank)
+            self.requests.timed = timed
+            try:
+                self._workers = self._begin()
+            except BaseException:
+                self.close(kill=True)
+                raise
+            self._passes += 1
+            self.starved_s, self.busy_before_s = 0.0, None
+            return ProcessStream(self, self._workers, resources.pop_all(), watched=options.auto_workers)
+
+    def worker_stats(self) -> WorkerStats:
+        """Returns what the processes did in the current pass."""
+        ring, before_s, now_s = self.requests.ring, self.busy_before_s, self.busy_s()
+        return WorkerStats(
+            self._loader.num_workers,
+            None if before_s is None or now_s is None else now_s - before_s,
+            self.starved_s,
+            were_started=self._passes == 1,
+            worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
+        )
+
+    def _begin(self) -> Workers:
+        """Begins an epoch of the workers, and returns their results."""
         process = multiprocessing.process.current_process()
         if process.daemon:
             raise OptionError(
@@ -176,7 +188,6 @@ class ProcessFeed:
                 f"this process is importing the main script only to start a worker, and the script makes workers of "
                 f"its own. {GUARD}"
             )
-        self._requests.coming = _requests(self.state, planned, seed, timed)
         try:
             with warnings.catch_warnings():
                 # The error below says it better.
@@ -196,7 +207,6 @@ class ProcessFeed:
                 f'multiprocessing.set_start_method("fork") first.'
             ) from error
         assert isinstance(workers, Workers), "WorkerLoader makes them"
-        self._workers = workers
         return workers
 
     def prepare(self, layout: SampleLayout) -> None:
@@ -204,12 +214,13 @@ class ProcessFeed:
         options = self._options
         _check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
-        self.state.layout, self.state.ring = layout, Ring(fields, 0, manual_release=options.backend is not None)
+        self.requests.layout = layout
+        self.requests.ring = Ring(fields, 0, manual_release=options.backend is not None)
         self.add_slots(SLACK + PREFETCH * self._loader.num_workers + 1)
 
     def add_slots(self, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
-        ring = self.state.ring
+        ring = self.requests.ring
         assert ring is not None, "the layout of a slot is known"
         num_bytes = max(1, ring.slot_bytes)
         first = self._memory.extend(num_bytes * count)
@@ -224,7 +235,7 @@ class ProcessFeed:
                     self._unpin.append(unpin)
             ring.add(memory)
 
-    def _busy_s(self) -> float | None:
+    def busy_s(self) -> float | None:
         """Returns the seconds that the workers ran or wanted a CPU so far; None: there are none, or one died."""
         return busy_processes_s(self._workers.pids) if self._workers is not None else None
 
@@ -239,7 +250,8 @@ class ProcessFeed:
         self._loader._iterator = None
         while self._unpin:
             self._unpin.pop()()
-        self.state = PoolState()
+        self.requests.layout = self.requests.ring = None
+        self.requests.under_way.clear()
         self._memory.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -266,48 +278,22 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
     check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
 
 
-class ProcessStream:
+class ProcessStream(BatchStream):
     """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
-    def __init__(
-        self,
-        feed: ProcessFeed,
-        options: Resolved,
-        planned: Iterator[PlannedBatch],
-        epoch: int,
-        *,
-        watch: WorkerWatch | None = None,
-        timed: bool = False,
-    ) -> None:
+    def __init__(self, feed: ProcessFeed, results: Workers, resources: ExitStack, *, watched: bool) -> None:
         self._feed = feed
-        self._watch = watch
-        self._exhausted = False
-        self._results: Workers | None = None
+        self._results: Workers | None = results
+        self._resources = resources
+        self._watched = watched
+        self._begun = self._exhausted = False
         self._pid = os.getpid()
-        batch_bytes = 0
-        if isinstance(options.data, PackedInput):
-            file, layout = options.data.dataset.file, options.data.dataset.layout()
-            batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
-        with ExitStack() as resources:
-            ahead = open_ahead(options, batch_bytes, resources)
-            if ahead is not None:
-                planned = announced_ahead(planned, lambda batch: ahead.announce(batch.rows), ahead.depth)
-            seed = functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank)
-            try:
-                self._results = feed.begin(planned, seed, timed=timed)
-            except BaseException:
-                feed.close(kill=True)
-                raise
-            self._resources = resources.pop_all()
-
-    def __iter__(self) -> ProcessStream:
-        return self
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""
         if self._results is None:
             raise StopIteration
-        ready = self._watch is not None and self.ready()
+        ready = self._watched and self.ready()
         asked_s = time.perf_counter()
         try:
             while True:
@@ -327,16 +313,17 @@ class ProcessStream:
             self._results = None
             self._feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
             raise
-        if self._watch is not None:
-            self._watch.note(ready=ready, waited_s=time.perf_counter() - asked_s)
+        if self._watched and not self._begun:
+            self._feed.busy_before_s = self._feed.busy_s()
+        elif self._watched and not ready:
+            self._feed.starved_s += time.perf_counter() - asked_s
+        self._begun = True
         return batch
 
     def ready(self) -> bool:
-        """Whether next() would most likely return a batch without waiting."""
         return self._results is not None and self._results.waiting()
 
     def depth(self) -> int | None:
-        """Returns how many batches have arrived, or None where the system does not say."""
         return self._results.num_waiting() if self._results is not None else 0
 
     def close(self) -> None:
@@ -349,9 +336,10 @@ class ProcessStream:
             self._resources.close()
 
     def _hand_over(self, result: BatchResult) -> FilledBatch:
-        ring, layout = self._feed.state.ring, self._feed.state.layout
+        requests = self._feed.requests
+        ring, layout = requests.ring, requests.layout
         assert ring is not None and layout is not None, "a batch is made in a slot"
-        planned, slot = self._feed.state.under_way.popleft()
+        planned, slot = requests.under_way.popleft()
         assert slot.number == result.slot, "results come in order"
         if result.layout is None:
             batch = ring.hand_over(slot, planned, ring.slot_bytes)

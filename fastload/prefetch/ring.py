@@ -73,16 +73,14 @@ class _Loan:
         self.__array_interface__ = memory.__array_interface__
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
-    """Memory for one batch, and arrays (B, ...) over it by field, for the worker that fills it."""
+    """Memory for one batch."""
 
-    __slots__ = ("arrays", "loan", "memory", "number")
-
-    def __init__(self, number: int, memory: NDArray[np.uint8], arrays: dict[str, NDArray[Any]]) -> None:
-        self.number = number
-        self.memory = memory
-        self.arrays = arrays  # the workers' views
-        self.loan: weakref.ref[Any] | None = None
+    number: int
+    memory: NDArray[np.uint8]
+    arrays: dict[str, NDArray[Any]]  # over the memory, (B, ...) by field, for the worker that fills it
+    loan: weakref.ref[Any] | None = None
 
 
 class Ring:

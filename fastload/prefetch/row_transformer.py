@@ -104,6 +104,7 @@ class RowTransformer:
             FormatError: a sample is damaged; names it.
             OptionError: an image is too small for its crop.
         """
+        use_one_torch_thread()
         rows, count = planned.rows, len(planned.rows)
         targets = fields_on_cpu({name: slot[name] for name, _, _ in self.fields}, self.views)
         images = targets["images"]
@@ -146,32 +147,19 @@ class RowTransformer:
         if placement is None:
             self._one_by_one(rows, index, draws, fields, output)
         else:
-            self._at_once(rows, index, placement, fields, output)
+            factors = shrink_factors(index, placement)
+            placement = placement.snapped(factors, index.shape)
+            self._place_images(rows, index, placement, factors, output)
+            if self._has_masks:
+                placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8)
+                for some in runs(index.shape[:, :2].prod(axis=1, dtype=np.int64)):
+                    place_varied_masks(self._masks(rows, some, fields), placement.part(some), placed[some])
+                    lap("transform")
+                fields["masks"] = placed
+            if self._augmentation.coordinates:
+                fields |= place_varied_coordinates(fields, placement, self._augmentation.coordinates)
         fields["images"] = output
         return int(index.bytes.sum())
-
-    def _at_once(
-        self,
-        rows: NDArray[np.int64],
-        index: RaggedIndex,
-        placement: Placement,
-        fields: dict[str, torch.Tensor],
-        output: torch.Tensor,
-    ) -> None:
-        """Fills the output, and places masks and coordinates among the fields."""
-        factors = shrink_factors(index, placement)
-        placement = placement.snapped(factors, index.shape)
-        self._place_images(rows, index, placement, factors, output)
-        if self._has_masks:
-            placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8)
-            sizes = index.shape[:, :2].prod(axis=1, dtype=np.int64)
-            for some in runs(sizes):
-                masks = self._masks(rows, some, fields)
-                place_varied_masks(masks, placement.part(some), placed[some])
-                lap("transform")
-            fields["masks"] = placed
-        if self._augmentation.coordinates:
-            fields |= place_varied_coordinates(fields, placement, self._augmentation.coordinates)
 
     def _one_by_one(
         self,
@@ -181,7 +169,7 @@ class RowTransformer:
         fields: dict[str, torch.Tensor],
         output: torch.Tensor,
     ) -> None:
-        """Does what `_at_once` does where one placement cannot describe the head: padding, two resizes, 16 bits."""
+        """Runs a head that one placement cannot describe, image by image: padding, two resizes, 16 bits."""
         assert self._head is not None, "only ragged images come here"
         names = [*self._augmentation.coordinates, *(["masks"] if self._has_masks else [])]
         made: dict[str, list[torch.Tensor]] = {name: [] for name in names}
@@ -238,19 +226,13 @@ class RowTransformer:
             parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
             shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
             shown = shown.in_decoded(shrunk, tops)
-            begins, widths = (
-                [offset_in(memory, part.pixels) for part in parts],
-                [part.pixels.shape[1] for part in parts],
-            )
-            if min(begins) >= 0:
-                sources = np.array([begins, widths], np.int64).T
-                place_samples(torch.from_numpy(memory), sources, shown, out, self._constants)
-            else:
+            begins = [offset_in(memory, part.pixels) for part in parts]
+            if min(begins) < 0:
                 # One that only Pillow decodes comes at its full size, and may have found no room.
-                for at, part in enumerate(parts):
-                    flat, one = np.ascontiguousarray(part.pixels).reshape(-1), slice(at, at + 1)
-                    source = np.array([[0, widths[at]]])
-                    place_samples(torch.from_numpy(flat), source, shown.part(one), out[one], self._constants)
+                flat = [part.pixels.reshape(-1) for part in parts]
+                memory, begins = np.concatenate(flat), np.cumsum([0, *map(len, flat[:-1])]).tolist()
+            sources = np.array([begins, [part.pixels.shape[1] for part in parts]], np.int64).T
+            place_samples(torch.from_numpy(memory), sources, shown, out, self._constants)
             lap("transform")
 
     def _scratch(self, least: int) -> NDArray[np.uint8]:

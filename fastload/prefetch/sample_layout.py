@@ -180,33 +180,24 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
     values = [sample]
     if isinstance(sample, (Mapping, tuple, list)):
         values = list(sample.values() if isinstance(sample, Mapping) else sample)
+    arrays = [as_array(value) for value in values]
+    shapes = [None if array is None else array.shape for array in arrays]
+    images = [i for i, shape in enumerate(shapes) if shape is not None and len(shape) == 3]
     if keys is None and names is not None and len(names) == len(values):
-        own = [name if name != "images" or _is_image(value) else "0" for name, value in zip(names, values, strict=True)]
+        own = ["0" if name == "images" and i not in images else name for i, name in enumerate(names)]
         return SampleForm(tuple(own), None)
     # Transforms look for "images", and move "masks" along.
-    given = [f"{i}:{key}" for i, key in enumerate(keys)] if keys is not None else map(str, range(len(values)))
-    found = list(given)
-    candidates = range(len(values)) if keys is None else [i for i, key in enumerate(keys) if key in _IMAGE_KEYS]
-    image = next((i for i in candidates if _is_image(values[i])), None)
-    if image is not None and (keys is not None or image == 0):
+    found = [str(i) if keys is None else f"{i}:{keys[i]}" for i in range(len(values))]
+    image = next((i for i in images if (i == 0 if keys is None else keys[i] in _IMAGE_KEYS)), None)
+    if image is not None:
         found[image] = "images"
-        size = as_array(values[image]).shape[1:]  # type: ignore[union-attr]  # it is an image, and so an array
-        mask = next((i for i, value in enumerate(values) if getattr(as_array(value), "shape", None) == size), None)
-        if mask is not None:
-            found[mask] = "masks"
+        size = (shapes[image] or ())[1:]
+        if size in shapes:
+            found[shapes.index(size)] = "masks"
         # MixUp and CutMix look for "labels".
-        where = [1] if keys is None else [i for i, key in enumerate(keys) if key in _LABEL_KEYS]
-        label = next((i for i in where if i < len(values) and _is_class(values[i])), None)
-        if label is not None:
-            found[label] = "labels"
+        for i, array in enumerate(arrays):
+            named = i == 1 if keys is None else keys[i] in _LABEL_KEYS
+            if named and array is not None and array.ndim == 0 and array.dtype.kind in "iu":
+                found[i] = "labels"
+                break
     return SampleForm(tuple(found), keys)
-
-
-def _is_image(value: Any) -> bool:
-    array = as_array(value)
-    return array is not None and array.ndim == 3
-
-
-def _is_class(value: Any) -> bool:
-    array = as_array(value)
-    return array is not None and array.ndim == 0 and array.dtype.kind in "iu"

@@ -57,20 +57,11 @@ class SharedMemory:
         return offset
 
     def view(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns a part of the memory, uint8 (num_bytes,), mapped for as long as an array over it lives.
-
-        Args:
-            offset: a multiple of the page size.
-            num_bytes: length of the part.
-        """
-        if self._whole is None:
-            self._whole = self._mapped(0, os.fstat(self._fd).st_size)
-        if offset + num_bytes <= len(self._whole):
-            return self._whole[offset : offset + num_bytes]
-        return self._mapped(offset, num_bytes)  # was added since
-
-    def _mapped(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        return np.frombuffer(mmap.mmap(self._fd, num_bytes, flags=mmap.MAP_SHARED, offset=offset), np.uint8)
+        """Returns a part of the memory, uint8 (num_bytes,), mapped for as long as an array over it lives."""
+        if self._whole is None or offset + num_bytes > len(self._whole):  # was added since
+            size = os.fstat(self._fd).st_size
+            self._whole = np.frombuffer(mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED), np.uint8)
+        return self._whole[offset : offset + num_bytes]
 
     def close(self) -> None:
         """Lets go of the file; views that are left keep their memory."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,8 @@ from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, copy_fiel
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot, SlotField
-from fastload.prefetch.row_transformer import RowTransformer, use_one_torch_thread
+from fastload.prefetch.row_transformer import RowTransformer
 from fastload.read.readahead import announced_ahead, has_read_ahead
-from fastload.read.reader import RowReader
 from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import WorkerInfo
 from fastload.timing.ranges import span
@@ -44,6 +43,11 @@ from fastload.timing.stopwatch import Stopwatch
 _AHEAD_BYTES = 64 * 2**20
 _MAX_AHEAD = 64
 
+Item = TypeVar("Item")
+
+Group = tuple[list[PlannedBatch], PlannedBatch]
+"""Batches that are filled at a time, and one batch of all their rows."""
+
 GROUP_BYTES = 12 * 2**20
 """Bytes that are filled at a time, about, where batches are smaller."""
 
@@ -52,13 +56,6 @@ Fill = Callable[[PlannedBatch, Mapping[str, NDArray[Any]]], int]
 
 Present = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 """Turns arrays as filled into arrays as handed over, views or copies."""
-
-
-class Ahead(NamedTuple):
-    """How coming rows are announced to the kernel."""
-
-    announce: Callable[[NDArray[np.int64]], None]  # called with the rows of each request, int64 (B,), before the read
-    depth: int  # requests announced beyond those that have a slot
 
 
 class ThreadFeed:
@@ -117,19 +114,23 @@ class ThreadFeed:
             epoch: its number.
             timed: whether batches say what they cost the threads or processes that make them.
         """
-        if self._transformer is None:
-            fill = functools.partial(_gathered, self._reader)
-        else:
-            fill = functools.partial(_transformed, self._transformer, epoch)
+        reader, transformer = self._reader, self._transformer
+
+        def fill(planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+            if transformer is None:
+                return reader.gather(planned.rows, arrays)
+            return transformer.fill(epoch, planned, arrays)
+
         with ExitStack() as resources:
+            groups = coalesced(planned, self._group)
+            groups = announced(self._options, groups, lambda group: group[1].rows, self._ring.slot_bytes, resources)
             stream = ThreadStream(
-                planned,
+                groups,
                 fill,
                 self._ring,
                 workers=self._workers,
                 group=self._group,
                 present=self._present,
-                ahead=open_ahead(self._options, self._ring.slot_bytes, resources),
                 timed=timed,
             )
             if self._options.decodes or self._transformer is not None:
@@ -148,28 +149,24 @@ class ThreadFeed:
         self._reader.close()
 
 
-def _gathered(reader: RowReader, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Fills a slot with a batch's rows as they are; returns their bytes."""
-    return reader.gather(planned.rows, arrays)
+def announced(
+    options: Resolved,
+    coming: Iterator[Item],
+    rows_of: Callable[[Item], NDArray[np.int64]],
+    item_bytes: int,
+    resources: ExitStack,
+) -> Iterator[Item]:
+    """Returns the items, and announces their rows to the kernel some time before, until the resources are closed.
 
-
-def _transformed(
-    transformer: RowTransformer, epoch: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]
-) -> int:
-    """Fills a slot with a transformed batch; returns the bytes of its rows."""
-    use_one_torch_thread()
-    return transformer.fill(epoch, planned, arrays)
-
-
-def open_ahead(options: Resolved, batch_bytes: int, resources: ExitStack) -> Ahead | None:
-    """Returns what announces a packed dataset's rows to the kernel until the resources are closed; None: nothing."""
+    Not where samples are no rows of a packed file.
+    """
     # In file order the kernel's own read-ahead is better: cold, 19,500 images/s against 11,300 with ours.
-    announces = has_read_ahead() and options.plan.shuffle is not False
-    if not announces or not isinstance(options.data, PackedInput):
-        return None
+    if not has_read_ahead() or options.plan.shuffle is False or not isinstance(options.data, PackedInput):
+        return coming
     read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
-    return Ahead(read_ahead.announce, min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, batch_bytes))))
+    depth = min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, item_bytes)))
+    return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth)
 
 
 @dataclass(eq=False)
@@ -185,17 +182,16 @@ class _Request:
     done: bool = False  # whether the thread has given it back
 
 
-class ThreadStream:
+class ThreadStream(BatchStream):
     """Batches in the order planned, filled ahead of their use by threads. An iterator for one thread; `close` ends it.
 
     Args:
-        planned: batches of equal size to read, in order.
+        coming: batches of equal size to read, in order, `group` at a time; the last ones may be fewer.
         fill: writes a batch; called by the threads.
         ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
         workers: threads, 1 or more.
-        group: batches that are filled at a time; see `group_size`. The last ones may be fewer.
+        group: batches that are filled at a time; see `group_size`.
         present: what becomes of the arrays when they are handed over; None: nothing.
-        ahead: announces coming rows; None: nobody does.
         timed: whether batches say what they cost.
 
     Attributes:
@@ -204,20 +200,17 @@ class ThreadStream:
 
     def __init__(
         self,
-        planned: Iterator[PlannedBatch],
+        coming: Iterator[Group],
         fill: Fill,
         ring: Ring,
         *,
         workers: int,
         group: int = 1,
         present: Present | None = None,
-        ahead: Ahead | None = None,
         timed: bool = False,
     ) -> None:
         self.resources = ExitStack()
-        self._coming = _coalesced(planned, group)
-        if ahead is not None:
-            self._coming = announced_ahead(self._coming, lambda coming: ahead.announce(coming[1].rows), ahead.depth)
+        self._coming = coming
         self._group = group
         self._ring = ring
         self._present = present
@@ -237,9 +230,6 @@ class ThreadStream:
         self._begin()
         # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
         self._threads[0].start()
-
-    def __iter__(self) -> ThreadStream:
-        return self
 
     # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
     def __next__(self) -> FilledBatch:
@@ -372,7 +362,7 @@ def group_size(batch_bytes: int, num_steps: int) -> int:
     return max(1, min(GROUP_BYTES // max(1, batch_bytes), num_steps // 8))
 
 
-def _coalesced(planned: Iterator[PlannedBatch], group: int) -> Iterator[tuple[list[PlannedBatch], PlannedBatch]]:
+def coalesced(planned: Iterator[PlannedBatch], group: int) -> Iterator[Group]:
     """Yields so many batches at a time, and one batch of all their rows."""
     while members := list(islice(planned, group)):
         if group == 1:

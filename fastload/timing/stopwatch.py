@@ -40,8 +40,7 @@ def run_delay_reader() -> Callable[[], float]:
     Only the calling thread may call it. Always 0 where the system does not say; Linux does, in
     /proc/thread-self/schedstat.
     """
-    file = _ProcFile.open("/proc/thread-self/schedstat")
-    return (lambda: 0.0) if file is None else lambda: int(file.read().split()[1]) / 1e9
+    return _ProcFile("/proc/thread-self/schedstat").delay_s
 
 
 class Stopwatch:
@@ -60,8 +59,8 @@ class Stopwatch:
     def __init__(self, rest: str, *, by_threads: bool) -> None:
         self._rest = rest
         self._by_threads = by_threads
-        self._delays = _ProcFile.open("/proc/thread-self/schedstat")
-        self._counters = _ProcFile.open("/proc/self/io")
+        self._delays = _ProcFile("/proc/thread-self/schedstat")
+        self._counters = _ProcFile("/proc/self/io")
         self._faults = getattr(resource, "RUSAGE_THREAD", None)
         self._was_read = self._read_so_far()
         self.begin()
@@ -79,7 +78,7 @@ class Stopwatch:
         self._samples: list[float] = []
         if not self._by_threads:  # receiving the request for the batch was a read, too
             self._was_read = self._read_so_far()
-        self._begun_waited_s = self._waited_s = self._delay_s()
+        self._begun_waited_s = self._waited_s = self._delays.delay_s()
         self._spent_s = self._sample_s = 0.0
         self._wall_s = time.perf_counter()
         self._thread_s = time.thread_time()
@@ -93,7 +92,7 @@ class Stopwatch:
         self._running[stage] = self._running.get(stage, 0.0) + ran_s
         self._spent_s += ran_s
         if off_s > _SHORT_S:
-            waited_s = self._delay_s()
+            waited_s = self._delays.delay_s()
             blocked_s = max(0.0, off_s - (waited_s - self._waited_s))
             self._waited_s = waited_s
             self._spent_s += blocked_s
@@ -129,23 +128,20 @@ class Stopwatch:
             blocked["reading"] = blocked.get("reading", 0.0) + self._lock_s
         names = {**self._running, **blocked}
         stages = {name: Work(self._running.get(name, 0.0), blocked.get(name, 0.0)) for name in names}
-        runnable_s = max(0.0, self._delay_s() - self._begun_waited_s)
+        runnable_s = max(0.0, self._delays.delay_s() - self._begun_waited_s)
         return BatchWork(stages, lock_s, beyond_usual_s(self._samples), runnable_s)
-
-    def _delay_s(self) -> float:
-        return int(self._delays.read().split()[1]) / 1e9 if self._delays is not None else 0.0
 
     def _read_so_far(self) -> tuple[int, ...]:
         """Returns numbers that change when this process reads files, or this thread waits for pages of one."""
         faults = resource.getrusage(self._faults).ru_majflt if self._faults is not None else 0
-        if self._counters is None:
-            return (faults,)
         content = self._counters.read()
+        if not content:
+            return (faults,)
         fields = content.split()
         from_disk = int(fields[9])
         if self._by_threads:  # reads of other threads say nothing about this one
             return faults, from_disk
-        own = self._counters.num_bytes + (self._delays.num_bytes if self._delays is not None else 0)
+        own = self._counters.num_bytes + self._delays.num_bytes
         return faults, from_disk, int(fields[1]) - own + len(content)
 
 
@@ -156,30 +152,30 @@ class _ProcFile:
         num_bytes: bytes read so far; the system counts them among those that this process reads.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._buffer = ctypes.create_string_buffer(512)
-        self._pread = _pread()
+    def __init__(self, path: str) -> None:
         self.num_bytes = 0
-        weakref.finalize(self, os.close, fd)
-
-    @classmethod
-    def open(cls, path: str) -> _ProcFile | None:
-        """Opens the file; returns None where there is none."""
+        self._fd = -1
         try:
-            file = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) if _LINUX else None
+            if _LINUX:
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._buffer = ctypes.create_string_buffer(512)
+                weakref.finalize(self, os.close, self._fd)
         except OSError:
-            return None
-        return file if file is not None and file.read() else None  # some sandboxes open it and then refuse
+            pass
 
     def read(self) -> bytes:
-        """Returns its present content, at most 512 bytes."""
-        count: int = self._pread(self._fd, self._buffer, 512, 0)
+        """Returns its present content, at most 512 bytes; nothing where there is no such file, or it is refused."""
+        count: int = _pread()(self._fd, self._buffer, 512, 0) if self._fd >= 0 else 0
         if count <= 0:
             return b""
         self.num_bytes += count
         content: bytes = self._buffer[:count]  # type: ignore[assignment]  # of c_char, typeshed says a list
         return content
+
+    def delay_s(self) -> float:
+        """Returns the seconds that a thread waited for a CPU, out of its schedstat; 0 if that is not there."""
+        content = self.read()
+        return int(content.split()[1]) / 1e9 if content else 0.0
 
 
 _local = threading.local()

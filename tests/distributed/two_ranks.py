@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fastload import FastLoader, OptionError
-from fastload.loader.echo_policy import AutoEcho
+from fastload.loader.echo_policy import EchoPolicy
 from fastload.plan import Pace
 
 # A rank that takes a step more than the others waits for them no longer than this.
@@ -38,7 +38,7 @@ class Source(torch.utils.data.Dataset):
         return torch.tensor(float(index))
 
 
-class Told(AutoEcho):
+class Told(EchoPolicy):
     """Decides by times that it is told of instead of those of a clock, which depend on what else runs."""
 
     batch_s = 0.0
@@ -69,7 +69,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Linear(1, 1))
     source = Source()
     loader = FastLoader(source, BATCH_SIZE, echo="auto", workers=1)
-    loader._echo = Told(loader._echo._agreement)
+    loader._echo = Told(chooses=True, agreement=loader._echo._agreement)
     loader._echo.batch_s = 3.5 if rank == 1 else 0.1
     epochs = []
     for epoch in range(6):

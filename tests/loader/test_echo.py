@@ -17,7 +17,7 @@ from fastload import FastLoader, MixedEcho, PackedDataset
 from fastload.distributed.consensus import Agreement
 from fastload.distributed.ranks import Share
 from fastload.errors import StateError
-from fastload.loader.echo_policy import AutoEcho
+from fastload.loader.echo_policy import EchoPolicy
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
@@ -129,7 +129,7 @@ def test_batches_are_kept_only_while_they_will_be_used(schedule):
 
 
 def test_auto_follows_a_source_that_is_slow_and_then_becomes_fast(caplog):
-    clock, policy, factors = Clock(), AutoEcho(None), []
+    clock, policy, factors = Clock(), EchoPolicy(chooses=True), []
     caplog.set_level(logging.INFO, logger="fastload")
     for epoch in range(10):
         schedule = policy.next_schedule(60)
@@ -146,7 +146,10 @@ def test_auto_follows_a_source_that_is_slow_and_then_becomes_fast(caplog):
 
 def two_ranks():
     store = dist.HashStore()
-    return [AutoEcho(Agreement(store, Share(rank, 2), what="it", timeout_s=0.01)) for rank in range(2)]
+    return [
+        EchoPolicy(chooses=True, agreement=Agreement(store, Share(rank, 2), what="it", timeout_s=0.01))
+        for rank in range(2)
+    ]
 
 
 def test_ranks_take_what_the_slowest_needs_and_say_so(caplog):
@@ -191,7 +194,7 @@ class Interrupted:
 
 
 def test_what_could_not_be_published_when_a_pass_ended_is_when_the_factor_is_needed():
-    policy = AutoEcho(Agreement(Interrupted(), Share(0, 1), what="it", timeout_s=0.01))
+    policy = EchoPolicy(chooses=True, agreement=Agreement(Interrupted(), Share(0, 1), what="it", timeout_s=0.01))
     policy.ended(SLOW, 1)
     assert policy.next_schedule(5).factor == 3
 
@@ -210,7 +213,7 @@ def test_a_state_that_is_refused_changes_nothing(packed):
     assert len(loader) == 36 and len(list(iterator)) == 35
 
 
-class Told(AutoEcho):
+class Told(EchoPolicy):
     """Decides by the times that it is told of instead of those of a clock, which depend on what else runs."""
 
     def ended(self, pace, factor):
@@ -224,7 +227,7 @@ def rows_of(loader):
 
 def test_auto_in_a_loader_fixes_a_factor_for_each_epoch_and_len_is_true():
     loader = FastLoader(Numbers(), 4, echo="auto", workers=1, shuffle="full")
-    loader._echo = Told(None)
+    loader._echo = Told(chooses=True)
     assert len(loader) == len(loader) == 12
     assert len(rows_of(loader)) == 12 and loader.stats.echo == 1
     factor, rest = divmod(len(loader), 12)
@@ -272,26 +275,26 @@ def test_a_state_of_auto_holds_the_factor_of_its_epoch(packed, stop, through):
 
 def test_len_is_true_whatever_came_before(packed):
     loader = auto_with(packed, 3)
-    iterator = iter(loader)
-    next(iterator)
-    assert len(loader) == 36  # of the running one
-    loader.set_epoch(50)
-    expected = len(loader)
-    assert expected % 12 == 0 and len(rows_of(loader)) == expected and loader.epoch == 50
-    for _ in range(3):
-        loader.set_epoch(50)
+    running = iter(loader)
+    next(running)
+    assert len(loader) == 36
+
+    def whole_epoch():
         expected = len(loader)
-        assert len(rows_of(loader)) == expected
-    for _ in loader:
-        break
-    expected = len(loader)
-    assert len(rows_of(loader)) == expected
+        assert expected % 12 == 0 and len(rows_of(loader)) == expected
+        return expected
+
+    for _ in range(4):
+        loader.set_epoch(50)
+        whole_epoch()
+        assert loader.epoch == 50
+    next(iter(loader))
+    whole_epoch()
     state = loader.state_dict()
     for _ in zip(range(5), loader, strict=False):
         pass
     loader.load_state_dict(state)
-    expected = len(loader)
-    assert expected == 12 * state["echo"][2] == len(rows_of(loader))
+    assert whole_epoch() == 12 * state["echo"][2]
 
 
 def test_a_state_of_auto_is_taken_by_a_given_echo_and_the_other_way_round(packed):

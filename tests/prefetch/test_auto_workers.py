@@ -72,25 +72,20 @@ def test_a_loop_that_does_not_wait_keeps_its_workers(epoch, workers, limits):
     assert choice is None or choice.workers == workers
 
 
-def test_workers_that_sleep_become_as_many_as_the_loop_needs_at_once():
-    # Two workers give half of what the loop would take: four would do, and a bit.
-    assert choose_workers(epoch_of(starved=5.0), 2, History(), **ROOM).workers == 5
-    assert choose_workers(epoch_of(starved=9.9), 2, History(), **ROOM).workers == MOST_WORKERS
-
-
-def test_workers_that_compute_do_not_become_more_than_the_cpus_can_run():
-    assert choose_workers(epoch_of(starved=9.0, busy=19.0), 2, History(), **ROOM).workers == 2
-    assert choose_workers(epoch_of(starved=9.0, busy=9.0), 2, History(), **ROOM).workers == 4
-
-
-def test_memory_sets_a_limit():
-    assert choose_workers(epoch_of(starved=9.9), 2, History(), cpus=2, room=3).workers == 5
-
-
-def test_processes_are_not_started_for_less_than_that_takes():
-    short = epoch_of(elapsed=1.5, starved=0.5, busy=0.1, start=6.0)
-    assert choose_workers(short, 2, History(), **ROOM).workers == 2
-    assert choose_workers(short._replace(start_s=0.1), 2, History(), **ROOM).workers > 2
+@pytest.mark.parametrize(
+    ("epoch", "room", "number"),
+    [
+        ({"starved": 5.0}, 2**20, 5),  # they give half of what the loop would take: four would do, and a bit
+        ({"starved": 9.9}, 2**20, MOST_WORKERS),
+        ({"starved": 9.9}, 3, 5),  # the memory has no room for more
+        ({"starved": 9.0, "busy": 19.0}, 2**20, 2),  # the CPUs run no more
+        ({"starved": 9.0, "busy": 9.0}, 2**20, 4),
+        ({"elapsed": 1.5, "starved": 0.5, "busy": 0.1, "start": 6.0}, 2**20, 2),  # starting them would take longer
+        ({"elapsed": 1.5, "starved": 0.5, "busy": 0.1, "start": 0.1}, 2**20, 4),
+    ],
+)
+def test_two_workers_become_as_many_as_help_at_once(epoch, room, number):
+    assert choose_workers(epoch_of(**epoch), 2, History(), cpus=2, room=room).workers == number
 
 
 def test_a_number_that_brings_nothing_is_taken_back_and_left_alone_for_longer_each_time():
@@ -189,15 +184,6 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert given._feed.worker_stats().busy_s is None, "a number that was given is not watched"
     auto.close()
     given.close()
-
-
-def test_a_fast_source_keeps_the_default_number(caplog):
-    caplog.set_level(logging.INFO, logger="fastload")
-    auto = FastLoader(Fast(), 8, workers="auto")
-    auto._auto = Told(starved_s=0.0)
-    epochs_of(auto, 3)
-    assert [record for record in caplog.records if "workers=" in record.getMessage()] == []
-    auto.close()
 
 
 def test_threads_stay_as_many_as_they_are(tmp_path):

@@ -153,28 +153,40 @@ def test_what_a_user_writes_to_a_batch_is_not_seen_by_its_next_use(packed, cache
     ("shape", "axes", "dtype", "options"),
     [
         ((3, 9, 7), (1, 2, 0), np.uint8, {"chunks": (4, 3, 9, 7), "compression": "gzip"}),
-        ((3, 9, 7), (1, 2, 0), np.uint8, {}),
+        ((3, 9, 7), (1, 2, 0), np.uint16, {}),
         ((9, 7), None, np.uint8, {"chunks": (5, 9, 7)}),
+        ((9, 7), None, np.uint16, {"chunks": (7, 5, 7), "compression": "lzf", "shuffle": True}),
         ((9, 7, 3), (0, 1, 2), np.uint16, {}),
         ((9, 7, 3), (0, 1, 2), ">u2", {"chunks": (6, 9, 7, 3), "compression": "gzip"}),
+        ((9, 7, 4), (0, 1, 2), np.uint16, {"chunks": (5, 9, 7, 4)}),
     ],
 )
-@pytest.mark.parametrize("cache", ["device", "host"])
-def test_foreign_and_compressed_files_are_kept_too(tmp_path, shape, axes, dtype, options, cache):
+@pytest.mark.parametrize("shuffle", [True, "chunk", False])
+@pytest.mark.parametrize("cache", [None, "device", "host"])
+def test_foreign_and_compressed_files_are_read_and_kept_too(tmp_path, shape, axes, dtype, options, shuffle, cache):
     pixels = np.random.default_rng(1).integers(0, 250, (33, *shape)).astype(dtype)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("images", data=pixels, **options)
         file["labels"] = np.arange(33, dtype=np.int16)
-    loader = FastLoader(tmp_path / "a.h5", 6, cache=cache, device=Device(), ends="exact")
+    arguments = {"shuffle": shuffle, "cache": cache, "device": Device() if cache else None, "ends": "exact"}
+    if shuffle == "chunk" and not options:
+        with pytest.raises(OptionError, match="full"):
+            FastLoader(tmp_path / "a.h5", 6, **arguments)
+        return
+    loader = FastLoader(tmp_path / "a.h5", 6, **arguments)
     here = np.ascontiguousarray(pixels.astype(np.dtype(dtype).newbyteorder("=")))
     as_hwc = here[..., None] if axes is None else here.transpose(0, *(axis + 1 for axis in axes))
     for _ in range(2):
+        rows = []
         for batch in loader:
             images, labels = batch
             assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), as_hwc[batch.rows.numpy()])
-            assert images.is_contiguous(memory_format=torch.channels_last)
-            assert labels.dtype == torch.int64 and torch.equal(labels, batch.rows)
-    assert loader.stats.bytes_read == 0
+            assert images.numpy().dtype == here.dtype and labels.dtype == torch.int64
+            assert torch.equal(labels, batch.rows)
+            assert cache is None or images.is_contiguous(memory_format=torch.channels_last)
+            rows += batch.rows[batch.valid].tolist()
+        assert sorted(rows) == list(range(33))
+    assert cache is None or loader.stats.bytes_read == 0
 
 
 # Nothing is read any more
@@ -195,7 +207,7 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
     dataset = PackedDataset(packed, split="val")
     loader = FastLoader(dataset, 5, cache=cache, device=Device(), workers=1)
     assert rows_read == []
-    list(loader)
+    next(iter(loader))  # the rest of the epoch is left out
     assert rows_read == list(range(40, 61)) and loader.stats.bytes_read == 21 * ROW_BYTES
     for _ in range(3):
         list(loader)
@@ -304,16 +316,6 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
         next(batches)
 
 
-def test_a_break_in_the_first_epoch_keeps_the_rows(packed):
-    loader = FastLoader(packed, 8, cache="device", device=Device(), seed=2)
-    for _ in loader:
-        break
-    expected = FastLoader(packed, 8, seed=2)
-    expected.set_epoch(1)
-    assert_same([facts(batch) for batch in loader], [facts(batch) for batch in expected])
-    assert loader.stats.bytes_read == 0
-
-
 @pytest.mark.parametrize("cache", ["device", "host"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.cuda.OutOfMemoryError])
 def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monkeypatch):
@@ -339,44 +341,32 @@ def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monk
     assert_same([facts(batch) for batch in loader], [facts(batch) for batch in FastLoader(packed, 8, seed=3)])
 
 
-def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed):
+@pytest.mark.parametrize(("cache", "left"), [("device", 1000), ("host", N * ROW_BYTES - 5)])
+def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeypatch, cache, left):
     device = Device(free=10**6)
-    loader = FastLoader(packed, 8, cache="device", device=device)
-    device.room = DeviceMemory(1000, 10**6)
+    loader = FastLoader(packed, 8, cache=cache, device=device)
 
     def full(shape, dtype):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    device.empty = full
-    missing = N * ROW_BYTES - 1000
-    with pytest.raises(CacheError, match=rf"{N * ROW_BYTES:,} bytes of rows: 1,000 bytes are free, {missing:,} are m"):
-        iter(loader)
-    del device.empty
-    assert len(list(loader)) == 7
-
-
-def test_host_memory_is_looked_at_again_before_it_is_taken(packed, monkeypatch):
-    loader = FastLoader(packed, 8, cache="host", device=Device())
+    said = f"{N * ROW_BYTES:,} bytes of rows: {left:,} bytes are free, {N * ROW_BYTES - left:,} are missing"
     with monkeypatch.context() as patch:
-        patch.setattr(fastload.prefetch.cache_load, "available_memory", lambda: N * ROW_BYTES - 5)
-        with pytest.raises(CacheError, match=r'cache="host".* 5 are missing'):
+        patch.setattr(device, "room", DeviceMemory(left, 10**6))
+        patch.setattr(device, "empty", full)
+        patch.setattr(fastload.prefetch.cache_load, "available_memory", lambda: left)
+        with pytest.raises(CacheError, match=f'cache="{cache}".*{said}'):
             iter(loader)
     assert len(list(loader)) == 7
 
 
-def test_a_file_that_changes_after_it_was_loaded_is_noticed(tmp_path):
-    path = write_random(tmp_path / "a.h5", **WHOLE)
-    loader = FastLoader(path, 8, cache="device", device=Device())
-    list(loader)
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(FileChangedError):
-        iter(loader)
-
-
-def test_a_file_that_changes_while_it_is_loaded_is_noticed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, monkeypatch, loaded):
     monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 2 * ROW_BYTES)
     path, device = write_random(tmp_path / "a.h5", **WHOLE), Device()
     loader = FastLoader(path, 8, cache="device", device=device)
+    if loaded:
+        list(loader)
+        os.utime(path, ns=(1, 1))
     fill = device.fill
 
     def touched(destination, host):
@@ -437,14 +427,11 @@ def test_auto_takes_half_of_what_is_free_and_says_why(packed, caplog, monkeypatc
 
 def test_auto_never_keeps_a_share_and_counts_the_ranks_of_the_machine(packed, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 4 * N * ROW_BYTES - 4)
-    loader = FastLoader(packed, 8, cache="auto", device=Device(free=2 * N * ROW_BYTES - 2), share=(0, 2))
-    list(loader)
-    assert has_shares(loader.state_dict()) is False and loader.stats.bytes_read == 24 * ROW_BYTES
-    monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 4 * N * ROW_BYTES)
-    loader = FastLoader(packed, 8, cache="auto", device=Device(free=2 * N * ROW_BYTES - 2), share=(0, 2))
-    list(loader)
-    assert loader.stats.bytes_read == N * ROW_BYTES
+    for available, rows in ((4 * N * ROW_BYTES - 4, 24), (4 * N * ROW_BYTES, N)):
+        monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda here=available: here)
+        loader = FastLoader(packed, 8, cache="auto", device=Device(free=2 * N * ROW_BYTES - 2), share=(0, 2))
+        list(loader)
+        assert has_shares(loader.state_dict()) is False and loader.stats.bytes_read == rows * ROW_BYTES
 
 
 def test_on_the_cpu_auto_is_none_and_says_so(packed, caplog):
@@ -498,14 +485,6 @@ def test_a_cache_larger_than_the_hosts_memory_says_by_how_much(packed, monkeypat
     monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 3 * N * ROW_BYTES)
     with pytest.raises(CacheError, match="in each of 3 processes"):
         FastLoader(packed, 8, cache="host", device=Device())
-
-
-def test_full_shuffle_of_compressed_rows_that_are_kept_needs_no_warning(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:  # all zeros: 600 MB decoded, next to nothing stored
-        file.create_dataset("images", (200, 1000, 1000, 3), np.uint8, chunks=(4, 1000, 1000, 3), compression="gzip")
-    with pytest.warns(UserWarning, match="full shuffle decodes a chunk for nearly every sample"):
-        FastLoader(tmp_path / "a.h5", 8, shuffle="full")
-    FastLoader(tmp_path / "a.h5", 8, shuffle="full", cache="device", device=Device())
 
 
 # Fixed shares

@@ -12,7 +12,6 @@ import torch
 from fastload.dataset import PackedDataset
 from fastload.errors import CacheError
 from fastload.loader.loader import FastLoader
-from fastload.transforms.engine.placement import ImageRows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,29 +53,6 @@ def test_batches_are_those_of_the_cpu_while_the_compute_stream_is_busy(packed, c
         assert found == rest
         for tensor, field in zip(tensors, fields, strict=True):
             assert tensor.dtype == field.dtype and np.array_equal(tensor.numpy(), field.numpy())
-
-
-@pytest.mark.parametrize("cache", ["device", "host"])
-def test_the_loop_synchronizes_nothing(packed, cache):
-    loader = FastLoader(packed, 64, cache=cache, device="cuda")
-    list(loader)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(2):
-            assert len(list(loader)) == N // 64 and loader.stats.bytes_read == 0
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_images_stay_ungathered_until_they_are_asked_for(packed):
-    loader = FastLoader(packed, 64, cache="device", device="cuda", shuffle=False)
-    feed = loader._open_feed(loader._counter)
-    rows = torch.arange(10, 74, device="cuda")
-    images = feed._cache.gather(rows, None)["images"]
-    assert isinstance(images, ImageRows) and images.source.shape == (N, *SHAPE) and images.source.is_cuda
-    assert images.gather().shape == (64, 3, 48, 40)
-    loader.close()
 
 
 def test_pinned_rows_are_in_memory_that_the_device_reads_and_are_given_back(packed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 
-import numpy as np
 import pytest
 
 from fastload.errors import SharedMemoryError
@@ -63,8 +62,3 @@ def test_views_outlive_the_memory_and_its_descriptor_does_not():
 def test_more_than_there_is_is_refused_before_anything_is_taken():
     with pytest.raises(SharedMemoryError, match=r"need 10,000,000,000,000,000 bytes.*are free.*smaller batch_size"):
         SharedMemory().extend(10**16)
-
-
-def test_new_memory_is_zero():
-    memory = SharedMemory()
-    assert not np.any(memory.view(memory.extend(PAGE), PAGE))

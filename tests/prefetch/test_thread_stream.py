@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fastload.plan import EpochPlan
 from fastload.prefetch.ring import SLACK, Ring, SlotField
-from fastload.prefetch.thread_stream import GROUP_BYTES, Ahead, ThreadStream, group_size
+from fastload.prefetch.thread_stream import GROUP_BYTES, ThreadStream, coalesced, group_size
+from fastload.read.readahead import announced_ahead
 
 B, WIDTH = 4, 100_000
 FIELD = SlotField("images", (B, WIDTH), np.dtype(np.uint8))
@@ -31,8 +32,8 @@ def plan(steps):
     return EpochPlan(rows=range(steps * B), batch_size=B).batches(0)
 
 
-def stream(ring, steps=20, *, fill=fill, workers=2, **options):
-    return ThreadStream(plan(steps), fill, ring, workers=workers, **options)
+def stream(ring, steps=20, *, fill=fill, workers=2, group=1):
+    return ThreadStream(coalesced(plan(steps), group), fill, ring, workers=workers, group=group)
 
 
 def is_right(batch):
@@ -76,13 +77,13 @@ def test_a_slot_that_is_referenced_is_never_written_to():
     assert inside == SLACK
 
 
-def test_a_loop_that_keeps_one_batch_gets_no_copies():
-    ring = Ring([FIELD], SLACK + 2)
-    last = None
+def test_a_loop_that_keeps_one_batch_gets_no_copies_and_small_arrays_hold_no_slot():
+    ring, labels, last = Ring([FIELD, LABELS], SLACK + 2), [], None
     for batch in stream(ring, 25):
+        labels.append(batch.arrays["labels"])
         assert any(np.shares_memory(batch.arrays["images"], slot.memory) for slot in ring.slots)
         last = batch
-    assert is_right(last)
+    assert is_right(last) and np.array_equal(np.concatenate(labels), np.arange(100))
 
 
 def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring():
@@ -97,22 +98,19 @@ def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring(
     assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
 
 
-def test_after_close_no_thread_writes_and_all_slots_are_back():
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_after_close_no_thread_writes_and_all_slots_are_back(forgotten):
     ring = Ring([FIELD], 5)
     batches = stream(ring, 1000)
     next(batches)
-    batches.close()
+    if forgotten:
+        del batches
+        gc.collect()
+    else:
+        batches.close()
+        assert list(batches) == []
     assert not workers_alive()
     assert all(ring.take() for _ in range(5))
-    assert list(batches) == []
-
-
-def test_a_forgotten_stream_ends_its_threads():
-    batches = stream(Ring([FIELD], 5), 1000)
-    next(batches)
-    del batches
-    gc.collect()
-    assert not workers_alive()
 
 
 def test_the_next_batches_are_read_while_the_user_works_on_one():
@@ -138,8 +136,8 @@ def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead():
         log.append(("read", planned.step))
         return fill(planned, arrays)
 
-    ahead = Ahead(lambda rows: log.append(("say", int(rows[0]) // B)), depth=2)
-    batches = stream(ring, 12, fill=noting, workers=1, ahead=ahead)
+    groups = announced_ahead(coalesced(plan(12), 1), lambda group: log.append(("say", group[1].step)), 2)
+    batches = ThreadStream(groups, noting, ring, workers=1)
     for number, _ in enumerate(batches):
         said = [step for what, step in log if what == "say"]
         assert said == list(range(min(12, len(said)))) and len(said) <= number + 1 + 3 + 2
@@ -180,15 +178,6 @@ def test_manual_release_hands_over_slots_and_reuses_only_those_released():
         batch.release()
         batch.release()
     assert len({ring.take().number for _ in range(4)}) == 4
-
-
-def test_small_arrays_belong_to_the_batch_and_hold_no_slot():
-    labels = []
-    ring = Ring([FIELD, LABELS], SLACK + 2)
-    for batch in stream(ring, 25):
-        labels.append(batch.arrays["labels"])
-        assert any(np.shares_memory(batch.arrays["images"], slot.memory) for slot in ring.slots)
-    assert np.array_equal(np.concatenate(labels), np.arange(100))
 
 
 def test_ready_tells_whether_the_next_batch_waits():
@@ -234,7 +223,7 @@ def test_what_comes_out_of_a_group_is_what_was_planned(num_rows, batch_size, siz
         return 8 * len(planned.rows)
 
     ring = Ring([SlotField("images", (size * batch_size,), np.dtype(np.int64))], SLACK + 1)
-    found = list(ThreadStream(plan.batches(0), fill, ring, workers=1, group=size))
+    found = list(ThreadStream(coalesced(plan.batches(0), size), fill, ring, workers=1, group=size))
     assert filled[:-1] == [batch_size * size] * (len(filled) - 1)
     expected = list(plan.batches(0))
     assert len(found) == len(expected) == plan.num_steps
@@ -249,7 +238,7 @@ def test_what_comes_out_of_a_group_is_what_was_planned(num_rows, batch_size, siz
 def test_the_rest_of_a_group_counts_as_ready():
     plan = EpochPlan(range(12), batch_size=2, shuffle=False)
     ring = Ring([SlotField("images", (6,), np.dtype(np.int64))], SLACK + 1)
-    batches = ThreadStream(plan.batches(0), lambda planned, arrays: 0, ring, workers=1, group=3)
+    batches = ThreadStream(coalesced(plan.batches(0), 3), lambda planned, arrays: 0, ring, workers=1, group=3)
     next(batches)
     while batches.depth() < 5:
         pass
