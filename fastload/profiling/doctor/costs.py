@@ -54,11 +54,9 @@ class Fetch:
     samples_s: float = 0.0
 
 
-def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepRecord:
-    """Returns the step after a batch was received, in an epoch that began at `epoch_s`."""
-    first = bool(batch.get("first"))
-    # The wait for an epoch's first batch begins when the iterator is made.
-    begin_s = epoch_s if first else batch["t"]
+def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
+    """Returns the step after a batch was received; of an epoch's first batch, `begun` is when its iterator was made."""
+    begin_s = batch.get("begun", batch["t"])
     inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
     own_s = inside["copy"] + inside["transform"]
     wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)

@@ -19,7 +19,7 @@ from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
-from fastload.profiling.verdict.sentences import format_time
+from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
 from fastload.timing.results import BatchWork, Measured, Step, Work, mean_stages
 
@@ -248,8 +248,8 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         few_s, full_s = (statistics.median(one["s"] / one["steps"] for one in ones) for ones in (few, full))
         fewer_workers = few[0]["limit"], few_s, full_s
         notes.append(
-            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {format_time(few_s)}, "
-            f"with all {format_time(full_s)} (a trial while the script ran, in turn)"
+            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {seconds_text(few_s)}, "
+            f"with all {seconds_text(full_s)} (a trial while the script ran, in turn)"
         )
     return Demands(
         batches=tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
@@ -258,7 +258,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         ahead=facts.get("ahead", workers * facts["prefetch"]),
         cpus=cpus,
         num_steps=len(steps),
-        epochs=tuple((epoch.first_s, epoch.end_s) for epoch in loader.epochs if epoch.first_s is not None),
+        epochs=tuple(loader.epochs),
         receive_s=statistics.fmean(record.receive.running_s for record in steps) if workers else 0.0,
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in steps) if workers else 0.0,
         step_running_s=statistics.fmean(record.running_s for record in steps),
@@ -308,6 +308,6 @@ def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
     slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
     if not slow or len(slow) > 0.1 * count:
         return 0.0, []
-    mean, usual = format_time(sum(slow) / len(slow)), format_time(usual_s)
+    mean, usual = seconds_text(sum(slow) / len(slow)), seconds_text(usual_s)
     extra_s = sum(value - usual_s for value in slow) / len(fetches)
     return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]

@@ -18,25 +18,6 @@ MOST_FETCHES = 16_384
 _decode = json.JSONDecoder().raw_decode
 
 
-@dataclass
-class LoaderEpoch:
-    """One pass over a loader.
-
-    Attributes:
-        begin_s: when its iterator was made.
-        first_s: from there to its first batch; None: there was none.
-        end_s: the last wait, which found no more batches.
-        steps: the steps that have ended.
-        steps_s: their duration, summed.
-    """
-
-    begin_s: float
-    first_s: float | None = None
-    end_s: float = 0.0
-    steps: list[StepRecord] = field(default_factory=list)
-    steps_s: float = 0.0
-
-
 @dataclass(eq=False)
 class LoaderRecord:
     """One loader of one process, over all its epochs.
@@ -44,7 +25,9 @@ class LoaderRecord:
     Attributes:
         process: the `process` event of the one that iterates it.
         facts: its `loader` event.
-        epochs: in order.
+        steps: the steps that have ended.
+        elapsed_s: time that the loop spent with this loader.
+        epochs: as in `Demands`.
         trials: its `trial` events.
         fetches, lines: how its batches were made, and how often its workers were seen at each line of code, after
             `RecordReader.read_making`.
@@ -52,28 +35,12 @@ class LoaderRecord:
 
     process: Event
     facts: Event
-    epochs: list[LoaderEpoch] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    epochs: list[tuple[float, float]] = field(default_factory=list)
     trials: list[Event] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def steps(self) -> list[StepRecord]:
-        return [step for epoch in self.epochs for step in epoch.steps]
-
-    @property
-    def num_steps(self) -> int:
-        return sum(len(epoch.steps) for epoch in self.epochs)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Time that the loop spent with this loader."""
-        return sum(epoch.steps_s + epoch.end_s for epoch in self.epochs)
-
-    def last_steps(self, count: int) -> list[StepRecord]:
-        """Returns the last `count` steps, in order."""
-        latest = (step for epoch in reversed(self.epochs) for step in reversed(epoch.steps))
-        return list(itertools.islice(latest, count))[::-1]
 
 
 @dataclass(frozen=True)
@@ -114,7 +81,7 @@ class RecordReader:
         loaders = {id(loader): loader for file in known for loader in file.loaders.values()}
         return Records(
             len(known),
-            tuple(loader for loader in loaders.values() if loader.num_steps),
+            tuple(loader for loader in loaders.values() if loader.steps),
             any(file.saw_torch for file in known),
             tuple(fault for file in known for fault in file.faults),
         )
@@ -160,7 +127,7 @@ class _File:
         self._read_to = 0
         # A loop that makes a new loader for each epoch gets one record for all of them.
         self._alike: dict[tuple[Any, ...], LoaderRecord] = {}
-        self._waiting: dict[int, Event] = {}  # by loader: the batch whose step is in progress
+        self._last: dict[int, Event] = {}  # by loader: its last `iter` or `next`, until its epoch ends
 
     def read(self, makers: dict[int, LoaderRecord]) -> None:
         """Reads all new events except fetches; notes in `makers` which worker works for which loader."""
@@ -195,28 +162,29 @@ class _File:
         loader = self.loaders.get(number)
         if loader is None:
             return
-        if kind == "iter":
-            loader.epochs.append(LoaderEpoch(event["t"]))
-            self._waiting.pop(number, None)
-            makers.update(dict.fromkeys(event.get("pids", ()), loader))
-        elif kind == "trial":
+        if kind == "trial":
             loader.trials.append(event)
-        elif kind in ("next", "end") and loader.epochs:
-            epoch = loader.epochs[-1]
-            before = self._waiting.pop(number, None)
-            if before is not None and event.get("step") is not None:
-                step = step_of(before, event["step"], epoch.begin_s)
-                epoch.steps.append(step)
-                epoch.steps_s += step.step.duration_s
+        elif kind == "iter":
+            self._last[number] = event
+            makers.update(dict.fromkeys(event.get("pids", ()), loader))
+        elif kind in ("next", "end") and number in self._last:
+            before = self._last.pop(number)
+            is_first = before["e"] == "iter"
+            if not is_first and event.get("step") is not None:
+                step = step_of(before, event["step"])
+                loader.steps.append(step)
+                loader.elapsed_s += step.step.duration_s
             if kind == "end":
-                epoch.end_s = event["wait"]
+                loader.elapsed_s += event["wait"]
+                if not is_first:
+                    loader.epochs[-1] = (loader.epochs[-1][0], event["wait"])
                 return
+            self._last[number] = event
             if "inside" in event:
                 loader.facts |= event["inside"]["worker_info"]
-            if epoch.first_s is None:
-                epoch.first_s = event["t"] + event["wait"] - epoch.begin_s
-                event["first"] = True
-            self._waiting[number] = event
+            if is_first:
+                event["begun"] = before["t"]
+                loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
 
 
 def _whole_lines(path: Path, begin: int = 0) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
-from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, format_time, sentence_of
+from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, seconds_text, sentence_of
 from fastload.timing.results import Remedy, Verdict
 
 WORTH = 1.1
@@ -80,7 +80,7 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
     share = waited_s / step_s if step_s else 0.0
     gain = step_s / fed_s if fed_s > 0 else math.inf
     binds = gain >= WORTH
-    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
+    waits = f"{share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step)"
     sentence = (
         f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
         f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
@@ -88,8 +88,8 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
     evidence = (
-        f"a step takes {format_time(step_s)}, of which {format_time(waited_s)} are waiting for its batch",
-        f"with a loader that costs nothing it would take {format_time(fed_s)}",
+        f"a step takes {seconds_text(step_s)}, of which {seconds_text(waited_s)} are waiting for its batch",
+        f"with a loader that costs nothing it would take {seconds_text(fed_s)}",
     )
     remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
     return Verdict("" if binds else "compute", sentence, evidence, step_s, share, (remedy,) * binds, worth_making=binds)
