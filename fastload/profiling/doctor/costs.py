@@ -39,8 +39,7 @@ class Fetch:
         work: cost by stage.
         unknown_blocked_s: blocked time of reading that no timed call explains.
         slow: seconds of its slowest samples.
-        usual_s: seconds of its typical sample.
-        num_samples, samples_s: number of samples timed, and their sum.
+        samples: number of samples timed, their sum in seconds, and the seconds of a typical one.
     """
 
     pid: int
@@ -49,9 +48,7 @@ class Fetch:
     work: BatchWork
     unknown_blocked_s: float = 0.0
     slow: tuple[float, ...] = ()
-    usual_s: float = 0.0
-    num_samples: int = 0
-    samples_s: float = 0.0
+    samples: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
 def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
@@ -133,7 +130,6 @@ def fetch_of(pid: int, event: Event) -> Fetch:
     unknown -= explained
     works["reading"] += Work(blocked_s=unknown)
     works["hand-over"] = Work(event["out"][1])
-    num_samples, samples_s, usual_s = event.get("samples") or (0, 0.0, 0.0)
     return Fetch(
         pid=pid,
         begin_s=event["t"],
@@ -141,9 +137,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         work=BatchWork(dict(works), lock_s=lock_s, runnable_s=delay),
         unknown_blocked_s=unknown,
         slow=tuple(event.get("slow") or ()),
-        usual_s=usual_s,
-        num_samples=num_samples,
-        samples_s=samples_s,
+        samples=tuple(event.get("samples") or (0, 0.0, 0.0)),
     )
 
 

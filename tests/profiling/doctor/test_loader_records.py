@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.verdict import judge
+from fastload.timing.results import BatchWork
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
           "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
@@ -142,9 +144,9 @@ def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
 
 
 def test_slow_samples_are_few_and_take_far_longer():
-    def made(slow: list[float]) -> object:
-        total = 0.001 * (50 - len(slow)) + sum(slow)
-        return type("F", (), {"num_samples": 50, "usual_s": 0.001, "slow": tuple(slow), "samples_s": total})()
+    def made(slow: list[float]) -> Fetch:
+        samples = (50, 0.001 * (50 - len(slow)) + sum(slow), 0.001)
+        return Fetch(1, 0.0, 0.1, BatchWork({}), slow=tuple(slow), samples=samples)
 
     extra_s, note = slow_samples([made([0.101]), made([])])
     assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101 ms each, where most take 1.00 ms"]
