@@ -30,11 +30,7 @@ class ScalarWriter(Protocol):
 
 
 def save_new(text: str, path: StrPath, *, force: bool) -> None:
-    """Writes a text file, as a whole or not at all.
-
-    Raises:
-        OutputError: the file exists and `force` is not given, or it cannot be written.
-    """
+    """Writes a text file, as a whole or not at all; raises OutputError if it cannot, or may not replace a file."""
     check_new_file(path, force=force)
     save_text(text, Path(path), force=force)
 
@@ -75,12 +71,7 @@ def end_line(totals: Totals, loop: int) -> str:
 
 
 class Record:
-    """A file of JSON lines that grows line by line, so that a killed process loses none. Threads may share it.
-
-    Args:
-        path: of a new file.
-        force: whether to replace an existing file.
-    """
+    """A file of JSON lines that grows line by line, so that a killed process loses none. Threads may share it."""
 
     def __init__(self, path: StrPath, *, force: bool) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
