@@ -52,8 +52,8 @@ class Fetch:
 
 
 def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
-    """Returns the step after a batch was received; of an epoch's first batch, `begun` is when its iterator was made."""
-    begin_s = batch.get("begun", batch["t"])
+    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
+    begin_s = batch["begun"]
     inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
     own_s = inside["copy"] + inside["transform"]
     wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)

@@ -182,8 +182,8 @@ class _File:
             self._last[number] = event
             if "inside" in event:
                 loader.facts |= event["inside"]["worker_info"]
+            event["begun"] = before["t"] if is_first else event["t"]
             if is_first:
-                event["begun"] = before["t"]
                 loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
 
 

@@ -5,18 +5,7 @@ from __future__ import annotations
 import math
 
 from fastload.profiling.verdict.demands import Costs, Demands
-from fastload.timing.results import STAGES, Verdict
-
-CAUSES = (
-    *STAGES,
-    "too few workers",
-    "too many workers",
-    "worker start-up",
-    "a slow sample now and then",
-    "lock contention",
-    "compute",
-)
-"""The causes that a verdict can name."""
+from fastload.timing.results import Verdict
 
 FASTLOAD_HELPS = frozenset(
     {"reading", "decoding", "collate", "hand-over", "copy to the device", "worker start-up", "lock contention"}
@@ -38,6 +27,9 @@ _CHANGES = {
     "a slow sample now and then": "find out what is special about those samples, and pack, shrink or leave them out",
     "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
 }
+
+CAUSES = (*_CHANGES, "too few workers", "too many workers", "compute")
+"""The causes that a verdict can name."""
 
 _FASTLOADER_CHANGES = {
     "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",

@@ -210,7 +210,7 @@ def test_a_dataloader_is_judged_by_its_waits(workers):
 
 
 def test_demands_are_made_of_what_a_loop_noted():
-    loop = Loop(lambda: None, epochs=[[5.0, 0.25], [3.0, 0.0]], process_s=11.0, first_running_s=1.0)
+    loop = Loop(lambda: None, epochs=[(5.0, 0.25), (3.0, 0.0)], process_s=11.0, first_running_s=1.0)
     for wait_s in (5.0, 1.0, 3.0, 1.0, 1.0):
         loop.log.add((0.0, wait_s, 0.0, 0.0, 2.0, 1, None), None)
     loop.receive_s.add(0.5)
