@@ -127,55 +127,44 @@ def test_a_loop_left_inside_another_ends_with_it(meter, clock):
     assert [loop.log.totals.steps for loop in meter._loops] == [2, 1]
 
 
-def test_two_loops_that_take_turns_are_refused(meter, clock):
+def test_two_loops_that_take_turns_or_run_in_threads_need_a_meter_each(meter, clock):
     with pytest.raises(OptionError, match="a Meter of its own"):
         next(zip(meter.watch(SlowLoader(clock)), meter.watch(SlowLoader(clock)), strict=True))
-
-
-def test_two_meters_measure_two_loops_that_take_turns_or_run_in_threads():
     with Meter(sample_every_s=0) as one, Meter(sample_every_s=0) as other:
         pairs = list(zip(one.watch(range(4)), other.watch(range(4)), strict=True))
     assert len(pairs) == one.totals.steps == other.totals.steps == 4
 
-    def work(_):
+    def steps_of(count):
         with Meter(sample_every_s=0) as meter:
-            list(meter.watch(range(50)))
-            return meter.totals.steps
+            list(meter.watch(range(count)))
+        return meter.totals.steps
 
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(work, range(4))) == [50] * 4
+        assert list(threads.map(steps_of, [50] * 4)) == [50] * 4
 
 
-def test_without_a_with_block_it_says_how(clock):
+def test_what_cannot_be_is_refused_and_says_how():
+    def refused(message, call, *words, **options):
+        with pytest.raises(OptionError, match=message):
+            call(*words, **options)
+
     meter = Meter(sample_every_s=0)
-    with pytest.raises(OptionError, match=r"with fastload\.Meter"):
-        meter.watch([1])
+    refused(r"with fastload\.Meter", meter.watch, [1])
     with meter:
         watched = meter.watch([1, 2, 3])
         under_way = iter(watched)
         next(under_way)
-    with pytest.raises(OptionError, match="after its `with`"):
-        iter(watched)
-    with pytest.raises(OptionError, match="after its `with`"):
-        next(under_way)
-    with pytest.raises(OptionError, match="another one"), meter:
-        pass
+        refused("cannot be iterated", meter.watch, 3)
+        refused("did not watch", meter.demands, [1])
+    refused("after its `with`", iter, watched)
+    refused("after its `with`", next, under_way)
+    refused("another one", meter.__enter__)
     assert meter.totals.steps == 1
-
-
-def test_what_cannot_be_is_refused(meter):
-    with pytest.raises(OptionError, match="sample_every_s"):
-        Meter(sample_every_s=-1)
-    with pytest.raises(OptionError, match="cannot be iterated"):
-        meter.watch(3)
-    with pytest.raises(OptionError, match="did not watch"):
-        meter.demands([1])
+    refused("sample_every_s", Meter, sample_every_s=-1)
     for device in ("tpu", "cuda:x"):
-        with pytest.raises(OptionError, match="device="):
-            Meter(device=device)
+        refused("device=", Meter, device=device)
     if not torch.cuda.is_available():
-        with pytest.raises(OptionError, match="0 CUDA devices"):
-            Meter(device="cuda")
+        refused("0 CUDA devices", Meter, device="cuda")
 
 
 def test_a_watched_loader_and_its_batches_are_not_kept_alive(meter):
