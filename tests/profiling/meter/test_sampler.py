@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from fake_nvml import FakeNvml
@@ -98,34 +99,17 @@ def test_only_the_gpus_of_the_job_are_told_where_the_driver_knows():
         assert "gpu1.power_w" in sampler.readings[0]
 
 
-def test_what_the_system_does_not_tell_is_named_and_the_rest_is_read(monkeypatch):
-    def no_disks(**_):
-        raise NotImplementedError("couldn't find /proc/diskstats")
-
-    monkeypatch.setattr("psutil.disk_io_counters", no_disks)
-    with Sampler(nvml=FakeNvml(), visible="0", every_s=0.001) as sampler:
-        until(lambda: len(sampler.readings) > 5)
-    assert sampler.absent == {"disk_busy_percent": "NotImplementedError: couldn't find /proc/diskstats"}
-    assert all("gpu0.power_w" in one for one in sampler.readings) and "cpu_percent" in sampler.readings[-1]
-
-
-def test_what_could_be_read_once_is_tried_again(monkeypatch):
-    busy = iter(
-        [{"sda": SimpleNamespace(busy_time=0)}, None, OSError("lost"), {"sda": SimpleNamespace(busy_time=10**6)}]
-    )
-
-    def disks(**_):
-        found = next(busy)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
+def test_what_the_system_does_not_tell_is_named_and_what_could_be_read_once_is_tried_again(monkeypatch):
+    lost = NotImplementedError("couldn't find /proc/diskstats")
+    first, last = ({"sda": SimpleNamespace(busy_time=busy)} for busy in (0, 10**6))
+    disks = Mock(side_effect=[lost, first, None, lost, last])
     monkeypatch.setattr("psutil.disk_io_counters", disks)
-    sampler = Sampler(nvml=FakeNvml(0))
-    for _ in range(4):
-        sampler._family_due_s = 0
-        sampler.read()
-    assert "disk_busy_percent" not in sampler.absent and next(busy, "all were asked for") == "all were asked for"
+    silent, sampler = Sampler(nvml=FakeNvml(), visible="0"), Sampler(nvml=FakeNvml(), visible="0")
+    for one in [silent] * 3 + [sampler] * 4:
+        one._family_due_s = 0
+        assert "gpu0.power_w" in one.read()
+    assert silent.absent == {"disk_busy_percent": "NotImplementedError: couldn't find /proc/diskstats"}
+    assert sampler.absent == {} and disks.call_count == 5 and "cpu_percent" in sampler.readings[-1]
 
 
 def test_readings_that_end_are_not_silent():
