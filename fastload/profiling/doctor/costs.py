@@ -80,11 +80,8 @@ def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
 
 # The stage of a part of making a batch: of its time on a CPU. Its blocked time is reading, except for the last two.
 _STAGES = {
-    "reading": "reading",
-    "h5py": "reading",
-    "lock": "reading",
-    "decoding": "decoding",
-    "h5py-filtered": "decoding",
+    **dict.fromkeys(("reading", "h5py", "lock"), "reading"),
+    **dict.fromkeys(("decoding", "h5py-filtered"), "decoding"),
     "collate": "collate",
     "rest": "transform",
 }

@@ -88,22 +88,25 @@ class RecordReader:
 
     def read_making(self, loader: LoaderRecord) -> None:
         """Reads how a loader's batches were made, by its workers or in the loop itself, as far as `read` has come."""
-        files = []
+        files = []  # each with the loader that its process works for
         loader.lines.clear()
         for file in self._files.values():
-            pid = file.process.get("pid", 0)
-            maker = self._makers.get(pid)
+            maker = self._makers.get(file.process.get("pid", 0))
             if maker is loader:
                 loader.lines.update(file.code_lines)
             if maker is loader or loader in file.loaders.values():
-                files.append((file, pid, maker))
-        every = max(1, -(-sum(file.num_made for file, _, _ in files) // MOST_FETCHES))
-        made = ((file, pid, maker, line) for file, pid, maker in files for line in file.lines_of_making())
+                files.append((file, maker))
+        every = max(1, -(-sum(file.num_made for file, _ in files) // MOST_FETCHES))
+        made = (
+            (file, maker, line)
+            for file, maker in files
+            for line in itertools.islice(filter(_is_about_making, _whole_lines(file.path)), file.num_made)
+        )
         loader.fetches = [
             fetch
-            for file, pid, maker, line in itertools.islice(made, every - 1, None, every)  # parsing is slow
+            for file, maker, line in itertools.islice(made, every - 1, None, every)  # parsing is slow
             if (event := _parsed(line)) and file.loaders.get(event.get("id", 0), maker) is loader
-            if (fetch := fetch_of(pid, event)).work.stages
+            if (fetch := fetch_of(file.process["pid"], event)).work.stages
         ]
 
 
@@ -148,10 +151,6 @@ class _File:
                 self.code_lines = dict(map(tuple, event["places"]))  # the counts so far
             elif kind is not None and self.process:
                 self._follow(kind, event, makers)
-
-    def lines_of_making(self) -> Iterator[bytes]:
-        """Yields the lines about the making of a batch again."""
-        return itertools.islice(filter(_is_about_making, _whole_lines(self.path)), self.num_made)
 
     def _follow(self, kind: str, event: Event, makers: dict[int, LoaderRecord]) -> None:
         """Takes an event of a loop over a loader."""

@@ -18,8 +18,6 @@ from fastload.profiling.meter.sampler import environment
 from fastload.system.files import check_new_file, save_text
 from fastload.timing.results import Step
 
-_COLUMNS = tuple(field.name for field in fields(Step))
-
 StrPath = str | os.PathLike[str]
 
 
@@ -38,9 +36,9 @@ def save_new(text: str, path: StrPath, *, force: bool) -> None:
 def csv_table(steps: Iterable[tuple[int, Step]]) -> str:
     """Returns numbered steps as a table with the columns `step` and the fields of `Step`; unknown values are empty."""
     text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(("step", *_COLUMNS))
-    table.writerows((number, *(getattr(step, name) for name in _COLUMNS)) for number, step in steps)
+    table = csv.DictWriter(text, ("step", *(field.name for field in fields(Step))))
+    table.writeheader()
+    table.writerows({"step": number, **asdict(step)} for number, step in steps)
     return text.getvalue()
 
 
