@@ -55,7 +55,8 @@ def judge(demands: Demands) -> Verdict:
     first = _choose(demands, costs, remedies, step_s)
     worth_making = first is not None and first.gain >= WORTH
     # Several causes together may cost a lot although removing any one of them gains little.
-    total_gain = (step_s - _first_startup(demands)) / max(best_s, 1e-9)
+    # No change removes the start-up of the first epoch, and a longer run makes it small.
+    total_gain = (step_s - demands.per_step(sum(demands.startups_s[:1]))) / max(best_s, 1e-9)
     cause = first.cause if first is not None and (worth_making or total_gain > _SHARED) else "compute"
     if not demands.batches and not worth_making and total_gain >= WORTH:
         cause = ""  # the cost of the batches was not measured
@@ -124,7 +125,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
         yield remedy("a slow sample now and then", predicted(slow, min(factor, 1 + (factor - 1) * (1 - share))))
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
-        startup_s = _first_startup(demands) if len(demands.startups_s) > 1 else 0.0
+        startup_s = demands.per_step(demands.startups_s[0]) if len(demands.startups_s) > 1 else 0.0
         yield remedy("worker start-up", predicted(replace(costs, startup_s=startup_s)))
     # Enough to keep the loop fed, by the model.
     wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
@@ -141,11 +142,6 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
         yield remedy("too many workers", after_s, costs.cpus)
-
-
-def _first_startup(demands: Demands) -> float:
-    """Returns the start-up of the first epoch, per step: no change removes it, and a longer run makes it small."""
-    return demands.per_step(demands.startups_s[0]) if demands.startups_s else 0.0
 
 
 def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: float) -> Remedy | None:
