@@ -128,6 +128,18 @@ def test_a_loop_that_makes_its_loader_anew_each_epoch_has_one_record_and_another
     assert len(loader_that_binds(records).epochs) == 2
 
 
+def test_an_epochs_start_is_part_of_its_first_wait_and_its_end_of_no_step(tmp_path):
+    first = loop(1, [step(0.01)] * 3, begin=1.0)
+    first[0]["t"], first[-1]["wait"] = 0.5, 0.25
+    write(tmp_path, "1", [process(1), LOADER, *first, *loop(1, [step(0.01)] * 2, begin=5.0)])
+    [found] = read_records(tmp_path).loaders
+    assert [value for epoch in found.epochs for value in epoch] == pytest.approx([0.55, 0.25, 0.05, 0.0])
+    assert [one.step.begin_s for one in found.steps] == pytest.approx([0.5, 1.06, 1.12, 5.0, 5.06])
+    assert found.steps[0].step.wait_s == pytest.approx(0.55) and found.elapsed_s == pytest.approx(
+        0.56 + 4 * 0.06 + 0.25
+    )
+
+
 def test_the_rank_that_waits_longest_is_judged(tmp_path):
     for rank, wait in ((0, 0.01), (1, 0.05)):
         events = [process(10 + rank, rank=str(rank), local_world="2"), LOADER, *loop(1, [step(0.01)] * 5, wait=wait)]
