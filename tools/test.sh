@@ -17,8 +17,8 @@ torch_free=(
     tests/repack tests/sources tests/system tests/timing tests/profiling/bench/test_passes.py
     tests/profiling/doctor/test_injected_parts.py
     tests/profiling/doctor/test_loader_records.py tests/profiling/doctor/test_wait_sampler.py
-    tests/profiling/meter/test_gpus.py tests/profiling/meter/test_sampler.py tests/profiling/meter/test_stats.py
-    tests/profiling/meter/test_loops.py tests/profiling/report tests/profiling/tune/test_selection.py
+    tests/profiling/meter/test_gpus.py tests/profiling/meter/test_sampler.py tests/profiling/meter/test_loops.py
+    tests/profiling/report tests/profiling/tune/test_selection.py
     tests/profiling/verdict
 )
 

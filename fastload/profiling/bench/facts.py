@@ -7,7 +7,7 @@ from fastload.profiling.bench.faults import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import Spread
 from fastload.profiling.bench.rivals import Rival
 from fastload.profiling.bench.training_loop import LoopFigures
-from fastload.profiling.verdict.sentences import format_time
+from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.text import format_bytes
 from fastload.timing.results import Table
 
@@ -21,7 +21,7 @@ def alone_facts(alone: AloneFigures) -> Facts:
     if alone.over_take is not None and alone.take_samples_per_s is not None:
         bare = f"{alone.take_samples_per_s['median']:,.0f} images/s by one thread that only copies the same rows"
         over_take = f"{_ratio(alone.over_take)}; {bare}"
-    first, earliest, latest = (format_time(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
+    first, earliest, latest = (seconds_text(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
     facts = [
         ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s"),
         ("over np.take", over_take),
@@ -50,7 +50,7 @@ def loop_facts(loop: LoopFigures, headspace: dict[str, Spread] | None) -> Facts:
     facts = [("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}")]
     if loop.utilization is not None:
         facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is})"))
-    wait = f"longest wait for a batch {format_time(loop.longest_wait_s)}"
+    wait = f"longest wait for a batch {seconds_text(loop.longest_wait_s)}"
     facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}"))
     if headspace is not None:
         rate = f"{headspace['base']['median']:,.0f} images/s on one cached batch"
@@ -81,17 +81,17 @@ def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
             return [(fault.fault, said)]
         named = "which names it" if fault.names_worker else "which does not name it"
         complete = "each exactly once" if fault.each_once else "NOT each exactly once"
-        after = f"{format_time(fault.error_after_s)} and {fault.steps_until_error} batches later"
+        after = f"{seconds_text(fault.error_after_s)} and {fault.steps_until_error} batches later"
         return [
             (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}"),
-            ("", f"state_dict() loaded again: the next batch {format_time(fault.resumed_after_s)} after iter()"),
+            ("", f"state_dict() loaded again: the next batch {seconds_text(fault.resumed_after_s)} after iter()"),
             ("", f"{fault.samples:,} samples were loaded in all, {complete}"),
         ]
     loop = fault.loop
-    delayed = f"{fault.delays:,} reads delayed by {format_time(fault.delayed_s)} in all"
+    delayed = f"{fault.delays:,} reads delayed by {seconds_text(fault.delayed_s)} in all"
     if not fault.delays:
         delayed = "no read was delayed in that time (more --seconds would help)"
-    waited = f"the step waited {_percent(loop.stall_share)} of the time, at longest {format_time(loop.longest_wait_s)}"
+    waited = f"the step waited {_percent(loop.stall_share)} of the time, at longest {seconds_text(loop.longest_wait_s)}"
     facts = [
         (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without"),
         ("", f"{delayed}; {waited}"),

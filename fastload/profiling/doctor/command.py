@@ -211,27 +211,24 @@ class Signals:
         """
         select.select([self._reads], [], [], seconds)
         came = self._drain()
-        alone = came - self._ask() if came else came
+        if not came:
+            return came, came
+        assert self._witness.stdin is not None and self._witness.stdout is not None, "it has pipes"
+        seen = b""  # by the witness since it was last asked
+        try:
+            self._witness.stdin.write(b"?")
+            while _ANSWER not in seen and select.select([self._witness.stdout], [], [], _ANSWER_S)[0]:
+                seen += self._witness.stdout.read(64) or _ANSWER  # nothing comes from a witness that has ended
+        except OSError:
+            pass  # it was killed: signals count as sent to this process alone
         # A second signal may have come meanwhile; the witness may have seen both as one.
-        return came | self._drain(), alone
+        return came | self._drain(), came - set(seen)
 
     def _drain(self) -> set[int]:
         try:
             return set(os.read(self._reads, 4096)) - {signal.SIGCHLD}
         except BlockingIOError:
             return set()
-
-    def _ask(self) -> set[int]:
-        """Returns the signals that the witness got since it was last asked."""
-        assert self._witness.stdin is not None and self._witness.stdout is not None, "it has pipes"
-        said = b""
-        try:
-            self._witness.stdin.write(b"?")
-            while _ANSWER not in said and select.select([self._witness.stdout], [], [], _ANSWER_S)[0]:
-                said += self._witness.stdout.read(64) or _ANSWER  # nothing comes from a witness that has ended
-        except OSError:
-            pass  # it was killed: signals count as sent to this process alone
-        return set(said) - set(_ANSWER)
 
     def _close_witness(self) -> None:
         with self._witness:  # closes its pipes and waits for it

@@ -39,8 +39,7 @@ class Fetch:
         work: cost by stage.
         unknown_blocked_s: blocked time of reading that no timed call explains.
         slow: seconds of its slowest samples.
-        usual_s: seconds of its typical sample.
-        num_samples, samples_s: number of samples timed, and their sum.
+        samples: number of samples timed, their sum in seconds, and the seconds of a typical one.
     """
 
     pid: int
@@ -49,16 +48,12 @@ class Fetch:
     work: BatchWork
     unknown_blocked_s: float = 0.0
     slow: tuple[float, ...] = ()
-    usual_s: float = 0.0
-    num_samples: int = 0
-    samples_s: float = 0.0
+    samples: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
-def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepRecord:
-    """Returns the step after a batch was received, in an epoch that began at `epoch_s`."""
-    first = bool(batch.get("first"))
-    # The wait for an epoch's first batch begins when the iterator is made.
-    begin_s = epoch_s if first else batch["t"]
+def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
+    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
+    begin_s = batch["begun"]
     inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
     own_s = inside["copy"] + inside["transform"]
     wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
@@ -85,11 +80,8 @@ def step_of(batch: Event, step: Mapping[str, float], epoch_s: float) -> StepReco
 
 # The stage of a part of making a batch: of its time on a CPU. Its blocked time is reading, except for the last two.
 _STAGES = {
-    "reading": "reading",
-    "h5py": "reading",
-    "lock": "reading",
-    "decoding": "decoding",
-    "h5py-filtered": "decoding",
+    **dict.fromkeys(("reading", "h5py", "lock"), "reading"),
+    **dict.fromkeys(("decoding", "h5py-filtered"), "decoding"),
     "collate": "collate",
     "rest": "transform",
 }
@@ -135,7 +127,6 @@ def fetch_of(pid: int, event: Event) -> Fetch:
     unknown -= explained
     works["reading"] += Work(blocked_s=unknown)
     works["hand-over"] = Work(event["out"][1])
-    num_samples, samples_s, usual_s = event.get("samples") or (0, 0.0, 0.0)
     return Fetch(
         pid=pid,
         begin_s=event["t"],
@@ -143,9 +134,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         work=BatchWork(dict(works), lock_s=lock_s, runnable_s=delay),
         unknown_blocked_s=unknown,
         slow=tuple(event.get("slow") or ()),
-        usual_s=usual_s,
-        num_samples=num_samples,
-        samples_s=samples_s,
+        samples=tuple(event.get("samples") or (0, 0.0, 0.0)),
     )
 
 

@@ -19,9 +19,9 @@ from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
-from fastload.profiling.verdict.sentences import format_time
+from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import BatchWork, Measured, Step, Work, mean_stages
+from fastload.timing.results import BatchWork, Measured, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -68,11 +68,11 @@ def examine(
 
     def watch(_elapsed_s: float, pid: int) -> None:
         if recording.follow(pid) and look is not None:
-            look(recording.records())
+            look(recording.reader.read())
 
     with Recording() as recording:
         ended = run_command(command, recording.folder, signals, seconds=seconds, look=watch)
-        records = recording.records()
+        records = recording.reader.read()
         loader = loader_that_binds(records)
         title = f"fastload doctor -- {shlex.join(command)}"
         if loader is not None:
@@ -92,11 +92,12 @@ class Recording:
 
     Attributes:
         folder: for the events; it is removed at the end.
+        reader: of the events.
     """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
-        self._reader, self._kernel = RecordReader(self.folder), WaitSampler()
+        self.reader, self._kernel = RecordReader(self.folder), WaitSampler()
         self._sampler: Sampler | None = None
         self._begun_s = time.perf_counter()
         self._due_s = 0.0
@@ -129,10 +130,6 @@ class Recording:
         self._kernel.watch(family_of(pid))
         return True
 
-    def records(self) -> Records:
-        """Returns the records so far."""
-        return self._reader.read()
-
     @property
     def absent(self) -> Mapping[str, str]:
         """Readings that are not available here, each with the reason."""
@@ -147,7 +144,7 @@ class Recording:
     def measured(self, loader: LoaderRecord, *, title: str, command: str = "") -> Measured:
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict."""
         self.stop()
-        self._reader.read_making(loader)
+        self.reader.read_making(loader)
         process = loader.process
         local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
         cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
@@ -171,7 +168,7 @@ class Recording:
             headspace_how="the steps' own time, without their waits",
             readings=self.readings_from(begun_s),
             verdict=judge(demands),
-            facts=tuple(_facts(loader, self.records())),
+            facts=tuple(_facts(loader, self.reader.read())),
             environment=environment() | {"the script's Python": process["python"]},
         )
 
@@ -232,7 +229,11 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     facts, trials = loader.facts, loader.trials
     held_back = [(a["t"], b["t"]) for a, b in itertools.pairwise(trials) if b["limit"] and not a["limit"]]
     undisturbed = [one for one in loader.steps if not any(a <= one.step.begin_s < b for a, b in held_back)]
-    steps = undisturbed or loader.steps
+    records = undisturbed or loader.steps
+    steps = [record.step for record in records]
+    if len(steps) >= _MIN_STEPS:  # the first ones are limited to 3 times the usual, to leave out warm-up
+        usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
+        steps[:_WARM_UP] = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
     slow_s, slow_note = slow_samples(loader.fetches)
     workers = facts["workers"]
     notes = [
@@ -248,21 +249,21 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         few_s, full_s = (statistics.median(one["s"] / one["steps"] for one in ones) for ones in (few, full))
         fewer_workers = few[0]["limit"], few_s, full_s
         notes.append(
-            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {format_time(few_s)}, "
-            f"with all {format_time(full_s)} (a trial while the script ran, in turn)"
+            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {seconds_text(few_s)}, "
+            f"with all {seconds_text(full_s)} (a trial while the script ran, in turn)"
         )
     return Demands(
         batches=tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
-        steps=tuple(_warm([record.step for record in steps])),
+        steps=tuple(steps),
         workers=workers,
         ahead=facts.get("ahead", workers * facts["prefetch"]),
         cpus=cpus,
         num_steps=len(steps),
-        epochs=tuple((epoch.first_s, epoch.end_s) for epoch in loader.epochs if epoch.first_s is not None),
-        receive_s=statistics.fmean(record.receive.running_s for record in steps) if workers else 0.0,
-        receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in steps) if workers else 0.0,
-        step_running_s=statistics.fmean(record.running_s for record in steps),
-        step_runnable_s=statistics.fmean(record.runnable_s for record in steps),
+        epochs=tuple(loader.epochs),
+        receive_s=statistics.fmean(record.receive.running_s for record in records) if workers else 0.0,
+        receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in records) if workers else 0.0,
+        step_running_s=statistics.fmean(record.running_s for record in records),
+        step_runnable_s=statistics.fmean(record.runnable_s for record in records),
         by_threads=facts.get("by_threads", False),
         fewer_workers=fewer_workers,
         persistent=facts["persistent"],
@@ -270,15 +271,6 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         compression_ratio=facts.get("compression_ratio", 0.0),
         notes=(*notes, *slow_note),
     )
-
-
-def _warm(steps: list[Step]) -> list[Step]:
-    """Returns the steps, the compute time of the first ones limited to 3 times the usual, to leave out warm-up."""
-    if len(steps) < _MIN_STEPS:
-        return steps
-    usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
-    warm = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
-    return [*warm, *steps[_WARM_UP:]]
 
 
 def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
@@ -299,15 +291,15 @@ def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
         Seconds per batch that slow samples take beyond usual ones, and a line of evidence; 0.0 and none if there are no
             slow samples.
     """
-    fetches = [fetch for fetch in fetches if fetch.num_samples]
+    fetches = [fetch for fetch in fetches if fetch.samples[0]]
     if not fetches:
         return 0.0, []
-    usual_s = statistics.median(fetch.usual_s for fetch in fetches)
-    count = sum(fetch.num_samples for fetch in fetches)
-    least_s = max(5 * usual_s, 2 * sum(fetch.samples_s for fetch in fetches) / count)
+    counts, sums_s, usuals_s = zip(*(fetch.samples for fetch in fetches), strict=True)
+    count, usual_s = sum(counts), statistics.median(usuals_s)
+    least_s = max(5 * usual_s, 2 * sum(sums_s) / count)
     slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
     if not slow or len(slow) > 0.1 * count:
         return 0.0, []
-    mean, usual = format_time(sum(slow) / len(slow)), format_time(usual_s)
     extra_s = sum(value - usual_s for value in slow) / len(fetches)
+    mean, usual = seconds_text(statistics.fmean(slow)), seconds_text(usual_s)
     return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]

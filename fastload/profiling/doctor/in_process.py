@@ -60,7 +60,7 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
         with _metering(recording.folder):
             recording.follow(os.getpid())
             batch = _loop(loader, step, seconds, recording)
-        mine = [found for found in recording.records().loaders if found.process["pid"] == os.getpid()]
+        mine = [found for found in recording.reader.read().loaders if found.process["pid"] == os.getpid()]
         main = max(mine, key=lambda record: record.elapsed_s, default=None)
         if main is None:
             name = type(loader).__name__

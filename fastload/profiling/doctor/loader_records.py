@@ -18,25 +18,6 @@ MOST_FETCHES = 16_384
 _decode = json.JSONDecoder().raw_decode
 
 
-@dataclass
-class LoaderEpoch:
-    """One pass over a loader.
-
-    Attributes:
-        begin_s: when its iterator was made.
-        first_s: from there to its first batch; None: there was none.
-        end_s: the last wait, which found no more batches.
-        steps: the steps that have ended.
-        steps_s: their duration, summed.
-    """
-
-    begin_s: float
-    first_s: float | None = None
-    end_s: float = 0.0
-    steps: list[StepRecord] = field(default_factory=list)
-    steps_s: float = 0.0
-
-
 @dataclass(eq=False)
 class LoaderRecord:
     """One loader of one process, over all its epochs.
@@ -44,7 +25,9 @@ class LoaderRecord:
     Attributes:
         process: the `process` event of the one that iterates it.
         facts: its `loader` event.
-        epochs: in order.
+        steps: the steps that have ended.
+        elapsed_s: time that the loop spent with this loader.
+        epochs: as in `Demands`.
         trials: its `trial` events.
         fetches, lines: how its batches were made, and how often its workers were seen at each line of code, after
             `RecordReader.read_making`.
@@ -52,28 +35,12 @@ class LoaderRecord:
 
     process: Event
     facts: Event
-    epochs: list[LoaderEpoch] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    epochs: list[tuple[float, float]] = field(default_factory=list)
     trials: list[Event] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def steps(self) -> list[StepRecord]:
-        return [step for epoch in self.epochs for step in epoch.steps]
-
-    @property
-    def num_steps(self) -> int:
-        return sum(len(epoch.steps) for epoch in self.epochs)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Time that the loop spent with this loader."""
-        return sum(epoch.steps_s + epoch.end_s for epoch in self.epochs)
-
-    def last_steps(self, count: int) -> list[StepRecord]:
-        """Returns the last `count` steps, in order."""
-        latest = (step for epoch in reversed(self.epochs) for step in reversed(epoch.steps))
-        return list(itertools.islice(latest, count))[::-1]
 
 
 @dataclass(frozen=True)
@@ -114,29 +81,32 @@ class RecordReader:
         loaders = {id(loader): loader for file in known for loader in file.loaders.values()}
         return Records(
             len(known),
-            tuple(loader for loader in loaders.values() if loader.num_steps),
+            tuple(loader for loader in loaders.values() if loader.steps),
             any(file.saw_torch for file in known),
             tuple(fault for file in known for fault in file.faults),
         )
 
     def read_making(self, loader: LoaderRecord) -> None:
         """Reads how a loader's batches were made, by its workers or in the loop itself, as far as `read` has come."""
-        files = []
+        files = []  # each with the loader that its process works for
         loader.lines.clear()
         for file in self._files.values():
-            pid = file.process.get("pid", 0)
-            maker = self._makers.get(pid)
+            maker = self._makers.get(file.process.get("pid", 0))
             if maker is loader:
                 loader.lines.update(file.code_lines)
             if maker is loader or loader in file.loaders.values():
-                files.append((file, pid, maker))
-        every = max(1, -(-sum(file.num_made for file, _, _ in files) // MOST_FETCHES))
-        made = ((file, pid, maker, line) for file, pid, maker in files for line in file.lines_of_making())
+                files.append((file, maker))
+        every = max(1, -(-sum(file.num_made for file, _ in files) // MOST_FETCHES))
+        made = (
+            (file, maker, line)
+            for file, maker in files
+            for line in itertools.islice(filter(_is_about_making, _whole_lines(file.path)), file.num_made)
+        )
         loader.fetches = [
             fetch
-            for file, pid, maker, line in itertools.islice(made, every - 1, None, every)  # parsing is slow
+            for file, maker, line in itertools.islice(made, every - 1, None, every)  # parsing is slow
             if (event := _parsed(line)) and file.loaders.get(event.get("id", 0), maker) is loader
-            if (fetch := fetch_of(pid, event)).work.stages
+            if (fetch := fetch_of(file.process["pid"], event)).work.stages
         ]
 
 
@@ -160,7 +130,7 @@ class _File:
         self._read_to = 0
         # A loop that makes a new loader for each epoch gets one record for all of them.
         self._alike: dict[tuple[Any, ...], LoaderRecord] = {}
-        self._waiting: dict[int, Event] = {}  # by loader: the batch whose step is in progress
+        self._last: dict[int, Event] = {}  # by loader: its last `iter` or `next`, until its epoch ends
 
     def read(self, makers: dict[int, LoaderRecord]) -> None:
         """Reads all new events except fetches; notes in `makers` which worker works for which loader."""
@@ -182,10 +152,6 @@ class _File:
             elif kind is not None and self.process:
                 self._follow(kind, event, makers)
 
-    def lines_of_making(self) -> Iterator[bytes]:
-        """Yields the lines about the making of a batch again."""
-        return itertools.islice(filter(_is_about_making, _whole_lines(self.path)), self.num_made)
-
     def _follow(self, kind: str, event: Event, makers: dict[int, LoaderRecord]) -> None:
         """Takes an event of a loop over a loader."""
         number = event.get("id", 0)
@@ -195,28 +161,29 @@ class _File:
         loader = self.loaders.get(number)
         if loader is None:
             return
-        if kind == "iter":
-            loader.epochs.append(LoaderEpoch(event["t"]))
-            self._waiting.pop(number, None)
-            makers.update(dict.fromkeys(event.get("pids", ()), loader))
-        elif kind == "trial":
+        if kind == "trial":
             loader.trials.append(event)
-        elif kind in ("next", "end") and loader.epochs:
-            epoch = loader.epochs[-1]
-            before = self._waiting.pop(number, None)
-            if before is not None and event.get("step") is not None:
-                step = step_of(before, event["step"], epoch.begin_s)
-                epoch.steps.append(step)
-                epoch.steps_s += step.step.duration_s
+        elif kind == "iter":
+            self._last[number] = event
+            makers.update(dict.fromkeys(event.get("pids", ()), loader))
+        elif kind in ("next", "end") and number in self._last:
+            before = self._last.pop(number)
+            is_first = before["e"] == "iter"
+            if not is_first and event.get("step") is not None:
+                step = step_of(before, event["step"])
+                loader.steps.append(step)
+                loader.elapsed_s += step.step.duration_s
             if kind == "end":
-                epoch.end_s = event["wait"]
+                loader.elapsed_s += event["wait"]
+                if not is_first:
+                    loader.epochs[-1] = (loader.epochs[-1][0], event["wait"])
                 return
+            self._last[number] = event
             if "inside" in event:
                 loader.facts |= event["inside"]["worker_info"]
-            if epoch.first_s is None:
-                epoch.first_s = event["t"] + event["wait"] - epoch.begin_s
-                event["first"] = True
-            self._waiting[number] = event
+            event["begun"] = before["t"] if is_first else event["t"]
+            if is_first:
+                loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
 
 
 def _whole_lines(path: Path, begin: int = 0) -> Iterator[bytes]:

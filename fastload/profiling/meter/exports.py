@@ -18,8 +18,6 @@ from fastload.profiling.meter.sampler import environment
 from fastload.system.files import check_new_file, save_text
 from fastload.timing.results import Step
 
-_COLUMNS = tuple(field.name for field in fields(Step))
-
 StrPath = str | os.PathLike[str]
 
 
@@ -30,11 +28,7 @@ class ScalarWriter(Protocol):
 
 
 def save_new(text: str, path: StrPath, *, force: bool) -> None:
-    """Writes a text file, as a whole or not at all.
-
-    Raises:
-        OutputError: the file exists and `force` is not given, or it cannot be written.
-    """
+    """Writes a text file, as a whole or not at all; raises OutputError if it cannot, or may not replace a file."""
     check_new_file(path, force=force)
     save_text(text, Path(path), force=force)
 
@@ -42,9 +36,9 @@ def save_new(text: str, path: StrPath, *, force: bool) -> None:
 def csv_table(steps: Iterable[tuple[int, Step]]) -> str:
     """Returns numbered steps as a table with the columns `step` and the fields of `Step`; unknown values are empty."""
     text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(("step", *_COLUMNS))
-    table.writerows((number, *(getattr(step, name) for name in _COLUMNS)) for number, step in steps)
+    table = csv.DictWriter(text, ("step", *(field.name for field in fields(Step))))
+    table.writeheader()
+    table.writerows({"step": number, **asdict(step)} for number, step in steps)
     return text.getvalue()
 
 
@@ -75,12 +69,7 @@ def end_line(totals: Totals, loop: int) -> str:
 
 
 class Record:
-    """A file of JSON lines that grows line by line, so that a killed process loses none. Threads may share it.
-
-    Args:
-        path: of a new file.
-        force: whether to replace an existing file.
-    """
+    """A file of JSON lines that grows line by line, so that a killed process loses none. Threads may share it."""
 
     def __init__(self, path: StrPath, *, force: bool) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)

@@ -17,31 +17,6 @@ _COUNTERS: dict[str, Callable[[Any, Any], float]] = {
 _T = TypeVar("_T")
 
 
-class Attempts:
-    """Takes readings that may fail.
-
-    Attributes:
-        absent: readings that never succeeded and are not tried again, each with the reason.
-    """
-
-    def __init__(self) -> None:
-        self.absent: dict[str, str] = {}
-        self._seen: set[str] = set()
-
-    def take(self, name: str, read: Callable[..., _T], *args: Any) -> _T | None:
-        """Returns a reading; None if it fails."""
-        if name in self.absent:
-            return None
-        try:
-            found = read(*args)
-        except Exception as error:  # noqa: BLE001  # the driver's or the system's: no reading is worth a training
-            if name not in self._seen:
-                self.absent[name] = reason_of(error)
-            return None
-        self._seen.add(name)
-        return found
-
-
 class Gpus:
     """Reads the counters of the GPUs that a job may use.
 
@@ -55,16 +30,14 @@ class Gpus:
             that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
             kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-
     Attributes:
-        attempts: takes the readings.
         absent: counters that cannot be read, each with the reason; the key `gpu` stands for all of them, the name of a
             MIG slice for that slice.
     """
 
     def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
-        self.attempts = Attempts()
-        self.absent = self.attempts.absent
+        self.absent: dict[str, str] = {}
+        self._seen: set[str] = set()  # readings that succeeded once
         self._devices: dict[int, Any] = {}  # handles by index
         self._nvml = nvml
         try:
@@ -81,34 +54,45 @@ class Gpus:
 
     def _find(self, visible: str | None) -> None:
         nvml = self._nvml
-        count = int(nvml.nvmlDeviceGetCount())
+        count, handle_of = int(nvml.nvmlDeviceGetCount()), nvml.nvmlDeviceGetHandleByIndex
         if visible is None:
-            self._devices = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
+            self._devices = {index: handle_of(index) for index in range(count)}
         for word in (visible or "").split(","):
             word = word.strip()
+            found: dict[int, Any] = {}
             if word.isdigit() and int(word) < count:
-                self._add(int(word), nvml.nvmlDeviceGetHandleByIndex(int(word)), word)
+                found = {int(word): handle_of(int(word))}
             elif word.startswith("MIG-"):
                 handle = nvml.nvmlDeviceGetHandleByUUID(word)
                 parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-                self._add(int(nvml.nvmlDeviceGetIndex(parent)), handle, word)
+                found = {int(nvml.nvmlDeviceGetIndex(parent)): handle}
+                if not found.keys().isdisjoint(self._devices):
+                    # CUDA uses only the first of several MIG slices (MIG user guide, "CUDA Device Enumeration").
+                    self.absent[word] = f"another slice of GPU {min(found)} is read"
             elif word.startswith("GPU-"):  # CUDA accepts the beginning of a UUID
-                every = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)}
-                for index, one in every.items():
-                    uuid = nvml.nvmlDeviceGetUUID(one)  # older releases of pynvml give bytes
+                for index in range(count):
+                    uuid = nvml.nvmlDeviceGetUUID(handle_of(index))  # older releases of pynvml give bytes
                     if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(word):
-                        self._add(index, one, word)
+                        found[index] = handle_of(index)
             elif word:
                 break  # as CUDA does: the first invalid entry ends the list
+            for index, handle in found.items():
+                self._devices.setdefault(index, handle)
         if not self._devices:
             self.absent["gpu"] = "CUDA_VISIBLE_DEVICES names no GPU" if count else "there is no GPU"
 
-    def _add(self, index: int, handle: Any, word: str) -> None:
-        # CUDA uses only the first of several MIG slices (MIG user guide, "CUDA Device Enumeration").
-        if index not in self._devices:
-            self._devices[index] = handle
-        elif word.startswith("MIG-"):
-            self.absent[word] = f"another slice of GPU {index} is read"
+    def take(self, name: str, read: Callable[..., _T], *args: Any) -> _T | None:
+        """Returns a reading, the driver's or another; None if it fails. One that never succeeded is not tried again."""
+        if name in self.absent:
+            return None
+        try:
+            found = read(*args)
+        except Exception as error:  # noqa: BLE001  # the driver's or the system's: no reading is worth a training
+            if name not in self._seen:
+                self.absent[name] = reason_of(error)
+            return None
+        self._seen.add(name)
+        return found
 
     @property
     def indices(self) -> list[int]:
@@ -120,7 +104,7 @@ class Gpus:
         reading: dict[str, float] = {}
         for index, handle in self._devices.items():
             for counter, ask in _COUNTERS.items():
-                value = self.attempts.take(f"gpu{index}.{counter}", ask, self._nvml, handle)
+                value = self.take(f"gpu{index}.{counter}", ask, self._nvml, handle)
                 if value is not None:
                     reading[f"gpu{index}.{counter}"] = float(value)
         return reading

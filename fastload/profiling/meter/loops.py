@@ -138,8 +138,7 @@ class Loop:
         loader: returns the watched loader, None when it no longer exists.
         log: its steps.
         elapsed_s: of all passes, without other watched loops inside the loop's body.
-        epochs: for each pass, the time to its first batch, and the last wait, which found no more batches; 0 if
-            there was none.
+        epochs: as in `Demands`.
         receive_s: CPU time of the loop's thread in a wait, except the first wait of each pass.
         first_running_s: CPU time of the loop's thread in the first waits, summed.
         runnable_s: time in a step, outside its wait, in which the loop's thread was ready to run but had no CPU.
@@ -151,7 +150,7 @@ class Loop:
     loader: Callable[[], Any]
     log: StepLog = field(default_factory=StepLog)
     elapsed_s: float = 0.0
-    epochs: list[list[float]] = field(default_factory=list)
+    epochs: list[tuple[float, float]] = field(default_factory=list)
     receive_s: Mean = field(default_factory=Mean)
     first_running_s: float = 0.0
     runnable_s: Mean = field(default_factory=Mean)
@@ -186,7 +185,7 @@ def demands_of(loop: Loop) -> Demands:
         ahead=max(1, info.ahead) if info.workers else 0,
         cpus=available_cpus(),
         num_steps=totals.steps,
-        epochs=tuple((first_s, end_s) for first_s, end_s in loop.epochs),
+        epochs=tuple(loop.epochs),
         receive_s=loop.receive_s.value,
         step_running_s=max(0.0, loop.process_s - working_s - in_wait_s) / max(1, totals.steps),
         step_runnable_s=loop.runnable_s.value,

@@ -28,11 +28,6 @@ _FAMILY_EVERY_S = 1.0
 _MEMORY_COST = 1000  # memory is read again after this many times the time that reading it took
 
 
-def _disks() -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = psutil.disk_io_counters(perdisk=True, nowrap=False)
-    return found
-
-
 class Sampler:
     """Reads the counters of the GPUs, and of a process with all its descendants, in a thread.
 
@@ -43,7 +38,6 @@ class Sampler:
         every_s: seconds between two readings. The driver updates its utilization every 1/6 to 1 s.
         begun_s: `time.perf_counter()` at the moment from which `at_s` counts; None: now.
         callback: called with each reading, in the sampler's thread.
-        disks: returns the counters of each disk, as psutil does.
 
     Attributes:
         absent: what cannot be read here, each with the reason; `gpu`: no GPU counter at all; `readings`: the sampler
@@ -59,7 +53,6 @@ class Sampler:
         every_s: float = 0.1,
         begun_s: float | None = None,
         callback: Callable[[Mapping[str, float]], None] | None = None,
-        disks: Callable[[], Mapping[str, Any] | None] = _disks,
     ) -> None:
         if not every_s > 0:
             raise OptionError(f"every_s={every_s!r}: give seconds above 0")
@@ -67,7 +60,6 @@ class Sampler:
         self._every_s = every_s
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
         self._callback = callback
-        self._disks = disks
         self._gpus = Gpus(nvml, visible)
         self.absent = self._gpus.absent
         self._used: set[int] = set()
@@ -111,7 +103,7 @@ class Sampler:
 
     def read(self) -> dict[str, float]:
         """Takes a reading, keeps it and returns it."""
-        now_s, take = time.perf_counter(), self._gpus.attempts.take
+        now_s, take = time.perf_counter(), self._gpus.take
         reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
         if now_s >= self._family_due_s:
             self._family_due_s = now_s + _FAMILY_EVERY_S
@@ -156,8 +148,8 @@ class Sampler:
         return {"disk_read_bytes_per_s": sum(rates.values())} if rates else {}
 
     def _read_busy(self) -> dict[str, float]:
-        busy = {number: getattr(one, "busy_time", None) for number, one in enumerate((self._disks() or {}).values())}
-        shares = self._busy.of({number: value / 1e3 for number, value in busy.items() if value is not None})
+        disks = enumerate((psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).values())
+        shares = self._busy.of({number: one.busy_time / 1e3 for number, one in disks if hasattr(one, "busy_time")})
         return {"disk_busy_percent": 100 * min(1.0, max(shares.values()))} if shares else {}
 
     def _run(self) -> None:

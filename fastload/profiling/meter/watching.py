@@ -133,7 +133,7 @@ class WatchedPass:
                     batch = next(self._batches)
         except BaseException as error:
             if isinstance(error, StopIteration) and not first:
-                loop.epochs[-1][1] = time.perf_counter() - asked_s
+                loop.epochs[-1] = (loop.epochs[-1][0], time.perf_counter() - asked_s)
             self._clock.drop(asked)
             self.close()
             raise
@@ -141,7 +141,7 @@ class WatchedPass:
         ready = got if probe.ready is None else probe.ready
         copied = ready if probe.copied is None else probe.copied
         if first:
-            loop.epochs.append([time.perf_counter() - asked_s, 0.0])
+            loop.epochs.append((time.perf_counter() - asked_s, 0.0))
         if probe.looked_at:
             got_thread_s = time.thread_time()
             ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s

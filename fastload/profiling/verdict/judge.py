@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
-from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, format_time, sentence_of
+from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, seconds_text, sentence_of
 from fastload.timing.results import Remedy, Verdict
 
 WORTH = 1.1
@@ -55,7 +55,8 @@ def judge(demands: Demands) -> Verdict:
     first = _choose(demands, costs, remedies, step_s)
     worth_making = first is not None and first.gain >= WORTH
     # Several causes together may cost a lot although removing any one of them gains little.
-    total_gain = (step_s - _first_startup(demands)) / max(best_s, 1e-9)
+    # No change removes the start-up of the first epoch, and a longer run makes it small.
+    total_gain = (step_s - demands.per_step(sum(demands.startups_s[:1]))) / max(best_s, 1e-9)
     cause = first.cause if first is not None and (worth_making or total_gain > _SHARED) else "compute"
     if not demands.batches and not worth_making and total_gain >= WORTH:
         cause = ""  # the cost of the batches was not measured
@@ -80,7 +81,7 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
     share = waited_s / step_s if step_s else 0.0
     gain = step_s / fed_s if fed_s > 0 else math.inf
     binds = gain >= WORTH
-    waits = f"{share:.0%} of the time the step waits for data ({format_time(step_s)} a step)"
+    waits = f"{share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step)"
     sentence = (
         f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
         f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
@@ -88,8 +89,8 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
     evidence = (
-        f"a step takes {format_time(step_s)}, of which {format_time(waited_s)} are waiting for its batch",
-        f"with a loader that costs nothing it would take {format_time(fed_s)}",
+        f"a step takes {seconds_text(step_s)}, of which {seconds_text(waited_s)} are waiting for its batch",
+        f"with a loader that costs nothing it would take {seconds_text(fed_s)}",
     )
     remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
     return Verdict("" if binds else "compute", sentence, evidence, step_s, share, (remedy,) * binds, worth_making=binds)
@@ -124,7 +125,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
         yield remedy("a slow sample now and then", predicted(slow, min(factor, 1 + (factor - 1) * (1 - share))))
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
-        startup_s = _first_startup(demands) if len(demands.startups_s) > 1 else 0.0
+        startup_s = demands.per_step(demands.startups_s[0]) if len(demands.startups_s) > 1 else 0.0
         yield remedy("worker start-up", predicted(replace(costs, startup_s=startup_s)))
     # Enough to keep the loop fed, by the model.
     wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
@@ -141,11 +142,6 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
         yield remedy("too many workers", after_s, costs.cpus)
-
-
-def _first_startup(demands: Demands) -> float:
-    """Returns the start-up of the first epoch, per step: no change removes it, and a longer run makes it small."""
-    return demands.per_step(demands.startups_s[0]) if demands.startups_s else 0.0
 
 
 def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: float) -> Remedy | None:

@@ -5,18 +5,7 @@ from __future__ import annotations
 import math
 
 from fastload.profiling.verdict.demands import Costs, Demands
-from fastload.timing.results import STAGES, Verdict
-
-CAUSES = (
-    *STAGES,
-    "too few workers",
-    "too many workers",
-    "worker start-up",
-    "a slow sample now and then",
-    "lock contention",
-    "compute",
-)
-"""The causes that a verdict can name."""
+from fastload.timing.results import Verdict
 
 FASTLOAD_HELPS = frozenset(
     {"reading", "decoding", "collate", "hand-over", "copy to the device", "worker start-up", "lock contention"}
@@ -38,6 +27,9 @@ _CHANGES = {
     "a slow sample now and then": "find out what is special about those samples, and pack, shrink or leave them out",
     "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
 }
+
+CAUSES = (*_CHANGES, "too few workers", "too many workers", "compute")
+"""The causes that a verdict can name."""
 
 _FASTLOADER_CHANGES = {
     "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
@@ -74,7 +66,7 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
 def sentence_of(verdict: Verdict, demands: Demands) -> str:
     """Returns the verdict in one sentence."""
     waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
-    step = format_time(verdict.step_s)
+    step = seconds_text(verdict.step_s)
     gain = verdict.cures[0].gain if verdict.cures else 1.0
     if not verdict.cause:
         return (
@@ -97,20 +89,20 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     aid = "" if own else "; fastload is not needed for that"
     return (
         f"{verdict.cause} binds: {waited} ({step} a step); first {first.change}: a step would take about "
-        f"{format_time(first.step_s)}, at most {first.gain:.1f} times as fast{aid}"
+        f"{seconds_text(first.step_s)}, at most {first.gain:.1f} times as fast{aid}"
     )
 
 
 def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
     """Returns the measurements behind a verdict, a line each; `best_s`: a step with a loader that costs nothing."""
     lines = [
-        f"a step takes {format_time(verdict.step_s)}: waits {format_time(verdict.stall_share * verdict.step_s)} for "
-        f"its batch, {format_time(costs.copy_s)} for the copy, works {format_time(costs.compute_s)}; with a loader "
-        f"that costs nothing it would take {format_time(best_s)}"
+        f"a step takes {seconds_text(verdict.step_s)}: waits {seconds_text(verdict.stall_share * verdict.step_s)} for "
+        f"its batch, {seconds_text(costs.copy_s)} for the copy, works {seconds_text(costs.compute_s)}; with a loader "
+        f"that costs nothing it would take {seconds_text(best_s)}"
     ]
     stages = [
-        f"{stage} {format_time(work.running_s + work.blocked_s)}"
-        + (f" ({format_time(work.blocked_s)} blocked)" if work.blocked_s > work.running_s else "")
+        f"{stage} {seconds_text(work.running_s + work.blocked_s)}"
+        + (f" ({seconds_text(work.blocked_s)} blocked)" if work.blocked_s > work.running_s else "")
         for stage, work in costs.stages.items()
         if work.running_s + work.blocked_s > 0.02 * costs.make_s
     ]
@@ -118,15 +110,15 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
         workers = f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}"
         who = workers if demands.workers else "the loop"
         ahead = f" (up to {demands.ahead} batches ahead)" if demands.workers else ""
-        lines.append(f"making a batch costs {who}{ahead} {format_time(costs.make_s)}: {', '.join(stages)}")
+        lines.append(f"making a batch costs {who}{ahead} {seconds_text(costs.make_s)}: {', '.join(stages)}")
     if demands.workers and costs.receive_s + costs.receive_blocked_s > 0.02 * verdict.step_s:
         lines.append(
-            f"taking a batch over costs the loop {format_time(costs.receive_s)}, and "
-            f"{format_time(costs.receive_blocked_s)} of waiting for the worker to pass it on"
+            f"taking a batch over costs the loop {seconds_text(costs.receive_s)}, and "
+            f"{seconds_text(costs.receive_blocked_s)} of waiting for the worker to pass it on"
         )
     if demands.step_runnable_s > 0.05 * verdict.step_s:
         lines.append(
-            f"in its own work the loop's thread waited {format_time(demands.step_runnable_s)} a step for a CPU"
+            f"in its own work the loop's thread waited {seconds_text(demands.step_runnable_s)} a step for a CPU"
         )
     if len(demands.steps) < _FEW:  # then they are all
         lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
@@ -135,21 +127,12 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
     if costs.startup_s > 0.02 * verdict.step_s:
         first_s, *later_s = demands.startups_s
         later = (
-            f", those of {len(later_s)} later ones {format_time(sum(later_s) / len(later_s))} each" if later_s else ""
+            f", those of {len(later_s)} later ones {seconds_text(sum(later_s) / len(later_s))} each" if later_s else ""
         )
         lines.append(
-            f"the first epoch's start took {format_time(first_s)}{later}: {format_time(costs.startup_s)} a step"
+            f"the first epoch's start took {seconds_text(first_s)}{later}: {seconds_text(costs.startup_s)} a step"
         )
     return lines
-
-
-def format_time(seconds: float) -> str:
-    """Returns a time as text: `1.42 s`, `38.0 ms` or `120 us`."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e6:.0f} us"
 
 
 # Numbers as text with three significant digits and a unit.

@@ -54,6 +54,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 def start(folder: Path, *command: object) -> subprocess.Popen[str]:
     """The doctor around a command, leading a process group of its own, when the command counts already."""
     doctor = write(folder, "doctor.py", DOCTOR)
+    write(folder, "counts.py", COUNTS)
     process = subprocess.Popen(
         [sys.executable, str(doctor), *map(str, command)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
@@ -70,14 +71,18 @@ def wait_for(path: Path, process: subprocess.Popen[str], count: int = 0) -> None
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("shell", [False, True])
+LEAVES = "import os, sys; os.setpgid(0, 0); os.execv(sys.executable, [sys.executable, 'counts.py', 'seen'])"
+COMMANDS = {
+    "Python": [sys.executable, "counts.py", "seen"],
+    "a shell": ["bash", "-c", f"trap : INT TERM USR1 USR2\n{sys.executable} counts.py seen\nexit 9\n"],
+    "Python that left the group": [sys.executable, "-c", LEAVES],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["to all", "to the doctor"])
-def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_path, send, shell):
-    words: list[object] = [sys.executable, write(tmp_path, "counts.py", COUNTS), "seen"]
-    if shell:
-        write(tmp_path, "x.sh", f"trap : INT TERM USR1 USR2\n{sys.executable} counts.py seen\nexit 9\n")
-        words = ["bash", "x.sh"]
-    process = start(tmp_path, *words)
+def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_path, send, command):
+    process = start(tmp_path, *COMMANDS[command])
     for count, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1), 1):
         send(process.pid, number)
         wait_for(tmp_path / "seen", process, count)  # else two may be one: a signal that waits is not counted
@@ -88,22 +93,8 @@ def test_a_signal_to_the_group_and_one_to_the_doctor_reach_the_python_once(tmp_p
     assert (out, err) == ("9 True\n", "")
 
 
-def test_a_command_that_left_the_group_gets_what_the_group_got(tmp_path):
-    write(tmp_path, "counts.py", COUNTS)
-    leaves = "import os, sys; os.setpgid(0, 0); os.execv(sys.executable, [sys.executable, 'counts.py', 'seen'])"
-    process = start(tmp_path, sys.executable, "-c", leaves)
-    os.killpg(process.pid, signal.SIGINT)
-    wait_for(tmp_path / "seen", process, 1)
-    time.sleep(0.6)
-    os.killpg(process.pid, signal.SIGUSR2)
-    out, _ = process.communicate(timeout=600)
-    assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGINT SIGUSR2"
-
-
 def test_a_shell_that_dies_of_a_signal_leaves_no_python_behind(tmp_path):
-    write(tmp_path, "counts.py", COUNTS)
-    write(tmp_path, "x.sh", f"{sys.executable} counts.py seen\ntrue\n")
-    process = start(tmp_path, "bash", "x.sh")
+    process = start(tmp_path, "bash", "-c", f"{sys.executable} counts.py seen\ntrue\n")
     process.send_signal(signal.SIGUSR2)
     out, _ = process.communicate(timeout=600)
     assert out == f"{128 + signal.SIGUSR2} False\n"
@@ -114,7 +105,6 @@ def test_a_shell_that_dies_of_a_signal_leaves_no_python_behind(tmp_path):
 
 
 def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
-    write(tmp_path, "counts.py", COUNTS)
     parent = write(tmp_path, "parent.py", """
         import signal, subprocess, sys, time
         told = []
@@ -131,20 +121,6 @@ def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=600)
     assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGUSR2"
-
-
-def test_when_the_time_is_over_what_a_shell_script_runs_is_interrupted(tmp_path):
-    write(tmp_path, "forever.py", """
-        import time
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            open(__file__ + ".interrupted", "w").close()
-    """)  # fmt: skip
-    write(tmp_path, "x.sh", f"{sys.executable} {tmp_path}/forever.py 2> {os.devnull}\nexit 4\n")
-    with Signals() as signals:
-        ended = run_command(["bash", str(tmp_path / "x.sh")], tmp_path, signals, seconds=2)
-    assert ended.interrupted and (tmp_path / "forever.py.interrupted").exists()
 
 
 def test_what_a_look_raises_waits_until_the_command_has_ended(tmp_path):

@@ -60,11 +60,8 @@ def test_an_iterable_dataset_is_measured_and_what_cannot_be_is_named():
         fastload.diagnose([1, 2, 3])
     with pytest.raises(OptionError, match="no batch"):
         fastload.diagnose(DataLoader(Waits(0), 10))
-
-
-@pytest.mark.parametrize("count", [10, 40], ids=["one batch a pass", "several"])
-def test_a_step_is_seen_however_short_the_time(count):
-    assert fastload.diagnose(DataLoader(Waits(count, wait_s=0.002), 10), seconds=1e-6).measured.num_steps == 1
+    for count in (10, 40):  # with one batch a pass, and with several, a step is seen however short the time
+        assert fastload.diagnose(DataLoader(Waits(count, wait_s=0.002), 10), seconds=1e-6).measured.num_steps == 1
 
 
 def test_a_fastloader_is_told_from_inside(tmp_path, image_folder):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import zlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,46 +61,33 @@ def test_sending_and_receiving_are_told_apart_and_timed_while_a_loader_works(tic
     assert metering.parts == {}
 
 
-def test_reading_a_dataset_with_filters_is_a_part_of_its_own(ticks):
-    class Compressed:
-        compression = "gzip"
-
-    timed(lambda dataset: None, H5)(Compressed())
-    timed(lambda dataset: None, H5)(object())
-    assert set(metering.parts) == {"h5py-filtered", "h5py", "inside h5py"}
-
-
-def test_of_several_threads_in_h5py_all_but_one_wait(ticks):
+def test_h5py_with_filters_is_a_part_of_its_own_and_of_several_threads_inside_all_but_one_wait(ticks):
     for step in (1, 1, -1, -1):  # one from 0 to 3 s, another from 1 to 2 s
         metering.h5_move(step)
     assert metering.parts == {"inside h5py": [3.0, 1.0]}
+    for dataset in (SimpleNamespace(compression="gzip"), SimpleNamespace(compression=None), object()):
+        timed(lambda dataset: None, H5)(dataset)
+    assert set(metering.parts) == {"h5py-filtered", "h5py", "inside h5py"}
 
 
-def test_functions_are_wrapped_and_put_back(folder):
+def test_functions_are_wrapped_at_once_or_when_their_module_was_imported_and_put_back(folder, monkeypatch):
+    (folder / "simplejpeg.py").write_text("def decode_jpeg(data):\n    return data\nplain = decode_jpeg\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
     before = zlib.decompress
     assert not injected.is_installed()
     injected.install()
     try:
         assert injected.is_installed() and zlib.decompress is not before and zlib.decompress.__wrapped__ is before
         assert zlib.decompress(zlib.compress(b"x")) == b"x"
-    finally:
-        injected.uninstall()
-    assert zlib.decompress is before and not injected.is_installed()
-    assert [event["what"] for event in written(folder) if event["e"] == "fault"] == []
-
-
-def test_a_module_imported_later_is_wrapped_right_after_it_ran(folder, monkeypatch):
-    (folder / "simplejpeg.py").write_text("def decode_jpeg(data):\n    return data\nplain = decode_jpeg\n")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "simplejpeg", raising=False)
-    injected.install()
-    try:
         import simplejpeg
 
         assert simplejpeg.decode_jpeg.__wrapped__ is simplejpeg.plain and simplejpeg.decode_jpeg(3) == 3
     finally:
         injected.uninstall()
         monkeypatch.delitem(sys.modules, "simplejpeg")
+    assert zlib.decompress is before and not injected.is_installed()
+    assert [event["what"] for event in written(folder) if event["e"] == "fault"] == []
 
 
 def test_what_cannot_be_written_is_lost_and_nothing_else(folder):

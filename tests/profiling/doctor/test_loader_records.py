@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
 from fastload.profiling.verdict import judge
+from fastload.timing.results import BatchWork
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
           "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
@@ -88,7 +90,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
             (tmp_path / "growing" / name).write_text(whole[:end])
             reader.read()
     [found], [grown] = read_records(tmp_path).loaders, read_records(tmp_path / "growing", reader).loaders
-    assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s and found.last_steps(2) == found.steps[-2:]
+    assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s
     assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
     assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
 
@@ -103,10 +105,7 @@ def test_blocked_time_is_reading_and_running_time_that_nothing_claims_is_the_tra
     [made] = judged(tmp_path, fetch(others=another_thread, delay=0.0)).fetches
     assert (made.work.stages["decoding"].running_s, made.unknown_blocked_s) == pytest.approx((0.03, 0.04))
     assert made.work.stages["reading"].blocked_s == pytest.approx(0.05)
-
-
-def test_waits_for_a_cpu_are_no_reading(tmp_path):
-    [made] = judged(tmp_path, fetch(parts={"rest": [0.1, 0.02]}, delay=0.08)).fetches
+    [made] = judged(tmp_path, fetch(parts={"rest": [0.1, 0.02]}, delay=0.08)).fetches  # it waited for a CPU
     assert made.work.stages["reading"].blocked_s == pytest.approx(0.0, abs=1e-9) and made.work.runnable_s == 0.08
 
 
@@ -129,6 +128,18 @@ def test_a_loop_that_makes_its_loader_anew_each_epoch_has_one_record_and_another
     assert len(loader_that_binds(records).epochs) == 2
 
 
+def test_an_epochs_start_is_part_of_its_first_wait_and_its_end_of_no_step(tmp_path):
+    first = loop(1, [step(0.01)] * 3, begin=1.0)
+    first[0]["t"], first[-1]["wait"] = 0.5, 0.25
+    write(tmp_path, "1", [process(1), LOADER, *first, *loop(1, [step(0.01)] * 2, begin=5.0)])
+    [found] = read_records(tmp_path).loaders
+    assert [value for epoch in found.epochs for value in epoch] == pytest.approx([0.55, 0.25, 0.05, 0.0])
+    assert [one.step.begin_s for one in found.steps] == pytest.approx([0.5, 1.06, 1.12, 5.0, 5.06])
+    assert found.steps[0].step.wait_s == pytest.approx(0.55) and found.elapsed_s == pytest.approx(
+        0.56 + 4 * 0.06 + 0.25
+    )
+
+
 def test_the_rank_that_waits_longest_is_judged(tmp_path):
     for rank, wait in ((0, 0.01), (1, 0.05)):
         events = [process(10 + rank, rank=str(rank), local_world="2"), LOADER, *loop(1, [step(0.01)] * 5, wait=wait)]
@@ -142,12 +153,12 @@ def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
 
 
 def test_slow_samples_are_few_and_take_far_longer():
-    def made(slow: list[float]) -> object:
-        total = 0.001 * (50 - len(slow)) + sum(slow)
-        return type("F", (), {"num_samples": 50, "usual_s": 0.001, "slow": tuple(slow), "samples_s": total})()
+    def made(slow: list[float]) -> Fetch:
+        samples = (50, 0.001 * (50 - len(slow)) + sum(slow), 0.001)
+        return Fetch(1, 0.0, 0.1, BatchWork({}), slow=tuple(slow), samples=samples)
 
     extra_s, note = slow_samples([made([0.101]), made([])])
-    assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101.0 ms each, where most take 1.0 ms"]
+    assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101 ms each, where most take 1.00 ms"]
     assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
 
 

@@ -16,22 +16,24 @@ ALL = {"utilization_percent", "memory_bytes", "power_w", "sm_mhz"}
 @pytest.mark.parametrize(("visible", "expected"), [
     (None, [0, 1, 2]), ("1", [1]), ("2,0", [2, 0]), ("GPU-1", [1]), ("GPU-2,GPU-0", [2, 0]), ("GPU-2-abcdef", [2]),
     ("0,-1,1", [0]),  # CUDA's rule: what comes after the first that is none does not count
-    ("", []), ("7", []),
+    ("", []), ("7", []), ("GPU-5", []),
 ])  # fmt: skip
 def test_only_visible_gpus_are_read(visible, expected, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = Gpus(FakeNvml(3), visible)
     assert gpus.indices == expected
     assert set(gpus.read()) == {f"gpu{index}.{counter}" for index in expected for counter in ALL}
-    assert bool(gpus.absent) == (not expected)
+    assert gpus.absent == ({} if expected else {"gpu": "CUDA_VISIBLE_DEVICES names no GPU"})
 
 
-def test_the_variable_counts_where_nothing_else_is_said(monkeypatch):
+def test_the_variable_counts_where_nothing_else_is_said_and_without_pynvml_the_extra_is_named(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    reading = Gpus(FakeNvml(2)).read()
-    assert reading == {
+    assert Gpus(FakeNvml(2)).read() == {
         "gpu1.utilization_percent": 91, "gpu1.memory_bytes": 2000, "gpu1.power_w": 500, "gpu1.sm_mhz": 1980,
     }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpus = Gpus()
+    assert gpus.absent == {"gpu": GPU_EXTRA} and gpus.read() == {}
 
 
 def test_a_mig_slice_has_no_utilization_and_says_why():
@@ -68,17 +70,7 @@ def test_a_driver_that_does_not_answer_is_one_reason_and_no_warning(call):
         assert gpus.read() == {} and gpus.used_by([1]) == set()
         gpus.close()
     assert gpus.absent == {"gpu": "NVMLError: Not Supported"}
-
-
-def test_an_unknown_uuid_is_a_reason():
     assert Gpus(FakeNvml(1), "MIG-5").absent == {"gpu": "NVMLError: Not Found"}
-    assert Gpus(FakeNvml(1), "GPU-5").absent == {"gpu": "CUDA_VISIBLE_DEVICES names no GPU"}
-
-
-def test_without_pynvml_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    gpus = Gpus()
-    assert gpus.absent == {"gpu": GPU_EXTRA} and gpus.read() == {}
 
 
 def test_gpus_of_a_job_are_those_its_processes_compute_on():

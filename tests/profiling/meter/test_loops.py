@@ -1,4 +1,4 @@
-"""Steps kept in bounded memory: an even part of them, and the sums of all."""
+"""Steps kept in bounded memory: an even part of them, the sums of all, and the rates made of a loader's numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.meter.loops import StepLog
+from fastload.timing.probe import LoaderStats
 from fastload.timing.results import BatchWork, Work
 
 
@@ -40,3 +41,10 @@ def test_nothing_yet_is_zero_and_a_batch_used_again_costs_nothing_and_is_no_batc
     log.add(step(1), BatchWork({}))
     assert len(log.works) == 2 and log.totals.batches == 1
     assert log.totals.mean_stages() == {"reading": Work(1.0, 0.0)}
+
+
+def test_rates_and_shares_of_a_loader_and_zero_where_there_is_nothing_yet():
+    stats = LoaderStats(fresh_samples=100, consumed_samples=300, steps=6, elapsed_s=2.0, stall_s=0.5, bytes_read=10)
+    assert (stats.fresh_samples_per_s, stats.consumed_samples_per_s, stats.stall_share) == (50, 150, 0.25)
+    stats = LoaderStats()
+    assert stats.fresh_samples_per_s == stats.consumed_samples_per_s == stats.stall_share == 0

@@ -18,16 +18,13 @@ def names_of(profiler):
     return {event.key for event in profiler.key_averages() if event.key.startswith("fastload.")}
 
 
-def test_a_profiler_shows_the_stages(packed):
+def test_a_profiler_shows_the_stages_and_under_a_meter_the_waits_of_any_loader(packed):
     loader = FastLoader(packed, 8, transform=[RandomHorizontalFlip()], echo=2, device=Device(HandClock()))
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         assert len(list(loader)) == 8
     assert names_of(profiler) == {"fastload.wait", "fastload.copy", "fastload.transform"}
     wait = next(event for event in profiler.key_averages() if event.key == "fastload.wait")
     assert wait.count == 9  # and once to learn that there is no more
-
-
-def test_any_loader_under_a_meter_has_a_range_of_its_waits():
     with profile(activities=[ProfilerActivity.CPU]) as profiler, Meter(sample_every_s=0) as meter:
         list(meter.watch([torch.zeros(1)] * 3))
     assert names_of(profiler) == {"fastload.wait"}

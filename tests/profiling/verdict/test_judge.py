@@ -75,6 +75,12 @@ def test_a_cure_predicts_the_step_without_its_cost_or_what_binds_then():
 
 
 def test_what_brings_less_than_a_tenth_is_not_worth_making():
+    assert "compute binds: only 2% of the time" in judge(demands(wait=1, compute=50)).sentence
+    # A long wait that nothing shortens is not called "only": of a device that works by itself, the loop waits for data
+    # while that is busy, or for the device when batches lie ready.
+    steps = demands(wait=10, compute=0).steps + demands(compute=10).steps
+    verdict = judge(replace(demands(transform=(1, 0)), steps=steps))
+    assert "compute binds: though 50% of the time" in verdict.sentence
     verdict = judge(demands(wait=4, compute=50, transform=(90, 0)))
     assert not verdict.worth_making and "not worth making" in verdict.sentence and "would not help" in verdict.sentence
 
@@ -115,8 +121,14 @@ def test_a_long_run_is_judged_alike_whether_all_steps_were_kept_or_a_part():
 
 
 def test_a_fastloader_is_not_told_to_use_fastload():
-    verdict = judge(replace(demands(wait=45, reading=(1, 90)), by_threads=True, is_fastload=True))
+    base = demands(wait=45, reading=(1, 90), decoding=(0, 0), workers=8, cpus=8)
+    base = replace(base, by_threads=True, is_fastload=True)
+    verdict = judge(base)
     assert verdict.cause == "reading" and "fastload pack (" not in verdict.sentence and not verdict.fastload_helps
+    decoding = (BatchWork({"decoding": Work(90 * MS)}),) * 50  # of rows that fastload decodes itself
+    verdict = judge(replace(base, batches=decoding, compression_ratio=21.6))
+    assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
+    assert not any(words in verdict.sentence for words in ("decode once", "not needed", "more workers"))
 
 
 times = st.floats(0, 100)
@@ -140,19 +152,3 @@ def test_any_loop_gets_one_cause_and_no_cure_makes_it_slower(stages, wait, compu
         assert verdict.cause != "too few workers"
     if workers <= cpus:
         assert verdict.cause != "too many workers"
-
-
-def test_rows_that_fastload_decodes_itself_are_not_to_be_decoded_once():
-    base = demands(wait=45, decoding=(90, 0), workers=8, cpus=8)
-    verdict = judge(replace(base, by_threads=True, is_fastload=True, compression_ratio=21.6))
-    assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
-    assert "decode once" not in verdict.sentence and "not needed" not in verdict.sentence
-    assert "more workers" not in verdict.sentence
-
-
-def test_a_long_wait_that_nothing_shortens_is_not_called_only():
-    assert "compute binds: only 2% of the time" in judge(demands(wait=1, compute=50)).sentence
-    # A device that works by itself: the loop waits for data while it is busy, or for the device when batches lie ready.
-    begun = demands(wait=10, compute=0, transform=(1, 0))
-    ready = demands(compute=10)
-    assert "compute binds: though 50% of the time" in judge(replace(begun, steps=(begun.steps + ready.steps))).sentence

@@ -23,13 +23,13 @@ class TimedDataset:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._cheap = 0  # batches in a row whose samples are too short for more than one clock
+        self.cheap = 0  # batches in a row whose samples are too short for more than one clock
 
     def __getitem__(self, index: Any) -> Any:
         fetch = thread.fetch
         if fetch is None:
             return self._dataset[index]
-        if self._cheap > 3:
+        if self.cheap > 3:
             begin = clock()
             sample = self._dataset[index]
             fetch.samples.append(clock() - begin)
@@ -42,10 +42,6 @@ class TimedDataset:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
-
-    def batch_ends(self, samples: list[float]) -> None:
-        """Decides by the times of a batch's samples how the next ones are timed."""
-        self._cheap = self._cheap + 1 if samples and sum(samples) < 3e-5 * len(samples) else 0
 
 
 def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +77,8 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 events.write(_event(mine, before, span.begin, taken))
                 if type(dataset) is TimedDataset:
-                    dataset.batch_ends(mine.samples)
+                    is_cheap = mine.samples and sum(mine.samples) < 3e-5 * len(mine.samples)
+                    dataset.cheap = dataset.cheap + 1 if is_cheap else 0
             except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
                 note_fault("fetch")
 

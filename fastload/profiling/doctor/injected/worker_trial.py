@@ -137,10 +137,8 @@ class WorkerTrial:
 
 def _start_method(loader: Any) -> str:
     """Returns how its workers are started, without fixing multiprocessing's start method."""
-    context = getattr(loader, "multiprocessing_context", None)
-    if context is not None:
-        return str(context.get_start_method())
-    chosen = sys.modules["multiprocessing"].get_start_method(allow_none=True)
+    context = getattr(loader, "multiprocessing_context", None) or sys.modules["multiprocessing"]
+    chosen = context.get_start_method(allow_none=True)
     if chosen is not None:
         return str(chosen)
     return "spawn" if sys.platform == "darwin" else "forkserver" if sys.version_info >= (3, 14) else "fork"
