@@ -40,7 +40,10 @@ def test_json_is_one_object_and_nothing_else(packed: Path) -> None:
     value = json.loads(run(packed, "--json"))
     assert value["num_samples"] == 20
     assert {"fields", "splits", "classes", "layout", "file_bytes", "pixel_bytes", "header_digest"} <= set(value)
-    assert value["splits"] == {"train": [0, 15], "val": [15, 20]}
+    assert value["splits"] == {"train": [0, 15], "val": [15, 20]} and "shuffle_quality" not in value
+    value = json.loads(run(packed, "--json", "--shuffle-quality"))["shuffle_quality"]
+    assert value["split"] == "train" and value["num_rows"] == 15 and value["batch_size"] == 3
+    assert [order["shuffle"] for order in value["orders"]][:2] == ["full", "ChunkWindow(64)"]
 
 
 def test_twenty_thousand_classes_do_not_flood_the_terminal(packed_file: Callable[..., Path]) -> None:
@@ -79,18 +82,8 @@ def test_shuffle_quality_is_a_line_a_shuffle_with_a_star_where_it_is_worse_than_
     assert ["False", "1", "1.000", "*", "20.487", "*", "0.000", "*", "100", "%", "*"] in lines
     assert "shuffle=True means full for this file: as good as full shuffle by every measure." in text
     assert "shuffle quality" not in run(path)
-
-
-def test_shuffle_quality_stands_in_the_json_with_its_notes(packed: Path) -> None:
-    assert "shuffle_quality" not in json.loads(run(packed, "--json"))
-    value = json.loads(run(packed, "--json", "--shuffle-quality"))["shuffle_quality"]
-    assert value["split"] == "train" and value["num_rows"] == 15 and value["batch_size"] == 3
-    assert [order["shuffle"] for order in value["orders"]][:2] == ["full", "ChunkWindow(64)"]
-
-
-def test_shuffle_quality_of_too_few_samples_is_one_line_of_error(tmp_path: Path) -> None:
-    path = write_packed(tmp_path / "a.h5", np.zeros((5, 2, 2, 1), np.uint8))
-    assert "5 rows are too few" in refused("info", path, "--shuffle-quality")
+    few = write_packed(tmp_path / "few.h5", np.zeros((5, 2, 2, 1), np.uint8))
+    assert "5 rows are too few" in refused("info", few, "--shuffle-quality")
 
 
 def test_the_stores_are_measured_only_where_that_is_asked(tmp_path: Path) -> None:

@@ -150,23 +150,13 @@ def test_values_without_meaning_are_one_line(
     assert not (tmp_path / "a.h5").exists()
 
 
-@pytest.mark.parametrize(("text", "size"), [("224", 224), ("218x178", (218, 178)), (" 10 X 8 ", (10, 8))])
-def test_sizes_are_parsed(text: str, size: object) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("8MiB", 2**23), ("8M", 2**23), ("8388608", 2**23), ("512K", 2**19), ("1.5 GiB", 3 * 2**29), ("2MB", 2_000_000)],
-)
-def test_numbers_of_bytes_are_parsed(text: str, count: int) -> None:
-    assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "x", "-3", "8XB", "1e3"])
-def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        parse_bytes(text)
+def test_sizes_and_numbers_of_bytes_are_parsed_and_what_is_none_is_refused() -> None:
+    assert [parse_size(text) for text in ("224", "218x178", " 10 X 8 ")] == [224, (218, 178), (10, 8)]
+    counts = {"8MiB": 2**23, "8M": 2**23, "8388608": 2**23, "512K": 2**19, "1.5 GiB": 3 * 2**29, "2MB": 2_000_000}
+    assert {text: parse_bytes(text) for text in counts} == counts
+    for text in ("", "x", "-3", "8XB", "1e3"):
+        with pytest.raises(typer.BadParameter):
+            parse_bytes(text)
 
 
 def test_ctrl_c_says_that_the_same_command_continues(image_folder: ImageFolder, tmp_path: Path) -> None:

@@ -13,36 +13,30 @@ from fastload.errors import OptionError, ShareError
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
-def test_alone_is_rank_0_of_1():
+def test_the_environment_is_taken_with_a_warning_that_gives_both_numbers_and_alone_is_rank_0_of_1(monkeypatch):
     assert resolve_share("auto") == resolve_share(None) == Share(0, 1)
     assert local_world_size() == 1
-
-
-def test_the_environment_is_taken_with_a_warning_that_gives_both_numbers(monkeypatch):
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert resolve_share("auto") == Share(0, 1)
+    monkeypatch.setenv("RANK", "0")
+    assert resolve_share("auto") == Share(0, 1)
+    for name, value in {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match="rank 2 of 4"):
         assert resolve_share("auto") == Share(2, 4)
     assert resolve_share(None) == Share(0, 1)
     assert local_world_size() == 2
 
 
-def test_one_process_alone_is_not_warned_about(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert resolve_share("auto") == Share(0, 1)
-    monkeypatch.delenv("RANK")
-    assert resolve_share("auto") == Share(0, 1)
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(None, "2"), ("0", None), ("2", "2"), ("x", "2"), ("-1", "2")])
-def test_an_environment_that_names_no_rank_is_an_error(monkeypatch, rank, world_size):
-    if rank is not None:
-        monkeypatch.setenv("RANK", rank)
-    if world_size is not None:
-        monkeypatch.setenv("WORLD_SIZE", world_size)
-    with pytest.raises(ShareError, match="RANK"):
+@pytest.mark.parametrize(
+    ("rank", "world_size"),
+    [(None, "2"), ("0", None), ("2", "2"), ("x", "2"), ("-1", "2"), ("4", "4"), ("17", "4")],
+)
+def test_an_environment_that_names_no_rank_is_an_error_with_both_values(monkeypatch, rank, world_size):
+    for name, value in {"RANK": rank, "WORLD_SIZE": world_size}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ShareError, match=f"RANK={rank!r} and WORLD_SIZE={world_size!r}, which name no rank"):
         resolve_share("auto")
 
 
@@ -51,22 +45,14 @@ def test_given_shares_are_checked():
     for bad in ((2, 2), (-1, 2), (0, 0), (0,), "all", 1, (0.0, 1), (True, 2)):
         with pytest.raises(OptionError, match="share="):
             resolve_share(bad)
+    with pytest.raises(OptionError, match=r"share=\(17, 4\).*0\.\.world_size - 1"):
+        resolve_share((17, 4))
 
 
 def test_without_a_process_group_nothing_can_disagree():
     # Raises nothing; within a process group such shares are refused, see test_loader.py and test_auto_echo.py.
     check_share("auto", Share(1, 3))
     check_share((0, 2), Share(0, 2))
-
-
-@pytest.mark.parametrize("rank", ["4", "17"])
-def test_a_rank_outside_the_world_is_refused_with_both_numbers(monkeypatch, rank):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ShareError, match=f"RANK='{rank}' and WORLD_SIZE='4', which name no rank"):
-        resolve_share("auto")
-    with pytest.raises(OptionError, match=rf"share=\({rank}, 4\).*0\.\.world_size - 1"):
-        resolve_share((int(rank), 4))
 
 
 def test_ranks_of_a_process_group_are_neighbours_unless_torchrun_says_otherwise(monkeypatch):

@@ -367,29 +367,24 @@ def test_padding_says_nothing():
     assert torch.allclose(bag(tokens[:1], mask[:1]), bag(turned, mask[:1]))
 
 
-def test_a_review_is_labelled_as_it_reads():
-    rng = np.random.default_rng(3)
-    for _ in range(200):
-        text, label = reviews.review(rng)
-        praised = 0
-        for clause in re.split(r"(?=the \w+ was )", text)[1:]:
-            kind = any(word in reviews.GOOD for word in clause.split()[-4:])
-            turned = any(f" was {word} " in clause for word in reviews.NEGATIONS)
-            praised += kind != turned
-        assert label == (praised >= 2), text
+def opinions(review: str) -> list[tuple[str, bool]]:
+    """Of each clause of a review: the thing, and whether it is praised."""
+    found = []
+    for clause in re.split(r"(?=the \w+ was )", review)[1:]:
+        kind = any(word in reviews.GOOD for word in clause.split()[-4:])
+        turned = any(f" was {word} " in clause for word in reviews.NEGATIONS)
+        found.append((clause.split()[1], kind != turned))
+    return found
 
 
-def test_a_claim_follows_from_its_review_as_it_is_labelled(tmp_path):
+def test_a_review_is_labelled_as_it_reads_and_a_claim_as_it_follows_from_its_review(tmp_path):
     rng, seen = np.random.default_rng(3), set()
     for _ in range(200):
+        text, label = reviews.review(rng)
+        assert label == (sum(praised for _, praised in opinions(text)) >= 2), text
         text, label = reviews.pair(rng)
         review, claim = text.split(f" {reviews.BETWEEN} ")
-        said = {}
-        for clause in re.split(r"(?=the \w+ was )", review)[1:]:
-            kind = any(word in reviews.GOOD for word in clause.split())
-            said[clause.split()[1]] = kind != any(f" was {word} " in clause for word in reviews.NEGATIONS)
-        claimed = claim.split()[-2] in reviews.GOOD
-        thing = claim.split()[1]
+        said, thing, claimed = dict(opinions(review)), claim.split()[1], claim.split()[-2] in reviews.GOOD
         assert label == (1 if thing not in said else 0 if said[thing] == claimed else 2), text
         seen.add(label)
     assert seen == {0, 1, 2}

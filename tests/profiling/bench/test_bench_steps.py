@@ -35,16 +35,10 @@ def test_a_part_of_the_loaders_rate_needs_that_rate():
     assert make_step("sim:0.5x", loader_samples_per_s=3000.0).name == "simulated accelerator, 1,500 images/s"
 
 
-def test_the_residual_networks_have_the_published_numbers_of_parameters():
-    counts = {
-        name: sum(p.numel() for p in network(name, channels=3, num_classes=1000).parameters()) for name in NETWORKS
-    }
-    assert counts["resnet18"] == 11_689_512
-    assert counts["resnet50"] == 25_557_032
-
-
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_step_learns_from_a_batch(name):
+def test_a_network_has_the_published_size_and_learns_from_a_batch(name):
+    count = sum(p.numel() for p in network(name, channels=3, num_classes=1000).parameters())
+    assert count == {"resnet18": 11_689_512, "resnet50": 25_557_032}.get(name, count)
     step = make_step(name, channels=3, num_classes=4)
     net = step._net  # type: ignore[attr-defined]
     before = [p.detach().clone() for p in net.parameters()]

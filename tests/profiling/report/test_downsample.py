@@ -37,20 +37,13 @@ def test_columns_keep_the_slowest_step_and_the_sum(waits, count):
     assert (thin.slowest_s >= thin.mean_s - 1e-9).all()
 
 
-def test_few_steps_are_a_column_each():
+def test_few_steps_are_a_column_each_and_what_is_no_duration_counts_as_nothing():
     thin = into_columns(steps_of([0.1, 0.2, 0.3]), 100)
     assert thin.steps_each == 1
     assert thin.parts_s[0] == pytest.approx([0.1, 0.2, 0.3])
     assert thin.samples_per_s == pytest.approx([8 / 0.111, 8 / 0.211, 8 / 0.311])
-
-
-def test_steps_without_a_duration_have_no_rate():
     assert into_columns([Step(0.0, 0, 0, 0, 0, 8)], 10).samples_per_s == pytest.approx([0])
-
-
-def test_figures_that_are_not_finite_count_as_nothing():
-    thin = into_columns([Step(0.0, math.nan, math.inf, -1.0, 0.5, 8)], 10)
-    assert thin.mean_s == pytest.approx([0.5])
+    assert into_columns([Step(0.0, math.nan, math.inf, -1.0, 0.5, 8)], 10).mean_s == pytest.approx([0.5])
 
 
 def test_one_tall_step_does_not_make_the_others_flat():
@@ -59,14 +52,11 @@ def test_one_tall_step_does_not_make_the_others_flat():
     assert ceiling(into_columns(steps_of([0.01, 0.02]), 10)) > 0.031
 
 
-def test_readings_keep_their_extremes():
+def test_readings_keep_their_extremes_and_what_was_never_read_is_not_named():
     readings = [{"at_s": k / 10, "cpu_percent": 900.0 if k == 33 else 100.0} for k in range(100)]
     series = into_series(readings, "cpu_percent", 10)
     assert series is not None and len(series.mean) == 10
     assert series.high.max() == 900 and series.low.min() == 100
-
-
-def test_what_was_never_read_is_not_named():
     readings = [{"at_s": 0.0, "a": 1.0, "b": math.nan}, {"at_s": 1.0, "c": math.inf, "b": 2.0}]
     assert names_of(readings) == ["a", "b"]
     assert into_series(readings, "c", 5) is None and into_series([], "a", 5) is None

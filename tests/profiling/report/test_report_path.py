@@ -33,14 +33,11 @@ def said(code: str, path: Path) -> str:
     return run_python("-c", IN_A_PROCESS.format(code), path)
 
 
-def test_a_new_name_in_a_folder_of_ours_is_accepted(tmp_path):
-    check_report_path(tmp_path / "report.html")
-    check_report_path(str(tmp_path / "report.html"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_exists_stays_unless_forced(tmp_path):
+def test_a_new_name_is_accepted_and_what_exists_stays_unless_forced(tmp_path):
     path = tmp_path / "report.html"
+    check_report_path(path)
+    check_report_path(str(path))
+    assert list(tmp_path.iterdir()) == []
     path.write_text("precious")
     with pytest.raises(OutputError, match=r"report\.html: exists.*--force"):
         write_report(Measured("x"), path)
