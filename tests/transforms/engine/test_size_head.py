@@ -27,7 +27,7 @@ from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.fuse import FusedPass, passes_of
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.resample import place_samples
-from fastload.transforms.engine.size_head import SizeHead, find_size_head
+from fastload.transforms.engine.pipeline import SizeHead, find_size_head
 
 shapes = st.lists(st.tuples(st.integers(12, 90), st.integers(12, 90)), min_size=1, max_size=6).map(np.array)
 flips = st.lists(st.sampled_from([RandomHorizontalFlip(), RandomVerticalFlip(0.4)]), max_size=2)
