@@ -134,20 +134,16 @@ def crop(images: torch.Tensor, placement: Placement, fill: torch.Tensor, pool: O
     if math.prod(images.shape[1:]) * images.dtype.itemsize <= SMALL_SAMPLE_BYTES:
         _crop_small(source, target, tops, lefts, padding_mode, value)
         return output.permute(0, 3, 1, 2)
-    for image, window, top, left in zip(source, target, tops.tolist(), lefts.tolist(), strict=True):
-        inside = 0 <= top <= height - size[0] and 0 <= left <= width - size[1]
-        if not inside and padding_mode != "constant":
-            assert padding_mode is not None, "a window outside its image, without padding"
-            rows = _source_index(np.arange(top, top + size[0]), height, padding_mode)
-            columns = _source_index(np.arange(left, left + size[1]), width, padding_mode)
-            np.take(np.take(image, rows, axis=0), columns, axis=1, out=window, mode="clip")
-            continue
+    assert padding_mode is not None, "large images without padding are placed one by one"
+    rows = _source_index(tops[:, None] + np.arange(size[0]), height, padding_mode)[..., None]
+    columns = _source_index(lefts[:, None] + np.arange(size[1]), width, padding_mode)
+    for i, (image, window, top, left) in enumerate(zip(source, target, tops.tolist(), lefts.tolist(), strict=True)):
         # The part [y0, y1) x [x0, x1) of the window that shows the image; it may be empty.
         y0, x0 = min(max(-top, 0), size[0]), min(max(-left, 0), size[1])
         y1, x1 = max(min(height - top, size[0]), y0), max(min(width - left, size[1]), x0)
         window[y0:y1, x0:x1] = image[top + y0 : top + y1, left + x0 : left + x1]
-        window[:y0], window[y1:] = value, value
-        window[y0:y1, :x0], window[y0:y1, x1:] = value, value
+        for down, across in np.s_[:y0, :], np.s_[y1:, :], np.s_[y0:y1, :x0], np.s_[y0:y1, x1:]:
+            window[down, across] = value if padding_mode == "constant" else image[rows[i, down], columns[i, across]]
     return output.permute(0, 3, 1, 2)
 
 
