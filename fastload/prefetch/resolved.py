@@ -21,8 +21,8 @@ from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
 from fastload.transforms import Draws, apply_transforms, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
+from fastload.transforms.engine.pipeline import SizeHead, find_size_head
 from fastload.transforms.engine.placement import ImageRows
-from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""

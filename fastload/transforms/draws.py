@@ -10,6 +10,8 @@ generators", OOPSLA 2014, with the constants of Stafford's variant 13. It is not
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's incremen
 _OUTPUT = 0xD1B54A32D192ED03  # a number drawn from a key, and a stream's key derived from it, never share an input
 
 _BATCH = 0x5DEECE66D1CE4E5B  # a stream that no transform's index reaches
+_ATTEMPTS = 10  # at a rectangle that fits; torchvision's
 
 
 class Draws:
@@ -36,9 +39,9 @@ class Draws:
     __slots__ = ("_keys",)
 
     def __init__(self, seed: int, epoch: int, rows: NDArray[np.int64], echo: int = 0) -> None:
-        key = _mix_int(int(seed) & _WORD)
-        key = _mix_int(key ^ (int(epoch) & _WORD))
-        keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ np.uint64(key))
+        key = _mix(np.array([int(seed) & _WORD], np.uint64))
+        key = _mix(key ^ np.uint64(int(epoch) & _WORD))
+        keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ key)
         self._keys: NDArray[np.uint64] = _mix(keys ^ np.uint64(echo & _WORD))
 
     @classmethod
@@ -88,13 +91,39 @@ class Draws:
         return _mix(self._keys ^ np.uint64(_OUTPUT))
 
 
+def rectangle_sides(
+    draws: Draws,
+    area: NDArray[np.int64],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    *,
+    least: int,
+    most: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns two sides of a rectangle for each sample, int64 (B, 2), and whether one was found; else they are 0.
+
+    Its part of the area, (B,) or one, is drawn evenly from `scale`, the logarithm of first / second side evenly from
+    `ratio`. Of ten attempts the first counts whose sides are from `least` to `most`, (B, 2) or (2,).
+    """
+    sides, found = np.zeros((len(draws), 2), np.int64), np.zeros(len(draws), np.bool_)
+    low, high = (math.log(end) for end in ratio)
+    for attempt in range(_ATTEMPTS):
+        part = area * (scale[0] + (scale[1] - scale[0]) * draws.stream(2 * attempt).uniform())
+        # IEEE 754 does not promise the same logarithms and square roots on every machine: NumPy's differ by one
+        # unit in the last place between processors, which only counts at a rounding tie.
+        quotient = np.exp(low + (high - low) * draws.stream(2 * attempt + 1).uniform())
+        tried = np.rint(np.sqrt(np.stack([part * quotient, part / quotient], axis=1)))
+        fits = ((tried >= least) & (tried <= most)).all(axis=1) & ~found
+        sides[fits] = tried[fits]
+        found |= fits
+        if found.all():
+            break
+    return sides, found
+
+
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     # A bijection of 64-bit words: distinct rows have distinct keys. Arrays wrap modulo 2**64 without a warning.
     words = words + np.uint64(_GOLDEN)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
-
-
-def _mix_int(word: int) -> int:
-    return int(_mix(np.array([word], dtype=np.uint64))[0])

@@ -1,12 +1,11 @@
 """Transforms that erase rectangles: RandomErasing (Zhong et al., AAAI 2020) and Cutout (DeVries and Taylor, 2017).
 
-Both draw one rectangle per sample, `rectangles(spec, draws)`, and `erase` fills them; masks, boxes and points stay as
-they are, as in torchvision. Random pixels are a hash of (sample, position in the image), so equal on every device.
+Both draw one rectangle per sample, `rectangles(spec, draws)`, and fill it; masks, boxes and points stay as they are,
+as in torchvision. Random pixels are a hash of (sample, position in the image), so equal on every device.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
@@ -17,11 +16,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
-from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import OutputPool, as_bits
+from fastload.transforms.draws import Draws, rectangle_sides
+from fastload.transforms.engine.buffers import as_bits, empty_images
 from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values, ordered_pair, probability
-
-_ATTEMPTS = 10  # torchvision's: an image on which none of them fits stays as it is
 
 
 class Eraser(BaseTransform, ABC):
@@ -54,8 +51,20 @@ class Eraser(BaseTransform, ABC):
     def apply(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Returns images (B, C, H, W) of the same dtype in new channels_last memory."""
         spec = self.output(ImageSpec.of(images))
+        rectangles, values = self.rectangles(spec, draws), self.filled or (0.0,)
         keys = random_keys(draws) if self.filled is None else None
-        return erase(images, self.rectangles(spec, draws), self.filled or (0.0,), self._pool, keys)
+        if images.device.type != "cpu":
+            return _erase_at_once(images, rectangles, values, keys)
+        output = empty_images(images, spec.channels, self._pool).copy_(images)
+        target, fill = as_bits(output).permute(0, 2, 3, 1).numpy(), as_bits(_fill(values, images)).numpy()
+        indices = None if keys is None else _value_indices(spec.height, spec.width, spec.channels, images.device)
+        for sample in np.flatnonzero(rectangles[:, 2]).tolist():
+            top, left, high, wide = rectangles[sample].tolist()
+            window = np.s_[top : top + high, left : left + wide]
+            if keys is not None and indices is not None:
+                fill = random_pixels(torch.from_numpy(keys[sample]), indices[window], images.dtype).numpy()
+            target[sample][window] = fill
+        return output
 
 
 class RandomErasing(Eraser):
@@ -96,22 +105,11 @@ class RandomErasing(Eraser):
         self.ratio = ordered_pair("RandomErasing", "ratio", ratio, least=0)
 
     def rectangles(self, spec: ImageSpec, draws: Draws) -> NDArray[np.int64]:
-        attempts = draws.stream(1)
-        heights, widths = np.zeros(len(draws), np.int64), np.zeros(len(draws), np.int64)
-        fits = np.zeros(len(draws), np.bool_)
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for attempt in range(_ATTEMPTS):
-            part = self.scale[0] + (self.scale[1] - self.scale[0]) * attempts.stream(2 * attempt).uniform()
-            ratio = np.exp(low + (high - low) * attempts.stream(2 * attempt + 1).uniform())
-            area = part * (spec.height * spec.width)
-            height, width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
-            fitting = ~fits & (height < spec.height) & (width < spec.width)
-            heights[fitting], widths[fitting] = height[fitting], width[fitting]
-            fits |= fitting
-        erased = fits & (draws.stream(0).uniform() < self.p) & (heights > 0) & (widths > 0)
-        tops = draws.stream(2).integers(0, spec.height - heights + 1)
-        lefts = draws.stream(3).integers(0, spec.width - widths + 1)
-        return np.stack([tops, lefts, heights, widths], axis=1) * erased[:, None]
+        (size,) = spec.sizes
+        sides, _ = rectangle_sides(draws.stream(1), size.prod(), self.scale, self.ratio, least=0, most=size - 1)
+        erased = (draws.stream(0).uniform() < self.p) & sides.all(axis=1)
+        corners = [draws.stream(2 + axis).integers(0, size[axis] - sides[:, axis] + 1) for axis in (0, 1)]
+        return np.column_stack([*corners, sides]) * erased[:, None]
 
 
 class Cutout(Eraser):
@@ -159,41 +157,13 @@ class Cutout(Eraser):
         return np.stack([*starts, *sides], axis=1) * erased[:, None]
 
 
-def erase(
-    images: torch.Tensor,
-    rectangles: NDArray[np.int64],
-    values: tuple[float, ...],
-    pool: OutputPool,
-    keys: NDArray[np.int32] | None = None,
-) -> torch.Tensor:
-    """Returns uint8 or uint16 images with rectangles filled, (B, C, H, W) in new channels_last memory.
-
-    Values are one, or one per channel; with keys, int32 (B, 2), pixels are random instead: see `random_pixels`.
-    """
-    if images.device.type != "cpu":
-        return _erase_at_once(images, rectangles, values, keys)
-    batch, channels, height, width = images.shape
-    output = pool.empty((batch, height, width, channels), images.dtype)
-    output.copy_(images.permute(0, 2, 3, 1))
-    target, fill = as_bits(output).numpy(), as_bits(_fill(values, images)).numpy()
-    indices = None if keys is None else _value_indices(height, width, channels, images.device)
-    for sample in np.flatnonzero(rectangles[:, 2]).tolist():
-        top, left, high, wide = rectangles[sample].tolist()
-        window = target[sample, top : top + high, left : left + wide]
-        if keys is None or indices is None:
-            window[...] = fill
-        else:
-            shown = indices[top : top + high, left : left + wide]
-            window[...] = random_pixels(torch.from_numpy(keys[sample]), shown, images.dtype).numpy()
-    return output.permute(0, 3, 1, 2)
-
-
 def _erase_at_once(
     images: torch.Tensor,
     rectangles: NDArray[np.int64],
     values: tuple[float, ...],
     keys: NDArray[np.int32] | None,
 ) -> torch.Tensor:
+    """Returns images with rectangles filled by values, one or one per channel; with keys, (B, 2), by random pixels."""
     (batch, channels, height, width), device = images.shape, images.device
     corners = torch.from_numpy(rectangles).to(device, non_blocking=True)
     top, left, high, wide = (corners[:, i, None] for i in range(4))

@@ -7,7 +7,6 @@ to nearest; masks are resized by nearest neighbour.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
@@ -17,7 +16,7 @@ import torch
 
 from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
-from fastload.transforms.draws import Draws
+from fastload.transforms.draws import Draws, rectangle_sides
 from fastload.transforms.engine.place import place_images, place_masks
 from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, flips, resized, windows
 from fastload.transforms.spec import (
@@ -31,14 +30,13 @@ from fastload.transforms.spec import (
     window_size,
 )
 
-_ATTEMPTS = 10  # torchvision's
-
 
 class PlacedTransform(BaseTransform, ABC):
     """A geometric transform that only says where pixels come from: a crop, a resize or a flip.
 
-    The pipeline joins several of them into one placement. Subclasses define `output` and `place`, set `resizes` if they
-    resize, `size` if they give all images one size, and override `pads` if windows may leave their images.
+    The pipeline joins several of them into one placement. Subclasses define `place`, extend `check` if images may not
+    fit, set `resizes` if they resize, `size` if they give all images one size, and override `pads` if windows may leave
+    their images.
     """
 
     geometric = True
@@ -47,9 +45,21 @@ class PlacedTransform(BaseTransform, ABC):
     size: tuple[int, ...] = ()
     """The (height, width) of all outputs; another length: it depends on the image."""
 
-    @abstractmethod
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
+        self.check(spec)
+        height, width = self.target(spec.sizes)[0].tolist()
+        return spec._replace(height=height, width=width)
+
+    def check(self, spec: ImageSpec) -> None:
+        """Raises OptionError for images that cannot be transformed."""
+        if self.resizes and spec.dtype not in (torch.uint8, torch.uint16):
+            raise OptionError(
+                f"{type(self).__name__}: images are {spec.dtype}, and it resizes uint8 and uint16 as they lie in the "
+                f"file. Put it before what makes them {spec.dtype}."
+            )
+        if self.resizes and min(spec.height, spec.width) < 1:
+            raise OptionError(f"{type(self).__name__}: images of {spec.height}x{spec.width} have no pixels to resize.")
 
     @abstractmethod
     def place(self, sizes: Whole, draws: Draws) -> Placement:
@@ -75,7 +85,7 @@ class PlacedTransform(BaseTransform, ABC):
             OptionError: such images cannot be transformed.
         """
         spec = ImageSpec.of(images)
-        self.output(spec)
+        self.check(spec)
         return place_images(images, self.place(spec.sizes, draws), self._pool)
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
@@ -107,9 +117,6 @@ class RandomFlip(PlacedTransform):
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         self.p = probability(type(self).__name__, p)
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        return spec
 
     def place(self, sizes: Whole, draws: Draws) -> Placement:
         return flips(sizes, draws.uniform() < self.p, axis=self.axis)
@@ -185,7 +192,7 @@ class RandomCrop(PlacedTransform):
             raise OptionError(f"RandomCrop(padding_mode={padding_mode!r}): no such mode. Choose one of {modes}.")
         self.padding_mode = padding_mode
 
-    def output(self, spec: ImageSpec) -> ImageSpec:
+    def check(self, spec: ImageSpec) -> None:
         (top, left), (bottom, right) = (sides[0].tolist() for sides in self._padding(spec.sizes))
         if spec.height + top + bottom < self.size[0] or spec.width + left + right < self.size[1]:
             padded = "with their padding " if any(self.padding) else ""
@@ -205,7 +212,6 @@ class RandomCrop(PlacedTransform):
                 )
         if self.padding_mode == "constant" and (any(self.padding) or self.pad_if_needed):
             check_values("RandomCrop(fill", self.fill, spec)
-        return spec._replace(height=self.size[0], width=self.size[1])
 
     def pads(self, sizes: Whole) -> bool:
         return any(sides.any() for sides in self._padding(sizes))
@@ -246,13 +252,12 @@ class CenterCrop(PlacedTransform):
         super().__init__()
         self.size = window_size("CenterCrop", size)
 
-    def output(self, spec: ImageSpec) -> ImageSpec:
+    def check(self, spec: ImageSpec) -> None:
         if spec.height < self.size[0] or spec.width < self.size[1]:
             raise OptionError(
                 f"CenterCrop(size={self.size}): images of {spec.height}x{spec.width} (height x width) are smaller than "
                 f"the window. Choose a smaller size, or pack larger images with --size."
             )
-        return spec._replace(height=self.size[0], width=self.size[1])
 
     def place(self, sizes: Whole, draws: Draws) -> Placement:
         # Rounded and not //: torchvision's choice for an odd remainder (half to even).
@@ -288,11 +293,6 @@ class Resize(PlacedTransform):
                 f"one number, that of the shorter side."
             )
         self.max_size = max_size
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        _check_dtype("Resize", spec)
-        height, width = self.target(spec.sizes)[0].tolist()
-        return spec._replace(height=height, width=width)
 
     def target(self, sizes: Whole) -> Whole:
         if len(self.size) == 2:
@@ -346,37 +346,19 @@ class RandomResizedCrop(PlacedTransform):
         self.scale = ordered_pair("RandomResizedCrop", "scale", scale, least=0, most=1)
         self.ratio = ordered_pair("RandomResizedCrop", "ratio", ratio, least=0)
 
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        _check_dtype("RandomResizedCrop", spec)
-        return spec._replace(height=self.size[0], width=self.size[1])
-
     def place(self, sizes: Whole, draws: Draws) -> Placement:
-        image_heights, image_widths = (np.zeros((len(draws), 2), np.int64) + sizes).T
+        whole = np.zeros((len(draws), 2), np.int64) + sizes
+        sides, found = rectangle_sides(draws, whole.prod(axis=1), self.scale, self.ratio, least=1, most=whole[:, ::-1])
         # Of images where no attempt fits: the largest central part.
-        ratios = image_widths / image_heights
-        heights = np.where(ratios < self.ratio[0], np.rint(image_widths / self.ratio[0]), image_heights)
-        widths = np.where(ratios > self.ratio[1], np.rint(image_heights * self.ratio[1]), image_widths)
-        heights, widths = (np.maximum(1, sides.astype(np.int64)) for sides in (heights, widths))
-        found = np.zeros(len(draws), np.bool_)
-        (least, most), (low, high) = self.scale, (math.log(end) for end in self.ratio)
-        for attempt in range(_ATTEMPTS):
-            area = image_heights * image_widths * (least + (most - least) * draws.stream(2 * attempt).uniform())
-            # IEEE 754 does not promise the same logarithms and square roots on every machine: NumPy's differ by one
-            # unit in the last place between processors, which only counts at a rounding tie.
-            ratio = np.exp(low + (high - low) * draws.stream(2 * attempt + 1).uniform())
-            width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
-            height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
-            fits = (width > 0) & (width <= image_widths) & (height > 0) & (height <= image_heights) & ~found
-            heights, widths = np.where(fits, height, heights), np.where(fits, width, widths)
-            found |= fits
-            if found.all():
-                break
-        tops = draws.stream(2 * _ATTEMPTS).integers(0, image_heights - heights + 1)
-        lefts = draws.stream(2 * _ATTEMPTS + 1).integers(0, image_widths - widths + 1)
-        tops = np.where(found, tops, (image_heights - heights) // 2)
-        lefts = np.where(found, lefts, (image_widths - widths) // 2)
-        first, window = np.stack([tops, lefts], axis=1), np.stack([heights, widths], axis=1)
-        return resized(first, window, self.target(sizes))
+        heights, widths = whole.T
+        ratios = widths / heights
+        high = np.where(ratios < self.ratio[0], np.rint(widths / self.ratio[0]), heights)
+        wide = np.where(ratios > self.ratio[1], np.rint(heights * self.ratio[1]), widths)
+        central = np.maximum(1, np.stack([high, wide], axis=1).astype(np.int64))
+        window = np.where(found[:, None], sides[:, ::-1], central)
+        room = whole - window
+        drawn = np.stack([draws.stream(20 + axis).integers(0, room[:, axis] + 1) for axis in (0, 1)], axis=1)
+        return resized(np.where(found[:, None], drawn, room // 2), window, self.target(sizes))
 
 
 def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
@@ -389,13 +371,3 @@ def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
         )
     left, top, right, bottom = (int(side) for side in sides * (4 // len(sides)))
     return left, top, right, bottom
-
-
-def _check_dtype(name: str, spec: ImageSpec) -> None:
-    if spec.dtype not in (torch.uint8, torch.uint16):
-        raise OptionError(
-            f"{name}: images are {spec.dtype}, and it resizes uint8 and uint16 as they lie in the file. "
-            f"Put it before what makes them {spec.dtype}."
-        )
-    if min(spec.height, spec.width) < 1:
-        raise OptionError(f"{name}: images of {spec.height}x{spec.width} have no pixels to resize.")

@@ -141,8 +141,19 @@ class MixUp(MixingTransform):
         images = fields["images"]
         self.output(ImageSpec.of(images))
         share = self.share(draws)
-        blended = _blended_images(images, share, self._pool)
-        return {**fields, "images": blended, "labels": self.blended_labels(fields["labels"], share, len(images))}
+        labels = self.blended_labels(fields["labels"], share, len(images))
+        output = empty_images(images, images.shape[1], self._pool)
+        wide = torch.float64 if images.dtype == torch.float64 else torch.float32
+        pixels, target = images.permute(0, 2, 3, 1), output.permute(0, 2, 3, 1)
+        for part in sample_blocks(images):
+            own = pixels[part].to(wide, copy=True).mul_(share)
+            other = torch.empty_like(own)
+            # The rolled batch without a copy of it: the sample before each of the block's.
+            other[:1].copy_(pixels[part.start - 1] if part.start else pixels[-1])
+            other[1:].copy_(pixels[part.start : part.stop - 1])
+            own.add_(other.mul_(1 - share))
+            target[part].copy_(own if images.dtype.is_floating_point else own.round_())
+        return {**fields, "images": output, "labels": labels}
 
 
 class CutMix(MixingTransform):
@@ -228,21 +239,6 @@ def _log_gamma_variates(alpha: float, draws: Draws) -> NDArray[np.float64]:
         # Below 1e-300 the quotient overflows, and shares have long been 0 and 1 only.
         result += np.log(1 - draws.stream(0).uniform()) / max(alpha, 1e-300)
     return result
-
-
-def _blended_images(images: torch.Tensor, share: float, pool: OutputPool) -> torch.Tensor:
-    output = empty_images(images, images.shape[1], pool)
-    wide = torch.float64 if images.dtype == torch.float64 else torch.float32
-    pixels, target = images.permute(0, 2, 3, 1), output.permute(0, 2, 3, 1)
-    for part in sample_blocks(images):
-        own = pixels[part].to(wide, copy=True).mul_(share)
-        other = torch.empty_like(own)
-        # The rolled batch without a copy of it: the sample before each of the block's.
-        other[:1].copy_(pixels[part.start - 1] if part.start else pixels[-1])
-        other[1:].copy_(pixels[part.start : part.stop - 1])
-        own.add_(other.mul_(1 - share))
-        target[part].copy_(own if images.dtype.is_floating_point else own.round_())
-    return output
 
 
 def _pasted(images: torch.Tensor, rectangle: tuple[int, int, int, int], pool: OutputPool) -> torch.Tensor:

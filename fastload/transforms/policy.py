@@ -258,41 +258,32 @@ def followed(matrices: Matrices, later: Matrices) -> Matrices:
 
 
 def sample_nearest(images: torch.Tensor, matrices: Matrices, fill: torch.Tensor) -> torch.Tensor:
-    """Returns the moved images, (B, C, H, W) of the same dtype in new channels_last memory.
+    """Returns the moved images, (B, C, H, W) of the same dtype, which may be any, in new channels_last memory.
 
-    Args:
-        images: (B, C, H, W), of any dtype.
-        matrices: of the moves.
-        fill: (C,), of the images' dtype, on the CPU: value of pixels whose position lies outside the input.
+    The fill, (C,) of that dtype and on the CPU, is the value of pixels whose position lies outside the input.
     """
-    output = empty_images(images, images.shape[1], None)
+    output, device = empty_images(images, images.shape[1], None), images.device
     # The centre of pixel (row, column) lies at m0 * column + m1 * row + m2, in units of 2**-32 pixels.
     from_indices = matrices.copy()
     from_indices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
     units = torch.from_numpy(np.rint(from_indices * 2.0**_UNIT_BITS).astype(np.int64))
-    moves = units.to(images.device, non_blocking=True)
-    value = as_bits(fill.contiguous()).to(images.device, non_blocking=True)
+    moves = units.to(device, non_blocking=True)[..., None, None]
+    value = as_bits(fill.contiguous()).to(device, non_blocking=True)
     source, target = as_bits(images).permute(0, 2, 3, 1), as_bits(output).permute(0, 2, 3, 1)
+    _, height, width, channels = source.shape
+    rows, columns = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
     for part in sample_blocks(images):
-        target[part] = _sampled(source[part], moves[part], value)
+        pixels = source[part]
+        x, y = (
+            (moves[part, axis, 0] * columns + (moves[part, axis, 1] * rows + moves[part, axis, 2])) >> _UNIT_BITS
+            for axis in range(2)
+        )
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        first = torch.arange(len(pixels), device=device)[:, None, None] * (height * width)
+        index = (y.clamp_(0, height - 1) * width).add_(x.clamp_(0, width - 1)).add_(first)
+        shown = pixels.reshape(-1, channels).index_select(0, index.view(-1)).view(pixels.shape)
+        target[part] = torch.where(inside[..., None], shown, value)
     return output
-
-
-def _sampled(pixels: torch.Tensor, moves: torch.Tensor, fill: torch.Tensor) -> torch.Tensor:
-    """Returns pixels (B, H, W, C) moved by int64 matrices (B, 2, 3), see `sample_nearest`."""
-    (batch, height, width, channels), device = pixels.shape, pixels.device
-    rows = torch.arange(height, device=device)[:, None]
-    columns = torch.arange(width, device=device)
-    positions = []
-    for axis in range(2):
-        by_column, by_row, start = (moves[:, axis, i, None, None] for i in range(3))
-        positions.append((by_column * columns + (by_row * rows + start)) >> _UNIT_BITS)
-    x, y = positions
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    first = torch.arange(batch, device=device)[:, None, None] * (height * width)
-    index = (y.clamp_(0, height - 1) * width).add_(x.clamp_(0, width - 1)).add_(first)
-    picked = pixels.reshape(-1, channels).index_select(0, index.view(-1)).view(pixels.shape)
-    return torch.where(inside[..., None], picked, fill)
 
 
 def move_points(points: torch.Tensor, matrices: Matrices) -> torch.Tensor:

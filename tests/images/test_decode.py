@@ -137,17 +137,6 @@ def test_jpeg_is_written_into_its_row_and_nowhere_else() -> None:
     assert (rows[[0, 2]] == 99).all()
 
 
-@pytest.mark.parametrize("suffix", ["PNG", "TIFF", "PPM"])
-def test_16_bit_gray_is_exact_in_16_bits_and_keeps_its_high_byte_in_8(suffix: str) -> None:
-    data = encode(Image.fromarray(GRAY16), suffix)
-    np.testing.assert_array_equal(decode(data, 1, dtype="uint16")[..., 0], GRAY16)
-    np.testing.assert_array_equal(decode(data, 1)[..., 0], GRAY16 >> 8)
-    np.testing.assert_array_equal(decode(data, 3), np.repeat(GRAY16[..., None] >> 8, 3, axis=2))
-    alpha = decode(data, 4, dtype="uint16")
-    assert (alpha[..., :3] == GRAY16[..., None]).all()
-    assert (alpha[..., 3] == 65535).all()
-
-
 @pytest.mark.parametrize("data", [JPEGS["gray baseline"], OTHERS["png L"], OTHERS["png RGB"]])
 def test_8_bits_are_never_passed_off_as_16(data: bytes) -> None:
     with pytest.raises(ImageError, match="8 bits a channel where the dataset has 16"):
@@ -205,14 +194,6 @@ def test_pad_keeps_the_whole_image_in_the_middle_of_zeros(
     inner = found[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
     expected = Image.fromarray(reference(data)).resize((width, height), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(inner, np.asarray(expected))
-
-
-def test_transparent_pixels_do_not_bleed_when_resized() -> None:
-    pixels = np.zeros((8, 8, 4), np.uint8)
-    pixels[:, :4] = (200, 0, 0, 255)
-    pixels[:, 4:] = (0, 255, 0, 0)
-    found = decode(encode(Image.fromarray(pixels), "PNG"), 4, (5, 5), fit="stretch")
-    assert not found[..., 1].any()
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
@@ -296,8 +277,6 @@ def test_damaged_files_raise_nothing_but_image_errors(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", r"not an image \(0 bytes\)"),
-        (b"hello, world", "not an image: starts with b'hello, w'"),
         (OTHERS["png RGB"][:200], "truncated"),
         (JPEGS["gray baseline"][:-30], "truncated"),
         (encode(Image.new("F", (31, 23)), "TIFF"), "32-bit floating-point pixels are not supported"),

@@ -133,12 +133,13 @@ def test_sixteen_bits_lose_nothing_but_what_is_asked_for():
         placed(np.zeros((6, 8), np.uint8), (6, 8), 1, None, "uint16")
 
 
-def test_what_is_transparent_lends_no_colour_in_16_bits():
-    pixels = np.zeros((4, 4, 4), np.uint16)
-    pixels[:, :2] = (65535, 0, 0, 65535)
-    pixels[:, 2:] = (0, 65535, 0, 0)
-    found = placed(pixels, (3, 3), 4, "stretch", "uint16")
-    assert not found[..., 1].any() and (found[..., 0] == 65535 * (found[..., 3] > 0)).all()
+@pytest.mark.parametrize(("dtype", "full"), [("uint8", 255), ("uint16", 65535)])
+def test_what_is_transparent_lends_no_colour(dtype, full):
+    pixels = np.zeros((4, 4, 4), dtype)
+    pixels[:, :2] = (full, 0, 0, full)
+    pixels[:, 2:] = (0, full, 0, 0)
+    found = placed(pixels, (3, 3), 4, "stretch", dtype)
+    assert not found[..., 1].any() and (found[..., 0] == full * (found[..., 3] > 0)).all()
 
 
 def test_arrays_of_another_kind_are_refused():

@@ -7,8 +7,9 @@ import struct
 import image_bytes
 import numpy as np
 import pytest
-from image_bytes import png_chunk
+from image_bytes import encode, png_chunk
 from numpy.typing import NDArray
+from PIL import Image
 
 from fastload.errors import ImageError
 from fastload.images.decode import decode_image
@@ -24,6 +25,7 @@ KEYED = np.dstack([RGB, np.where((RGB[4, 5] == RGB).all(axis=2), 0, 65535).astyp
 GRAY_KEYED = np.dstack([RGB[..., 0]] * 3 + [np.where(RGB[..., 0] == KEY[0], 0, 65535).astype(np.uint16)])
 
 
+GRAY_IN = ("PNG", "TIFF", "PPM")
 ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """First column and row, and their steps, of each pass of an interlaced PNG."""
 
@@ -60,6 +62,7 @@ FILES = {
     "png gray alpha": (png(RGBA[..., [0, 3]], 4), GRAY_ALPHA, "RGBA;16"),
     "png rgb tRNS": (png(RGB, 2, png_chunk(b"tRNS", struct.pack(">3H", *KEY))), KEYED, "RGB;16+alpha"),
     "png gray tRNS": (png(RGB[..., :1], 0, png_chunk(b"tRNS", struct.pack(">H", KEY[0]))), GRAY_KEYED, "I;16+alpha"),
+    **{f"gray {kind}": (encode(Image.fromarray(RGB[..., 0]), kind), RGB[..., :1], "I;16") for kind in GRAY_IN},
     "png interlaced": (png(RGB, 2, interlaced=True), RGB, "RGB;16"),
     "png gray alpha interlaced": (png(RGBA[..., [0, 3]], 4, interlaced=True), GRAY_ALPHA, "RGBA;16"),
     "png without its end": (png(RGB, 2)[:-12], RGB, "RGB;16"),
@@ -89,13 +92,15 @@ def test_every_bit_is_kept_or_the_high_byte_where_8_are_asked_for(name):
 @pytest.mark.parametrize("name", FILES)
 def test_channels_change_in_16_bits(name):
     data, expected, _ = FILES[name]
-    colour = decode(data, (*expected.shape[:2], 3))
-    np.testing.assert_array_equal(colour, expected[..., :3])
+    rgb = np.broadcast_to(expected[..., :3], (*expected.shape[:2], 3))
+    colour = decode(data, rgb.shape)
+    np.testing.assert_array_equal(colour, rgb)
+    np.testing.assert_array_equal(decode(data, rgb.shape, "uint8"), rgb >> 8)
     with_alpha = decode(data, (*expected.shape[:2], 4))
-    np.testing.assert_array_equal(with_alpha[..., :3], expected[..., :3])
+    np.testing.assert_array_equal(with_alpha[..., :3], rgb)
     assert expected.shape[2] == 4 or (with_alpha[..., 3] == 65535).all()
     luma = decode(data, (*expected.shape[:2], 1))[..., 0]
-    exact = expected[..., :3] @ np.array([0.299, 0.587, 0.114])
+    exact = rgb @ np.array([0.299, 0.587, 0.114])
     assert np.abs(luma - exact).max() < 1.5
 
 

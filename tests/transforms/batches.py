@@ -47,9 +47,19 @@ EVERY = [
 ]
 
 
-def some_images(count: int, height=12, width=11, dtype=np.uint8) -> torch.Tensor:
-    values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (count, height, width, 3), dtype, endpoint=True)
-    return torch.from_numpy(values).permute(0, 3, 1, 2)
+LAYOUTS = ("nhwc", "nchw", "strided")
+
+
+def some_images(count, height=12, width=11, dtype=np.uint8, *, channels=3, layout="nhwc", seed=0) -> torch.Tensor:
+    """A random batch (B, C, H, W): channels_last, contiguous, or every second image, row and pixel of a larger one."""
+    wide = 2 if layout == "strided" else 1
+    largest = 65535 if np.dtype(dtype).kind == "f" else min(np.iinfo(dtype).max, 65535)
+    shape = count, height, width, channels
+    values = np.random.default_rng(seed).integers(0, largest, shape, endpoint=True).astype(dtype)
+    for axis in range(3):
+        values = np.repeat(values, wide, axis)
+    images = torch.from_numpy(values)[::wide, ::wide, ::wide].permute(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(images.numpy())) if layout == "nchw" else images
 
 
 def applied(transform, images: torch.Tensor, draws: Draws) -> list[torch.Tensor]:

@@ -75,13 +75,6 @@ def test_points_keep_their_shape_and_may_leave_the_image(shape):
     assert result.shape == shape and result.reshape(2, 4).tolist() == [[13, 2, -5, 9]] * 2
 
 
-def test_policies_move_them_as_well():
-    values = torch.tensor([[2.0, 3, 6, 9]] * 2)
-    policy = RandAugment(num_ops=4, magnitude=20)
-    result = moved([policy], "bbox", values, "xyxy")
-    assert result.shape == (2, 4) and (result[:, 0] <= result[:, 2]).all() and (result[:, :2] >= 0).all()
-
-
 def test_without_a_transform_that_moves_pixels_they_stay_as_they_are():
     result = moved([Normalize([0.5] * 3, [0.5] * 3)], "bbox", [[2, 3, 4, 6]] * 2, "xywh")
     assert result.dtype == torch.int64 and result.tolist() == [[2, 3, 4, 6]] * 2

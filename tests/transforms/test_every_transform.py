@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from batches import EVERY, applied, in_channels_last_memory, some_images
+from batches import EVERY, LAYOUTS, applied, in_channels_last_memory, some_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,15 +35,13 @@ from fastload.transforms import (
     dtype=st.sampled_from([np.uint8, np.uint16]),
     epoch=st.integers(0, 99),
     block_values=st.sampled_from([1, 500, 1 << 18]),
-    layout=st.sampled_from(["nhwc", "nchw", "strided"]),
+    layout=st.sampled_from(LAYOUTS),
 )
 def test_a_sample_is_transformed_alike_in_any_batch_and_memory(
     transform, batch, height, width, dtype, epoch, block_values, layout
 ):
-    plain = some_images(batch, height, width, np.uint8 if isinstance(transform, RandAugment) else dtype)
-    images = plain.contiguous() if layout == "nchw" else plain
-    if layout == "strided":
-        images = torch.from_numpy(np.repeat(plain.numpy(), 2, axis=3))[..., ::2]
+    dtype = np.uint8 if isinstance(transform, RandAugment) else dtype
+    plain, images = (some_images(batch, height, width, dtype, layout=order) for order in ("nhwc", layout))
     rows = np.arange(batch) * 7 + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(colour, "BLOCK_VALUES", block_values)
@@ -76,6 +74,7 @@ def test_no_samples_give_no_samples(transform):
 def test_each_is_shown_as_the_call_that_makes_it():
     shown = {type(transform).__name__: repr(transform) for transform in EVERY}
     assert shown["RandomVerticalFlip"] == "RandomVerticalFlip(p=0.4)"
+    assert repr(RandomHorizontalFlip()) == "RandomHorizontalFlip(p=0.5)"
     assert shown["RandomCrop"] == (
         "RandomCrop(size=(4, 3), padding=(1, 2, 1, 2), pad_if_needed=False, fill=(0.0,), padding_mode='constant')"
     )

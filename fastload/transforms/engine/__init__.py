@@ -5,8 +5,7 @@ Comes out: a new batch.
 
 Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into passes) and `placement` (crops, resizes
 and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by
-sample on the CPU, `gpu` by the kernel of `triton_kernels`. `size_head` does the same for images that differ in size;
-`buffers` is the memory of outputs.
+sample on the CPU, `gpu` by the kernel of `triton_kernels`; `buffers` is the memory of outputs.
 
 Imports the modules of `transforms`; nothing of files, loaders or threads.
 """

@@ -134,12 +134,16 @@ def crop(images: torch.Tensor, placement: Placement, fill: torch.Tensor, pool: O
     if math.prod(images.shape[1:]) * images.dtype.itemsize <= SMALL_SAMPLE_BYTES:
         _crop_small(source, target, tops, lefts, padding_mode, value)
         return output.permute(0, 3, 1, 2)
-    for image, window, top, left in zip(source, target, tops.tolist(), lefts.tolist(), strict=True):
-        if 0 <= top <= height - size[0] and 0 <= left <= width - size[1]:
-            window[...] = image[top : top + size[0], left : left + size[1]]
-        else:
-            assert padding_mode is not None, "a window outside its image, without padding"
-            _cut_padded(image, window, top, left, padding_mode, value)
+    assert padding_mode is not None, "large images without padding are placed one by one"
+    rows = _source_index(tops[:, None] + np.arange(size[0]), height, padding_mode)[..., None]
+    columns = _source_index(lefts[:, None] + np.arange(size[1]), width, padding_mode)
+    for i, (image, window, top, left) in enumerate(zip(source, target, tops.tolist(), lefts.tolist(), strict=True)):
+        # The part [y0, y1) x [x0, x1) of the window that shows the image; it may be empty.
+        y0, x0 = min(max(-top, 0), size[0]), min(max(-left, 0), size[1])
+        y1, x1 = max(min(height - top, size[0]), y0), max(min(width - left, size[1]), x0)
+        window[y0:y1, x0:x1] = image[top + y0 : top + y1, left + x0 : left + x1]
+        for down, across in np.s_[:y0, :], np.s_[y1:, :], np.s_[y0:y1, :x0], np.s_[y0:y1, x1:]:
+            window[down, across] = value if padding_mode == "constant" else image[rows[i, down], columns[i, across]]
     return output.permute(0, 3, 1, 2)
 
 
@@ -171,29 +175,6 @@ def _crop_small(
     lines = np.ascontiguousarray(source).reshape(batch, source.shape[1], -1)
     windows = np.lib.stride_tricks.sliding_window_view(lines, (size[0], size[1] * channels), axis=(1, 2))
     target.reshape(batch, size[0], -1)[...] = windows[np.arange(batch), tops, lefts * channels]
-
-
-def _cut_padded(
-    image: NDArray[np.generic],
-    window: NDArray[np.generic],
-    top: int,
-    left: int,
-    padding_mode: PaddingMode,
-    fill: NDArray[np.generic],
-) -> None:
-    """Fills one window (h, w, C) from an image (H, W, C) that it does not lie within."""
-    (height, width), (window_height, window_width) = image.shape[:2], window.shape[:2]
-    if padding_mode != "constant":
-        rows = _source_index(np.arange(top, top + window_height), height, padding_mode)
-        columns = _source_index(np.arange(left, left + window_width), width, padding_mode)
-        np.take(np.take(image, rows, axis=0), columns, axis=1, out=window, mode="clip")
-        return
-    # The part [y0, y1) x [x0, x1) of the window that shows the image; it may be empty.
-    y0, x0 = min(max(-top, 0), window_height), min(max(-left, 0), window_width)
-    y1, x1 = max(min(height - top, window_height), y0), max(min(width - left, window_width), x0)
-    window[y0:y1, x0:x1] = image[top + y0 : top + y1, left + x0 : left + x1]
-    window[:y0], window[y1:] = fill, fill
-    window[y0:y1, :x0], window[y0:y1, x1:] = fill, fill
 
 
 def _source_index(positions: _Index, size: int, padding_mode: PaddingMode) -> _Index:
