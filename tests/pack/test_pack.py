@@ -461,9 +461,9 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, imag
             output.unlink()
 
 
-@pytest.mark.parametrize("again", ["same", "other"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "another seed", "an image changes"])
 def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_pack_is_not_taken_for_it(
-    tmp_path, image_folder, again
+    tmp_path, image_folder, meanwhile
 ):
     source, output = image_folder(per_class=25), tmp_path / "o.h5"
     data = (source / "cat/0010.jpg").read_bytes()
@@ -473,12 +473,15 @@ def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_p
         assert pack(output, events) is None
     before = output.read_bytes()
     assert _leftovers(output) == ["o.h5.journal"]
-    seed = 0 if again == "same" else 5
-    report = pack_images(
-        source, output, workers=0, chunk_bytes=4000, on_error="skip", seed=seed, overwrite=again == "other"
-    )
+    options = {"workers": 0, "chunk_bytes": 4000, "on_error": "skip", "seed": 5 * (meanwhile == "another seed")}
+    if meanwhile == "an image changes":
+        Image.fromarray(np.full((12, 16, 3), 77, np.uint8)).save(source / "cat/0003.jpg")
+    if meanwhile != "nothing":
+        with pytest.raises(OutputError, match="exists"):
+            pack_images(source, output, **options)
+    report = pack_images(source, output, overwrite=meanwhile != "nothing", **options)
     assert [key for key, _ in report.skipped] == ["cat/0010.jpg"] and _leftovers(output) == []
-    assert (output.read_bytes() == before) == (again == "same")
+    assert (output.read_bytes() == before) == (meanwhile == "nothing")
 
 
 def _claimed_chunks(output: Path) -> int:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -313,15 +317,35 @@ def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int =
         repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=progress)
 
 
+_SCRIPT = """
+import os, signal, sys
+import fastload.pack.engine
+from fastload.repack import repack_file
+fastload.pack.engine.COPY_TASK_BYTES = 0  # so that there are moments between the chunks
+source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+seen = 0
+def progress(stage, done, total):
+    global seen
+    seen += 1
+    if seen == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+repack_file(source, output, chunk_bytes=1000, codec=codec, workers=1, progress=progress)
+"""
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_stopped_anywhere_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monkeypatch, codec):
+def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monkeypatch, codec):
     monkeypatch.setattr("fastload.pack.engine.COPY_TASK_BYTES", 0)  # as the calls that are stopped
     source = make(tmp_path / "a.h5")
     options = {"chunk_bytes": 1000, "codec": codec, "workers": 1}
     repack_file(source, tmp_path / "whole.h5", **options)
     for kill_at in (1, 6, 10):
         output = tmp_path / f"{kill_at}.h5"
-        _stopped(source, output, kill_at, codec)
+        if kill_at == 6:  # once in earnest
+            command = [sys.executable, "-c", _SCRIPT, str(source), str(output), str(kill_at), codec]
+            assert subprocess.run(command, timeout=600).returncode == -signal.SIGKILL
+        else:
+            _stopped(source, output, kill_at, codec)
         assert not output.exists() and output.with_name(output.name + ".part").exists()
         report = repack_file(source, output, **options)
         # What was reported done is not done again.
@@ -343,6 +367,25 @@ def test_unfinished_work_on_something_else_is_not_overwritten(tmp_path):
         assert by_key(tmp_path / "b.h5") == by_key(source)
         (tmp_path / "b.h5").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
+
+
+def test_killed_after_the_rename_the_call_ends_well(tmp_path, monkeypatch):
+    source, output = make(tmp_path / "a.h5"), tmp_path / "b.h5"
+    real = os.replace
+
+    def rename_and_stop(*paths: Path) -> None:
+        real(*paths)
+        raise _Stop
+
+    monkeypatch.setattr(os, "replace", rename_and_stop)
+    with pytest.raises(_Stop):
+        repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
+    assert output.exists() and (tmp_path / "b.h5.journal").exists()
+    monkeypatch.undo()
+    report = repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
+    assert report.chunks_kept == 10 and sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+    with pytest.raises(OutputError, match="exists"):
+        repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
 
 
 def foreign(path: Path, num_rows: int = 9, **datasets) -> Path:
