@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_files import write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.export import export_file
 from fastload.format.column import Column
 from fastload.format.header import read_header
-from fastload.format.writer import create_file
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.repack import Choice, merge_files, repack_file
@@ -112,23 +112,6 @@ def test_what_is_compressed_stays_so_unless_it_is_said(tmp_path):
     assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "z.h5").read_bytes()
 
 
-def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
-    pytest.importorskip("torch")
-    from fastload import FastLoader, PackedDataset, inspect_file
-    from fastload.inspection.preview import make_preview
-
-    source = make(tmp_path / "a.h5")
-    repack_file(source, tmp_path / "z.h5", codec="zstd:6", chunk_bytes=1500)
-    found = []
-    for path in (source, tmp_path / "z.h5"):
-        loader = FastLoader(PackedDataset(path, "train"), batch_size=8, device="cpu")
-        found.append(sorted(image.numpy().tobytes() for batch in loader for image in batch[0]))
-    assert found[0] == found[1]
-    info = inspect_file(tmp_path / "z.h5")
-    assert info.num_samples == 60 and info.findings[-1] == "To fix this: `fastload repack FILE OUT.h5 --codec none`."
-    make_preview(tmp_path / "z.h5", tmp_path / "p.png")
-
-
 def test_a_foreign_file_becomes_linear(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (25, 3, 9, 5), dtype=np.uint8)
@@ -145,15 +128,9 @@ def test_a_foreign_file_becomes_linear(tmp_path):
 
 
 def test_a_file_without_images_keeps_its_arrays(tmp_path):
-    tokens = np.arange(60).reshape(20, 3)
-    columns = {
-        "tokens": Column(tokens), "split": Column(np.zeros(20, np.uint8), {"names": ("all",)}),
-        "key": Column(np.array([b"%d" % i for i in range(20)])), "digest": Column(np.zeros(20, np.uint64)),
-    }  # fmt: skip
-    create_file(tmp_path / "a.h5", num_rows=20, pixels={}, columns=columns, attrs={})
-    repack_file(tmp_path / "a.h5", tmp_path / "b.h5", choice=Choice(keys=("1?",)))
+    repack_file(write_tokens(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(keys=("1?",)))
     with h5py.File(tmp_path / "b.h5") as file:
-        assert np.array_equal(file["tokens"][()], tokens[10:])
+        assert np.array_equal(file["tokens"][()], np.arange(30, 60).reshape(10, 3))
     with pytest.raises(OptionError, match="holds no images"):
         repack_file(tmp_path / "a.h5", tmp_path / "c.h5", codec="gzip")
 
