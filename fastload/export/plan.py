@@ -41,13 +41,9 @@ RENUMBERED = (
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The files of an export.
+    """The files of an export: the path of each row's image, with `/`, and of its mask (none without masks).
 
-    Attributes:
-        layout: "folder" or "csv".
-        images: path of each row's image, with `/`.
-        masks: path of each row's mask; empty without masks.
-        notes: what the files do not say, or say differently.
+    `notes` say what the files do not, or say differently.
     """
 
     layout: Literal["folder", "csv"]
@@ -57,13 +53,9 @@ class ExportPlan:
 
 
 def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] = ()) -> ExportPlan:
-    """Returns the paths of all rows.
+    """Returns the paths of all rows; rows in `jpegs` have a JPEG as image, all other images and all masks are PNG.
 
-    Args:
-        jpegs: rows whose image is a JPEG; all other images, and all masks, are PNG.
-
-    Raises:
-        OptionError: the layout is not known, or cannot hold what the file does.
+    Raises OptionError where the layout is not known, or cannot hold what the file does.
     """
     check_choice("layout", layout, get_args(ExportLayout))
     why = _no_folders(listing)

@@ -55,11 +55,9 @@ class _Row(NamedTuple):
 
 
 def write_images(job: Job, resumed: bool, threads: int, progress: Progress | None) -> int:
-    """Writes all images and masks that are not there yet; returns how many rows were there.
+    """Writes all images and masks that are not there yet, by so many threads; returns how many rows were there.
 
-    Args:
-        resumed: an interrupted call may have left files.
-        threads: number of threads that write.
+    `resumed`: an interrupted call may have left files.
     """
     for above in sorted({str(Path(path).parent) for path in (*job.plan.images, *job.plan.masks)}):
         (job.folder / above).mkdir(parents=True, exist_ok=True)
@@ -114,11 +112,7 @@ def _read(job: Job, row: int) -> _Row:
 
 
 def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resumed: bool) -> bool:
-    """Writes one image file, unless it is there; returns whether it was.
-
-    Raises:
-        OutputError: a whole image of that name holds something else, or the disk is full.
-    """
+    """Writes an image unless it is there, as returned; OutputError: another image is, or the disk is full."""
     path = job.folder / name
     if resumed and path.exists():
         height, width, *rest = pixels.shape

@@ -283,10 +283,7 @@ def free_bytes(output: Path) -> int:
 
 
 def _reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
-    """Creates the file with all its space, so that a full disk is noticed before the first image is decoded.
-
-    With `again` the file exists, and its content stays. Raises OutputError if the space is not there.
-    """
+    """Creates the file, or extends it `again`, with all its space, so that a full disk is known before decoding."""
     try:
         fd = os.open(part, os.O_RDWR | (0 if again else os.O_CREAT | os.O_EXCL), 0o666)
     except OSError as exc:

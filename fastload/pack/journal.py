@@ -84,13 +84,9 @@ class TaskRecord:
 
 @dataclass
 class JournalContents:
-    """The content of a journal.
+    """The content of a journal: its head, the table SOURCE of when packing began, and the tasks that are written.
 
-    Attributes:
-        head: what is packed.
-        sources: SOURCE (N,), each sample's file when packing began.
-        tasks: number -> a task that is written.
-        finished: the report of the complete file; None before that.
+    `finished` is the report of the complete file, None before that.
     """
 
     head: dict[str, Any]
@@ -100,12 +96,7 @@ class JournalContents:
 
 
 class Journal:
-    """An open journal, locked against a second packer for as long as it is open.
-
-    Raises:
-        OutputError: the file cannot be opened, or made where it is absent.
-        PackError: another process holds the lock.
-    """
+    """An open journal, locked against a second packer while it is open; PackError: another process holds the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -102,11 +102,7 @@ class PackOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> PackOptions:
-        """Returns the options among the arguments of `pack_images`, given by their names there.
-
-        Raises:
-            OptionError: an option is not accepted.
-        """
+        """Returns the options among the arguments of `pack_images`, given by their names there."""
         size, store, labels, root = (arguments[name] for name in ("size", "store", "labels", "root"))
         if isinstance(labels, str):
             raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
@@ -158,13 +154,7 @@ def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:
 
 @dataclass(frozen=True)
 class PackJob:
-    """One call of the packer: what to pack, where to, and how.
-
-    Attributes:
-        source: the name of the source in messages.
-        output: path of the finished file.
-        on_progress: called with (stage, done, total).
-    """
+    """One call of the packer: what to pack (`source` is its name in messages), where to, and how."""
 
     source: str
     output: Path

@@ -52,14 +52,9 @@ Piece = bytes | memoryview
 
 @dataclass(frozen=True)
 class RowStream:
-    """The rows of one pixel dataset being packed.
+    """The rows of one pixel dataset being packed, "images" or "masks": written to a file from byte `base` on.
 
-    Attributes:
-        name: "images" or "masks"; the column of ROW with its lengths.
-        path: the file that they are written to.
-        base: byte of that file at which they begin.
-        chunk_bytes: size of a chunk of rows of varying length: each row lies whole inside one.
-        spec: rows of one size, which lie back to back; None where lengths vary.
+    Rows with a `spec` have one size and lie back to back; of the others each lies whole inside a chunk of chunk_bytes.
     """
 
     name: str
@@ -283,11 +278,7 @@ class Worker:
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
     def write(self, task: tuple[int, tuple[int, ...]]) -> int:
-        """Writes rows that wait in `unwritten`; returns the number of their task.
-
-        Args:
-            task: its number, and for each stream where rows before it end.
-        """
+        """Writes the rows of a task in `unwritten`, for each stream from this offset on; returns its number."""
         number, starts = task
         streams, rows, made = self.unwritten.pop(number)
         for stream, pieces, start in zip(streams, made, starts, strict=True):
@@ -315,11 +306,7 @@ class Worker:
         return record.number, True
 
     def _write(self, path: str, pieces: list[Any], offset: int) -> None:
-        """Writes pieces one after another.
-
-        Raises:
-            OutputError: the file cannot be written, as on a full disk.
-        """
+        """Writes pieces one after another; raises OutputError where that fails, as on a full disk."""
         try:
             fd, size = self.open(path), sum(memoryview(piece).nbytes for piece in pieces)
             written = os.pwritev(fd, pieces, offset)

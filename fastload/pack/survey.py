@@ -270,11 +270,7 @@ def _choose_mask_codec(
 def read_headers(
     listing: Listing, pool: PackPool, progress: Progress | None, samples: NDArray[np.int64] | None = None
 ) -> Headers:
-    """Returns the headers of images, read by the workers of the pool.
-
-    Args:
-        samples: int64, the samples whose headers are read; those of others stay zero. By default all.
-    """
+    """Returns the headers of these samples, by default all, read by the workers of the pool; others are zero."""
     samples = np.arange(len(listing)) if samples is None else samples
     headers = np.zeros(len(listing), HEADERS)
     if isinstance(images := listing.files, Arrays) and only_arrays(listing):
@@ -312,10 +308,7 @@ def with_moved_coordinates(
 ) -> Listing:
     """Returns the listing with boxes and points as float32 pixels of the packed images.
 
-    Args:
-        headers: HEADERS (N,) of all samples; boxes and points of those that are zero become 0.
-        target: what each image becomes; None where sizes differ.
-        max_size: limit of an image's shorter side then.
+    Images become `target`, or at most max_size on their shorter side; what belongs to unknown headers becomes 0.
     """
     resized = max_size is not None if target is None else target.fit is not None
     if not resized or not has_coordinates(listing):

@@ -31,8 +31,7 @@ from fastload.system.threads import in_threads
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | RaggedRows:
     """Returns every row of a pixel dataset; masks are uint8 (H, W), whatever integers the file holds.
 
-    Raises:
-        FormatError: the masks are not integers, or have several numbers for a pixel.
+    FormatError: the masks are not integers, or have several numbers for a pixel.
     """
     field, axes = file.fields[name], image_axes(file) if name == "images" else "HWC"
     if name == "masks" and (field.dtype.kind not in "biu" or field.shape[2:] not in ((), (1,))):
@@ -85,11 +84,7 @@ class Hdf5Rows:
         return np.dtype(np.uint8) if self.name == "masks" else self.file.fields[self.name].dtype.newbyteorder("=")
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills out with these rows.
-
-        Raises:
-            SourceError: rows cannot be read, or hold masks outside of 0 to 255; it names them.
-        """
+        """Fills out with these rows; SourceError names those that cannot be read, or hold masks outside of 0 to 255."""
         rows = np.ascontiguousarray(self.rows[indices], dtype=np.int64)
         if len(rows) == 0:
             return
@@ -150,11 +145,7 @@ class RowByRow:
         return array_header(self.rows)
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns (H, W, C) of an image, (H, W) of a mask.
-
-        Raises:
-            ImageError: it cannot be read.
-        """
+        """Returns (H, W, C) of an image, (H, W) of a mask; raises ImageError if it cannot be read."""
         out = np.empty((1, *self.rows.shape), self.rows.dtype)
         try:
             self.rows.read_rows(np.array([i]), out)
@@ -220,11 +211,7 @@ class RaggedRows:
         return ImageHeader(height, width, channels, bits, KINDS[bits][channels], 1)
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns (H, W, C) of an image, (H, W) of a mask.
-
-        Raises:
-            ImageError: it cannot be read or decoded, or is not what was packed; the message is the reason only.
-        """
+        """Returns (H, W, C) of an image, (H, W) of a mask."""
         return self.checked(i).pixels[self.name]
 
     @property
@@ -245,12 +232,7 @@ class RaggedRows:
         return picked
 
     def encoded(self, i: int) -> EncodedRow:
-        """Returns the whole sample, image and mask, as it is stored, or decompressed.
-
-        Raises:
-            ImageError: it cannot be read, or is not what was packed; the message is the reason only.
-            FileChangedError: the file was written to since its header was read.
-        """
+        """Returns the whole sample, image and mask, as it is stored, or decompressed."""
         samples, row = self._at(i)
         found = samples.encoded(row)
         if not self.plain:
@@ -264,9 +246,7 @@ class RaggedRows:
     def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
         """Returns a sample as it is stored with its pixels, those of a JPEG only if `jpeg` is set.
 
-        Raises:
-            DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
-            ImageError: it cannot be read, or is not what was packed; the message is the reason only.
+        DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
         """
         samples, row = self._at(i)
         return samples.checked(row, jpeg=jpeg)
@@ -287,12 +267,7 @@ def _bytes_of(pixels: NDArray[Any]) -> memoryview:
 
 
 def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None) -> dict[int, str]:
-    """Returns {sample: reason} of JPEGs that are what was packed and yet cannot be decoded.
-
-    Args:
-        threads: number of threads that decode, by default one for each CPU.
-        progress: called with ("decoding", done, total).
-    """
+    """Returns {sample: reason} of JPEGs that are what was packed and yet cannot be decoded, by so many threads."""
     jpegs = np.flatnonzero(rows.is_jpeg).tolist()
 
     def reason(i: int) -> tuple[int, str]:
