@@ -30,14 +30,7 @@ _BLOCK_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One export: what is written, and where.
-
-    Attributes:
-        listing: the rows.
-        plan: their paths, relative to the folder.
-        folder: the folder to write to.
-        where: path of the packed file, for messages.
-    """
+    """One export: rows of `listing` become files of `plan` in `folder`; `where` is the packed file, for messages."""
 
     listing: Listing
     plan: ExportPlan
@@ -64,7 +57,15 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
     blocks = (range(start, min(total, start + step)) for start in range(0, total, step))
-    for found in in_threads(lambda rows: [_write_row(job, row, resumed) for row in rows], blocks, threads):
+
+    def write_row(row: int) -> bool:  # whether all its files were there
+        found = _read(job, row)
+        there = _write(job, job.plan.images[row], found.image, found.jpeg, resumed=resumed)
+        if found.mask is not None:
+            there &= _write(job, job.plan.masks[row], found.mask, resumed=resumed)
+        return there
+
+    for found in in_threads(lambda rows: [write_row(row) for row in rows], blocks, threads):
         done, kept = done + len(found), kept + sum(found)
         if progress:
             progress("exporting", done, total)
@@ -75,15 +76,6 @@ def image_file(job: Job, row: int) -> bytes:
     """Returns the bytes of the image file of a row; raises SourceError for a damaged one."""
     found = _read(job, row)
     return found.jpeg or encode_png(found.image)
-
-
-def _write_row(job: Job, row: int, resumed: bool) -> bool:
-    """Writes the files of a row, unless they are there; returns whether they were. A JPEG is written as it is."""
-    found = _read(job, row)
-    there = _write(job, job.plan.images[row], found.image, found.jpeg, resumed=resumed)
-    if found.mask is not None:
-        there &= _write(job, job.plan.masks[row], found.mask, resumed=resumed)
-    return there
 
 
 def _read(job: Job, row: int) -> _Row:

@@ -72,7 +72,7 @@ def begin_or_resume(
     headers = None
     if job.listing.files is not None:
         if old is not None and np.array_equal(old.sources, source_table(job.listing)):
-            headers = headers_from_json(old.head["headers"], len(job.listing))
+            headers = headers_from_json(old.head["headers"])
         headers = headers or read_headers(job.listing, pool, job.on_progress)
     try:
         survey = survey_listing(
@@ -108,7 +108,7 @@ def _cannot_continue(job: PackJob, changed: str) -> ResumeError:
 
 def _other_images(job: PackJob, old: JournalContents, headers: Headers | None, why: str) -> str:
     """Returns that images changed so that all would be packed in another way, in words."""
-    known = headers_from_json(old.head["headers"], len(job.listing)) if len(old.sources) == len(job.listing) else None
+    known = headers_from_json(old.head["headers"]) if len(old.sources) == len(job.listing) else None
     names = []
     if known is not None and headers is not None:
         for sample in np.flatnonzero(known.table != headers.table).tolist():

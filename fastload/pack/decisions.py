@@ -44,13 +44,10 @@ class RaggedPlan:
 
     Attributes:
         channels, dtype: of every decoded image.
-        option: the encoding asked for.
         target: the size of all images (`--size`, or the one they share); None where they keep their own.
-        max_size: limit for an image's shorter side in pixels; larger images are resized, antialiased; None: no limit.
+        max_size: limit for an image's shorter side then; larger images are resized, antialiased; None: no limit.
         images, masks: the form of each dataset; masks None where there are none.
-        image_codec, mask_codec: in the form "rows" an HDF5 filter, in the form "ragged" zstd for each row that is not
-            JPEG.
-        chunk_bytes: the size that chunks should have.
+        image_codec, mask_codec: in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG.
     """
 
     channels: int
@@ -253,12 +250,7 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
 def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
     """Returns {sample: reason} of images larger than a row may be (4 GiB); only arrays can be that large.
 
-    Args:
-        headers: HEADERS (N,), zero where nothing is known.
-
-    Raises:
-        OptionError: `size` makes every row that large.
-        SourceError: kinds of images cannot share one dataset.
+    Headers are zero where nothing is known. Raises OptionError if `size` makes every row that large, and SourceError.
     """
     known = headers[headers["height"] > 0]
     if not len(known):
@@ -293,10 +285,7 @@ def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -
 def image_row_bytes(plan: RaggedPlan, headers: NDArray[np.void], file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the bytes of each row of `images`, int64 (N,): exact for pixels and kept files, estimated for new JPEGs.
 
-    Args:
-        plan: of any encoding but "keep".
-        headers: HEADERS (N,) of all samples of the listing.
-        file_bytes: int64 (N,), the size of each sample's file.
+    The plan is of any encoding but "keep"; headers, and sizes of files, are those of the whole listing.
     """
     pixels = np.prod(row_sizes(plan, headers), axis=1)
     found = pixels * (plan.channels * plan.dtype.itemsize)

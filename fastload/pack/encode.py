@@ -206,11 +206,8 @@ def reason_of_mask(reason: str) -> str:
 class RowEncoder:
     """Makes the rows of one dataset whose images have varying lengths; not to be shared by threads.
 
-    Args:
-        images: of every sample of the listing. Under the encoding "keep" they also have `encoded(i)`, which returns the
-            EncodedRow of sample i, with or without its mask.
-        masks: of every sample; None where there are none.
-        plan: how rows are made.
+    Images and masks are those of the whole listing. Under the encoding "keep" images also have `encoded(i)`, which
+    returns the EncodedRow of sample i, with or without its mask.
     """
 
     def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None, plan: RaggedPlan) -> None:

@@ -253,11 +253,7 @@ def task_bounds(expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int6
 
 
 class PackRun:
-    """Runs the tasks: rows are made by workers, located, written and journaled.
-
-    Args:
-        kept: tasks that an earlier call has done.
-    """
+    """Runs all tasks but those kept from an earlier call: rows are made by workers, located, written and journaled."""
 
     def __init__(self, tasks: PackTasks, journal: Journal, kept: list[TaskRecord]) -> None:
         self._tasks, self._journal = tasks, journal

@@ -47,11 +47,7 @@ class EncodingOption:
 
 
 def parse_encoding(text: str) -> EncodingOption:
-    """Returns the option named by "raw", "jpeg", "jpeg:QUALITY", "source" or "mixed:FRACTION".
-
-    Raises:
-        OptionError: the text is none of these.
-    """
+    """Returns the option named by "raw", "jpeg", "jpeg:QUALITY", "source" or "mixed:FRACTION", or OptionError."""
     accepted = "accepted: raw, jpeg, jpeg:1 to jpeg:100, source, mixed:FRACTION with 0 < FRACTION < 1."
     if text in ("raw", "source"):
         return EncodingOption("raw" if text == "raw" else "source")

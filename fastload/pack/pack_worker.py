@@ -78,19 +78,12 @@ class RowStream:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Consecutive rows to make.
+    """Consecutive rows to make, from row `first` on, of these samples.
 
-    Attributes:
-        number: number of the task, from 0.
-        first: its first row.
-        samples: int64 (k,), the sample of the listing for each row.
-        headers: HEADERS (k,) of the samples; empty where nothing depends on them.
-        digests: uint64 (k,), the expected digest of each row; empty where it is not known.
-        plan: how rows are made.
-        streams: the streams that they belong to.
-        sources: XXH3-64 of the samples' part of the table of source files.
-        starts: for each stream, where its rows begin after the base; None where that is not known beforehand.
-        compress: rows of one size with a codec are whole chunks, and are compressed.
+    `headers` (HEADERS) are empty where nothing depends on them, `digests` where none are known beforehand; `sources` is
+    the XXH3-64 of the samples' part of the table of source files. `starts` says for each stream where its rows begin
+    after the base, None if that is not known yet. With `compress`, rows of one size with a codec are whole chunks, and
+    are compressed.
     """
 
     number: int
@@ -183,7 +176,16 @@ class Worker:
         else:
             table = self._encode_rows(task, table, made, reasons)
         if task.compress and not reasons:
-            _compress(task.streams, table, made)
+            for stream, pieces in zip(task.streams, made, strict=True):
+                if stream.spec is None or not stream.compressed:
+                    continue
+                # A chunk then stands for its first row, and its others are empty.
+                for first in range(0, len(pieces), stream.spec.chunk_rows):
+                    chunk = slice(first, first + stream.spec.chunk_rows)
+                    data = stream.spec.compressed_chunk(b"".join(pieces[chunk]))
+                    pieces[chunk] = [data, *[b""] * (len(pieces[chunk]) - 1)]
+                table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
+            table["chunked"] = 1
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
         return _record(task, table, reasons, [_digests(pieces) for pieces in made])
 
@@ -251,12 +253,8 @@ class Worker:
     ) -> tuple[list[NDArray[Any]], dict[int, str]]:
         """Decodes samples into rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
 
-        Args:
-            headers: HEADERS (n,): a sample of another size now counts as not decodable; empty: any size is taken.
-            fresh: the arrays are new; else they are valid until the next call.
-
-        Returns:
-            The arrays, and index -> why a sample could not be decoded.
+        With HEADERS (n,) a sample that now has another size counts as not decodable. The arrays are new if `fresh`,
+        else valid until the next call. Also returns index -> why a sample could not be decoded.
         """
         shape = (len(samples), target.height, target.width)
         images = self._buffer(0, (*shape, target.channels), target.dtype, fresh=fresh)
@@ -330,19 +328,6 @@ class Worker:
 
 
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
-
-
-def _compress(streams: tuple[RowStream, ...], table: NDArray[np.void], made: list[list[Piece]]) -> None:
-    """Compresses the chunks of rows of one size; each then stands for its first row, and the others are empty."""
-    for stream, pieces in zip(streams, made, strict=True):
-        if stream.spec is None or not stream.compressed:
-            continue
-        for first in range(0, len(pieces), stream.spec.chunk_rows):
-            chunk = slice(first, first + stream.spec.chunk_rows)
-            data = stream.spec.compressed_chunk(b"".join(pieces[chunk]))
-            pieces[chunk] = [data, *[b""] * (len(pieces[chunk]) - 1)]
-        table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
-    table["chunked"] = 1
 
 
 def _record(

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
@@ -193,7 +193,10 @@ def _in_processes(
             break
         for ready in wait(list(busy)):
             assert isinstance(ready, Connection)
-            result = _receive(ready)
+            with _talking():
+                result, raised = pickle.loads(ready.recv_bytes())
+            if raised is not None:
+                raise raised
             number = busy.pop(ready)
             if locate is None or number == _WRITING:
                 unwritten[ready] -= 1
@@ -211,30 +214,22 @@ def _in_processes(
         raise error
 
 
-def _send(worker: Connection, message: bytes) -> None:
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Raises PackError where a worker that is talked to has died."""
     try:
-        # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
-        worker.send_bytes(message)
-    except OSError as exc:
-        raise _worker_died() from exc
-
-
-def _receive(worker: Connection) -> Any:
-    """Returns a worker's result, or raises what it raised; PackError if it died."""
-    try:
-        result, error = pickle.loads(worker.recv_bytes())
+        yield
     except (EOFError, OSError) as exc:
-        raise _worker_died() from exc
-    if error is not None:
-        raise error
-    return result
+        raise PackError(
+            "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the "
+            "same command continues. With `--workers 1` less memory is used."
+        ) from exc
 
 
-def _worker_died() -> PackError:
-    return PackError(
-        "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the same "
-        "command continues. With `--workers 1` less memory is used."
-    )
+def _send(worker: Connection, message: bytes) -> None:
+    # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
+    with _talking():
+        worker.send_bytes(message)
 
 
 def serve(fd: int) -> None:

@@ -151,13 +151,25 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
     if len(set(names)) == 1:
         attrs = _with_ids(name, columns, names, names[0], notes)
         return replace(columns[0], values=np.concatenate([column.values for column in columns]), attrs=attrs)
-    _check_mappable(name, parts, columns, names)
+    if bare := [str(file.path) for (file, _), group in zip(parts, names, strict=True) if not group]:
+        raise SourceError(
+            f"`{name}` has names in some of the files and none in {first_few(bare)}: which class is which cannot be "
+            f"known. Pack it again with names."
+        )
     union = tuple(dict.fromkeys(label for group in names for label in group))
     values = []
-    for column, group in zip(columns, names, strict=True):
+    for (file, _), column, group in zip(parts, columns, names, strict=True):
+        numbers = column.values
+        if numbers.dtype.kind != "i" or (numbers.size and not -1 <= numbers.min() <= numbers.max() < len(group)):
+            other = next(i for i, others in enumerate(names) if others != names[0])
+            raise SourceError(
+                f"Files that differ cannot be merged: names of `{name}` are {first_few(list(names[0]))} in "
+                f"{parts[0][0].path}, {first_few(list(names[other]))} in {parts[other][0].path}, and its values in "
+                f"{file.path} are not class numbers that could be mapped."
+            )
         # The last item is for -1, which means that there is no class.
         table = np.array([*(union.index(label) for label in group), -1], column.values.dtype)
-        values.append(table[column.values])
+        values.append(table[numbers])
     counts = ", ".join(f"{len(group)} in {file.path.name}" for group, (file, _) in zip(names, parts, strict=True))
     notes.append(f"`{name}`: classes differ ({counts}); they were joined by name into {len(union)}.")
     return Column(np.concatenate(values), {**_with_ids(name, columns, names, union, notes), "names": union})
@@ -181,27 +193,6 @@ def _with_ids(
         return {**attrs, _IDS: tuple(known[label] for label in union)}
     notes.append(f"`{name}`: {_IDS} contradict each other in these files, and are left out; names of classes stay.")
     return attrs
-
-
-def _check_mappable(
-    name: str, parts: Sequence[_Part], columns: Sequence[Column], names: Sequence[tuple[str, ...]]
-) -> None:
-    """Raises SourceError if names differ and the values are not class numbers, or a file has no names."""
-    bare = [str(file.path) for (file, _), group in zip(parts, names, strict=True) if not group]
-    if bare:
-        raise SourceError(
-            f"`{name}` has names in some of the files and none in {first_few(bare)}: which class is which cannot be "
-            f"known. Pack it again with names."
-        )
-    for (file, _), column, group in zip(parts, columns, names, strict=True):
-        values = column.values
-        if values.dtype.kind != "i" or (values.size and not -1 <= values.min() <= values.max() < len(group)):
-            other = next(i for i, others in enumerate(names) if others != names[0])
-            raise SourceError(
-                f"Files that differ cannot be merged: names of `{name}` are {first_few(list(names[0]))} in "
-                f"{parts[0][0].path}, {first_few(list(names[other]))} in {parts[other][0].path}, and its values in "
-                f"{file.path} are not class numbers that could be mapped."
-            )
 
 
 def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:

@@ -57,12 +57,8 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
 class Hdf5Rows:
     """Rows that do not lie back to back as they are needed, as `Arrays`: compressed or scattered, or other integers.
 
-    Each process opens the file for itself, at its first read; a pickle holds the header only.
-
-    Attributes:
-        file: header of the file.
-        name: name of the dataset.
-        rows: int64 (N,), the row of the file for each sample.
+    `rows` is the row of the file for each sample. Each process opens the file for itself, at its first read; a
+    pickle holds the header only.
     """
 
     file: PackedFile
@@ -93,15 +89,20 @@ class Hdf5Rows:
         try:
             SAMPLES.of(self.file).gather(self.name, rows, values)
         except ImageError as exc:
-            reason = ImageError(f"`{self.name}` {exc}")
+            reason, bad = ImageError(f"`{self.name}` {exc}"), []
+            for row in rows:  # As a rule those of one damaged chunk.
+                try:
+                    SAMPLES.of(self.file).gather(self.name, np.array([row]), values[:1])
+                except ImageError:
+                    bad.append(str(row))
             raise SourceError(
-                f"{self.file.path}: {reason} (rows {first_few(self._unreadable(rows, values[:1]))}). List all damage "
+                f"{self.file.path}: {reason} (rows {first_few(bad or list(map(str, rows.tolist())))}). List all damage "
                 f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
             ) from reason
         if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
-            bad = rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()
+            bad = list(map(str, rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()))
             raise SourceError(
-                f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(list(map(str, bad)))}); a "
+                f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(bad)}); a "
                 f"packed mask holds 0 to 255. Give what is no class a value in there, such as 255, and say so in its "
                 f"attribute ignore_index."
             )
@@ -112,24 +113,10 @@ class Hdf5Rows:
         """Returns some of the rows, in the order of indices."""
         return Hdf5Rows(self.file, self.name, self.rows[indices])
 
-    def _unreadable(self, rows: NDArray[np.int64], out: NDArray[Any]) -> list[str]:
-        """Returns which of these rows cannot be read one by one, or all: as a rule those of one damaged chunk."""
-        bad = []
-        for row in rows:
-            try:
-                SAMPLES.of(self.file).gather(self.name, np.array([row]), out)
-            except ImageError:
-                bad.append(str(row))
-        return bad or list(map(str, rows.tolist()))
-
 
 @dataclass(frozen=True, eq=False)
 class RowByRow:
-    """Rows of `Arrays` as `Pictures`: a row that cannot be read has an error of its own, and its neighbours are packed.
-
-    Attributes:
-        rows: the rows.
-    """
+    """Rows of `Arrays` as `Pictures`: a row that cannot be read has its own error, and its neighbours are packed."""
 
     rows: Arrays
 

@@ -221,21 +221,6 @@ def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an
     assert found == whole and sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "src", "whole.h5"]
 
 
-def test_a_resumed_pack_moves_boxes_as_a_whole_one_does(tmp_path: Path) -> None:
-    root = drawn(tmp_path / "src", 12)
-    bad = root / "images" / "005.png"
-    whole = bad.read_bytes()
-    with pack(listed(root), tmp_path / "whole.h5", size=(32, 32)) as file:
-        expected = file["boxes"][()], file.attrs["header_digest"]
-    bad.write_bytes(whole[:-3000])
-    with pytest.raises(SourceError, match="the same command continues"):
-        pack(listed(root), tmp_path / "a.h5", size=(32, 32))
-    bad.write_bytes(whole)
-    with pack(listed(root), tmp_path / "a.h5", size=(32, 32)) as file:
-        assert np.array_equal(file["boxes"][()], expected[0])
-        assert file.attrs["header_digest"] == expected[1]
-
-
 def test_polygons_are_drawn_by_workers_and_checked_against_the_size_of_the_image(tmp_path: Path) -> None:
     root = tmp_path / "coco"
     for name in ("val2017/0.jpg", "val2017/1.jpg", "val2017/2.jpg", "test2017/t.jpg", "annotations/"):
@@ -292,17 +277,6 @@ def test_arrays_are_packed_as_they_are_or_brought_to_size(tmp_path: Path) -> Non
         assert np.array_equal(file["images"][5], np.repeat(small[..., None], 3, axis=2))
 
 
-def test_pixels_that_are_not_those_expected_are_refused(tmp_path: Path) -> None:
-    listing = arrays(50)
-    with pack(listing, tmp_path / "a.h5", shuffle=False) as file:
-        digests = file["digest"][()]
-    with pack(arrays(50, digests=digests), tmp_path / "b.h5") as file:
-        assert file["images"].shape[0] == 50
-    digests[17] ^= 1
-    with pytest.raises(SourceError, match="00017: its pixels are not those that were packed"):
-        pack(arrays(50, digests=digests), tmp_path / "c.h5")
-
-
 def test_samples_without_images_are_their_columns(tmp_path: Path) -> None:
     tokens = np.arange(50 * 12, dtype=np.int32).reshape(50, 12)
     listing = arrays(50, files=None, columns={"tokens": Column(tokens), "labels": Column(np.arange(50) % 2)})
@@ -316,11 +290,6 @@ def test_samples_without_images_are_their_columns(tmp_path: Path) -> None:
     at = damaged.index(tokens[order[3]].tobytes())
     (tmp_path / "a.h5").write_bytes(damaged[:at] + b"\xff" + damaged[at + 1 :])
     assert [row.row for row in verify_file(tmp_path / "a.h5").damaged] == [3]
-
-
-def test_root_attributes_of_the_listing_are_taken_over(tmp_path: Path) -> None:
-    with pack(arrays(5, attrs={"decoder": "an old one", "shuffled": True}), tmp_path / "a.h5", shuffle=False) as file:
-        assert file.attrs["decoder"] == b"an old one" and file.attrs["shuffled"]
 
 
 def test_pack_images_names_the_mask_it_cannot_know(tmp_path: Path) -> None:

@@ -64,14 +64,6 @@ def test_splits_are_joined_by_name_in_the_order_given(tmp_path, codec):
     assert "Merged a.h5 (10 rows), b.h5 (8 rows)." in report.notes
 
 
-def test_shuffled_anew_it_says_so(tmp_path):
-    a, b = make(tmp_path / "a.h5"), make(tmp_path / "b.h5", seed=1)
-    merge_files([a, b], tmp_path / "c.h5", shuffle=True, seed=8)
-    header = read_header(tmp_path / "c.h5")
-    assert (header.shuffled, header.seed) == (True, 8)
-    assert contents(tmp_path / "c.h5") == contents(a) | contents(b)
-
-
 def test_different_classes_are_joined_by_name(tmp_path):
     a = make(tmp_path / "a.h5", ("ant", "bee"))
     b = make(tmp_path / "b.h5", ("cat", "bee", "dog"), seed=1)
