@@ -141,21 +141,15 @@ def write_file(path: Path, data: bytes) -> None:
         ) from exc
 
 
-# Encodes arrays as PNG, fit for threads: NumPy and zlib release the GIL, Pillow's encoder keeps it.
-#
-# PNG (Portable Network Graphics), third edition, W3C 2025: chunks in section 11, filters in section 9. Each line
-# takes the filter with the least sum of absolute differences, as section 12.7 advises.
-
-
 LEVEL = 4
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 
 
 def encode_png(pixels: NDArray[Any]) -> bytes:
-    """Returns a PNG file that holds exactly these pixels.
+    """Returns a PNG file that holds exactly these pixels, uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels.
 
-    Args:
-        pixels: uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels; all but uint8 in native byte order.
+    For threads: NumPy and zlib release the GIL, Pillow's encoder keeps it. PNG, third edition, W3C 2025: chunks are in
+    section 11, filters in 9; each line takes the one with the least sum of absolute differences, as 12.7 advises.
     """
     height, width = pixels.shape[:2]
     channels = pixels.shape[2] if pixels.ndim == 3 else 1

@@ -51,9 +51,7 @@ def begin_or_resume(
 ) -> tuple[PackTasks, list[TaskRecord]]:
     """Returns the tasks of a pack and those that are done and whole; the unfinished files are ready for the others.
 
-    Raises:
-        ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
-        OutputError: the output exists, or the disk is too full.
+    ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
     """
     old = None
     if job.part.exists():

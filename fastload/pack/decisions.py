@@ -97,12 +97,8 @@ def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.i
 def jpegs_kept_and_made(plan: RaggedPlan, samples: Any, headers: Any) -> tuple[Any, Any]:
     """Returns which samples keep the bytes of their JPEG file, and which are encoded as JPEG; the others become pixels.
 
-    Args:
-        samples: int64 (n,), numbers in the listing; or one number.
-        headers: HEADERS (n,) of these samples; or one of them, also as a dict of plain numbers.
-
-    Returns:
-        Two bool arrays (n,), or two bools.
+    Samples are int64 (n,) with HEADERS (n,), and the answers bool (n,); or one number with one of HEADERS, also as
+    a dict of plain numbers, and two bools.
     """
     kind, height, width = plan.option.kind, headers["height"], headers["width"]
     nothing = height < 0
@@ -135,19 +131,23 @@ def plan_rows(
 ) -> RaggedPlan:
     """Returns what the images with these headers become; masks are compressed only if the options say so.
 
-    Args:
-        masks: there are masks.
-        encoded: rows to be kept are encoded ones.
-
-    Raises:
-        SourceError: their kinds cannot share one dataset.
-        OptionError: they cannot be stored as the options say.
+    `masks`: there are some; `encoded`: rows to be kept are encoded ones. Raises SourceError if kinds of images
+    cannot share one dataset, OptionError if they cannot be stored as the options say.
     """
     channels, dtype = common_format(source, headers, options.mode, options.bits)
     option = options.store or EncodingOption()
     if option.kind in ("jpeg", "mixed"):
         _check_jpeg(options, channels, dtype, source)
-    target = _target(headers, options, channels, dtype)
+    target = None
+    if options.size is not None:
+        target = Target(*options.size, channels, dtype, options.fit)
+    else:
+        sizes = np.array(list(size_counts(headers)))
+        fitted = fitted_sizes(sizes, options.max_size)
+        if (fitted == fitted[0]).all():
+            # Aspect ratios equal the target's but for rounding, so stretching cuts nothing off.
+            height, width = fitted[0].tolist()
+            target = Target(height, width, channels, dtype, None if np.array_equal(sizes, fitted[:1]) else "stretch")
     codec = NONE if options.codec == "auto" else parse_codec(options.codec)
     pixels = target is not None and (option.kind == "raw" or (option.kind == "keep" and not encoded))
     if codec.name == "gzip" and not pixels:
@@ -167,20 +167,6 @@ def plan_rows(
         mask_codec=codec if masks else NONE,
         chunk_bytes=options.chunk_bytes,
     )
-
-
-def _target(headers: NDArray[np.void], options: PackOptions, channels: int, dtype: np.dtype[Any]) -> Target | None:
-    """Returns the size of all images; None where they keep sizes that differ."""
-    if options.size is not None:
-        height, width = options.size
-        return Target(height, width, channels, dtype, options.fit)
-    sizes = np.array(list(size_counts(headers)))
-    fitted = fitted_sizes(sizes, options.max_size)
-    if (fitted != fitted[0]).any():
-        return None
-    # Aspect ratios equal the target's but for rounding, so stretching cuts nothing off.
-    height, width = fitted[0].tolist()
-    return Target(height, width, channels, dtype, None if np.array_equal(sizes, fitted[:1]) else "stretch")
 
 
 def size_counts(headers: NDArray[np.void]) -> dict[tuple[int, int], int]:
@@ -235,22 +221,20 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
             f"{source}: its images have 16 bits a channel, a JPEG holds 8. Keep their high byte with `--bits 8`, or "
             f"store them with `--store raw --codec zstd`."
         )
-    if options.mode == "rgba":
-        raise OptionError(
-            f"{source}: `--mode rgba` makes an alpha channel, which a JPEG does not hold. Say `--mode rgb`, or store "
-            f"images with `--store raw`."
-        )
     if channels == 4:
+        made = options.mode == "rgba"
         raise OptionError(
-            f"{source}: its images have an alpha channel, which a JPEG does not hold. Drop it with `--mode rgb`, or "
-            f"store them with `--store raw`."
+            f"{source}: {'`--mode rgba` makes' if made else 'its images have'} an alpha channel, which a JPEG does not "
+            f"hold. {'Say' if made else 'Drop it with'} `--mode rgb`, or store {'images' if made else 'them'} with "
+            f"`--store raw`."
         )
 
 
 def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
     """Returns {sample: reason} of images larger than a row may be (4 GiB); only arrays can be that large.
 
-    Headers are zero where nothing is known. Raises OptionError if `size` makes every row that large, and SourceError.
+    Headers are zero where nothing is known. Raises OptionError if `size` makes every row that large, and
+    SourceError.
     """
     known = headers[headers["height"] > 0]
     if not len(known):

@@ -220,12 +220,8 @@ class RowEncoder:
     def encode(self, sample: int, header: np.void) -> EncodedRow:
         """Returns the row of a sample; a mask in the form "rows" is uncompressed, as its chunks are compressed whole.
 
-        Args:
-            header: one of HEADERS, as the survey found it.
-
-        Raises:
-            ImageError: the sample cannot be decoded, or its file changed; the message is the reason only.
-            OSError: it cannot be read.
+        The header is one of HEADERS, as the survey found it. ImageError, with the reason only: the sample cannot be
+        decoded, or its file changed; OSError: it cannot be read.
         """
         plan = self._plan
         if plan.option.kind == "keep":
@@ -240,14 +236,14 @@ class RowEncoder:
             image, ended = self._own(sample, known)
         else:
             pixels = self._filled(self._fill, sample, header, np.empty(shape, plan.dtype.newbyteorder("<")))
-            image = encode_jpeg(pixels, plan.option.quality) if made else _bytes_of(pixels)
+            image = encode_jpeg(pixels, plan.option.quality) if made else bytes_of(pixels)
         digest = xxhash.xxh3_64(image)
         if encoding == RAW:
             encoding, image = _smaller(image, plan.image_codec)
         mask: Any = None
         mask_encoding = RAW
         if self._fill_mask is not None:
-            mask = _bytes_of(self.mask(sample, header))
+            mask = bytes_of(self.mask(sample, header))
             digest.update(mask)
             if plan.masks == "ragged":
                 mask_encoding, mask = _smaller(mask, plan.mask_codec)
@@ -300,7 +296,7 @@ class RowEncoder:
             row = replace(row, image=image, encoding=encoding)
         if plan.masks is None:
             return row
-        mask = _bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
+        mask = bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
         encoding = RAW if row.mask is None else row.mask_encoding
         if plan.masks == "rows" and encoding != RAW:
             encoding, pixels = RAW, np.empty(row.shape[0] * row.shape[1], np.uint8)
@@ -319,9 +315,10 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
     return file.getvalue()
 
 
-def _bytes_of(rows: NDArray[Any]) -> memoryview:
-    """Returns the bytes of a contiguous array."""
-    return rows.reshape(-1).view(np.uint8).data
+def bytes_of(pixels: NDArray[Any]) -> memoryview:
+    """Returns the bytes of an array as a file holds them: little-endian, in the order of rows."""
+    little = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
 
 
 def _smaller(data: Any, codec: Codec) -> tuple[int, Any]:

@@ -80,11 +80,9 @@ class PackOptions:
     """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
 
     def __post_init__(self) -> None:
-        check_choice("fit", self.fit, get_args(Fit))
-        if self.mode is not None:
-            check_choice("mode", self.mode, get_args(Mode))
-        if self.bits is not None:
-            check_choice("bits", self.bits, get_args(Bits))
+        for name, value, kind in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
+            if value is not None:
+                check_choice(name, value, get_args(kind))
         sides = [1, 1] if self.size is None else list(self.size)
         if len(sides) != 2 or min(sides) < 1:
             raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")

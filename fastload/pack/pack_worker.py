@@ -80,10 +80,10 @@ class RowStream:
 class PackTask:
     """Consecutive rows to make, from row `first` on, of these samples.
 
-    `headers` (HEADERS) are empty where nothing depends on them, `digests` where none are known beforehand; `sources` is
-    the XXH3-64 of the samples' part of the table of source files. `starts` says for each stream where its rows begin
-    after the base, None if that is not known yet. With `compress`, rows of one size with a codec are whole chunks, and
-    are compressed.
+    `headers` (HEADERS) are empty where nothing depends on them, `digests` where none are known beforehand;
+    `sources` is the XXH3-64 of the samples' part of the table of source files. `starts` says for each stream where
+    its rows begin after the base, None if that is not known yet. With `compress`, rows of one size with a codec are
+    whole chunks, and are compressed.
     """
 
     number: int

@@ -41,12 +41,11 @@ class PackPool:
 
     Each is a fresh Python that never imports the caller's script, so that a script may call pack_images without the
     `if __name__ == "__main__"` that multiprocessing asks for, and never inherits the locks of the caller's threads.
-    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process does.
+    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process
+    does.
 
-    Attributes:
-        workers: number of processes; 0: this process works.
-        threads: number of threads for work that releases the GIL; 0: only the caller's.
-        local_threads: number of threads that do tasks where no process does; 0: only the caller's.
+    `threads` is for work that releases the GIL, `local_threads` for tasks where no process does them; 0: the
+    caller's only.
     """
 
     def __init__(self, workers: int) -> None:
@@ -103,21 +102,12 @@ class PackPool:
         locate: Callable[[Any], Any] | None = None,
         write: Callable[[Worker, Any], Any] | None = None,
     ) -> Iterator[Any]:
-        """Yields the results of all tasks, in the order in which they are done.
+        """Yields the results of all tasks, of `write` or else of `work`, in the order in which they are done.
 
         With `locate` each task has two steps: `work` keeps rows in `Worker.unwritten`, `locate` is called in this
-        process with its results, in the order of the tasks, and then the same worker writes. When `locate` raises,
-        what was located before is written, and its results come first.
-
-        Args:
-            work, write: functions or methods of Worker that can be imported; their exceptions are raised here.
-            locate: result of `work` -> argument of `write`.
-
-        Returns:
-            The results of `write`, or of `work` where it is all.
-
-        Raises:
-            PackError: a worker process died.
+        process with its results, in the order of the tasks, and then the same worker writes what that returns. When it
+        raises, what was located before is written, and its results come first. `work` and `write` can be imported;
+        their exceptions are raised here, and PackError where a worker process died.
         """
         if self.workers and not self._files_sent:
             self._start_all()

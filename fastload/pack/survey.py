@@ -172,14 +172,10 @@ def survey_listing(
     progress: Progress | None = None,
     found: Headers | None = None,
 ) -> Survey:
-    """Reads every header and decides what each image becomes.
+    """Reads every header, unless they were found already, and decides what each image becomes.
 
-    Args:
-        found: the headers, if they are read already.
-
-    Raises:
-        SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
-        OptionError: they cannot be stored as the options say.
+    SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
+    OptionError: they cannot be stored as the options say.
     """
     if listing.files is None:
         codec = None if options.codec in ("auto", "none") else options.codec

@@ -162,7 +162,12 @@ def _write(
     elif codecs:
         note = f"{names}: images are compressed differently, and are stored without a codec now."
         listing = replace(listing, notes=(*listing.notes, note))
-    options = replace(options, codec=_masks_codec(headers) if call.wanted is None else "none")
+    pixels = [
+        (header.fields.get("images"), header.fields.get("masks")) for header in headers if header.version is not None
+    ]
+    # Masks are compressed anew if they were by a choice of the packer, beside images that were not.
+    chosen = len(pixels) == len(headers) and all(i and i.offset is not None and m and m.filters for i, m in pixels)
+    options = replace(options, codec="auto" if chosen and call.wanted is None else "none")
     if isinstance(rows, RaggedRows):
         now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)
         options = replace(options, codec=now)
@@ -209,15 +214,6 @@ def _images_codec(file: PackedFile) -> Codec:
     codec = next((_CODEC_OF_FILTER[name] for name in images.filters if name in _CODEC_OF_FILTER), "none")
     option = str(pack_options(file).get("codec", ""))
     return parse_codec(option if option.partition(":")[0] == codec else codec)
-
-
-def _masks_codec(files: Sequence[PackedFile]) -> str:
-    """Returns the codec for packing rows of one size: "auto" if it was chosen for the masks when they were packed."""
-    for file in files:
-        images, masks = file.fields.get("images"), file.fields.get("masks")
-        if file.version is None or images is None or images.offset is None or masks is None or not masks.filters:
-            return "none"
-    return "auto"
 
 
 def _check_not_input(files: Sequence[Path], output: Path) -> None:

@@ -41,9 +41,7 @@ class Choice:
 def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[np.int64]:
     """Returns the rows that meet all conditions, in the order that they should have; int64.
 
-    Raises:
-        OptionError: an unknown split or label, a pattern that no key fits, rows that are not in the file, or no row
-            that meets all conditions.
+    OptionError: an unknown split or label, a pattern that no key fits, rows not in the file, or no row left.
     """
     fits = np.ones(len(listing), dtype=bool)
     if choice.splits:

@@ -28,10 +28,8 @@ _Part = tuple[PackedFile, Listing]
 def list_merged(paths: Sequence[str | Path]) -> Listing:
     """Returns the rows of all files: of each split those of the first file, then those of the second, and so on.
 
-    Raises:
-        MissingFileError, FormatError: a file is not there, or cannot be read.
-        SourceError: two files differ in a way that one file cannot hold; it names both.
-        OptionError: fewer than two files, or one twice.
+    SourceError: two files differ in a way that one file cannot hold; it names both. OptionError: fewer than two
+    files, or one twice. Else as `list_packed`.
     """
     if len(paths) < 2:
         raise OptionError("merge needs at least two files.")
@@ -48,7 +46,8 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
     columns = {name: _join_columns(name, parts, notes) for name in parts[0][1].columns}
     split_names = tuple(dict.fromkeys(name for _, listing in parts for name in listing.split_names))
     if len(split_names) > 256:
-        raise SourceError(f"{_names(parts)}: {len(split_names)} different splits, more than the 256 a file can hold.")
+        names = " and ".join(str(file.path) for file, _ in parts)
+        raise SourceError(f"{names}: {len(split_names)} different splits, more than the 256 a file can hold.")
     split = [
         np.array([split_names.index(name) for name in listing.split_names], np.uint8)[listing.split]
         for _, listing in parts
@@ -70,10 +69,6 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         digests=np.concatenate(known) if len(known) == len(parts) else None,
     )
     return regroup(joined, np.argsort(joined.split, kind="stable"))
-
-
-def _names(parts: Sequence[_Part]) -> str:
-    return " and ".join(str(file.path) for file, _ in parts)
 
 
 def _only(values: set[str], otherwise: str) -> str:

@@ -18,7 +18,7 @@ from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader
 from fastload.pack.decisions import KINDS
-from fastload.pack.encode import array_header
+from fastload.pack.encode import array_header, bytes_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import SAMPLES, CheckedSample, CheckedSamples, DamagedBefore, has_ragged
 from fastload.read.reader import image_axes
@@ -40,7 +40,7 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
             f"pixel, uint8 (N, H, W). Convert them."
         )
     if has_ragged(file):
-        return RaggedRows.of(file, name)
+        return RaggedRows((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows))
     if field.offset is None or (name == "masks" and (field.dtype != np.uint8 or len(field.shape) > 2)):
         return Hdf5Rows(file, name, np.arange(file.num_rows))
     return RawRows.of(
@@ -150,14 +150,10 @@ class RowByRow:
 class RaggedRows:
     """Images or masks of files with rows of varying length, as `Pictures`: copied as stored, decoded on request.
 
-    A pickle holds headers and numbers only. Where images are ragged, masks of one size are read in this way, too.
-
-    Attributes:
-        files: headers of the files.
-        name: "images" or "masks".
-        part: int32 (N,), the file of each sample.
-        row: int64 (N,), its row there.
-        plain: `encoded` decompresses rows that are compressed with zstd.
+    Sample i is row `row[i]` of the file `files[part[i]]`; a pickle holds headers and numbers only. If `plain`,
+    `encoded` decompresses rows that are compressed with zstd. Where images are ragged, masks of one size are read
+    in this way, too. An ImageError of these methods is about a row that cannot be read, or is not what was packed;
+    its message is the reason only.
     """
 
     files: tuple[PackedFile, ...]
@@ -165,11 +161,6 @@ class RaggedRows:
     part: NDArray[np.int32]
     row: NDArray[np.int64]
     plain: bool = False
-
-    @classmethod
-    def of(cls, file: PackedFile, name: Literal["images", "masks"]) -> RaggedRows:
-        """Returns all rows of a file."""
-        return cls((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows, dtype=np.int64))
 
     @staticmethod
     def joined(parts: Sequence[RaggedRows]) -> RaggedRows:
@@ -225,9 +216,9 @@ class RaggedRows:
         if not self.plain:
             return found
         if found.encoding == ZSTD:
-            found = replace(found, image=_bytes_of(samples.pixels("images", row)), encoding=RAW)
+            found = replace(found, image=bytes_of(samples.pixels("images", row)), encoding=RAW)
         if found.mask_encoding == ZSTD:
-            found = replace(found, mask=_bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
+            found = replace(found, mask=bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
         return found
 
     def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
@@ -246,11 +237,6 @@ class RaggedRows:
         samples = SAMPLES.of(self.files[self.part[i]])
         samples.check_identity()
         return samples, int(self.row[i])
-
-
-def _bytes_of(pixels: NDArray[Any]) -> memoryview:
-    little = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
 
 
 def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None) -> dict[int, str]:

@@ -24,7 +24,6 @@ from fastload.pack.decisions import (
     notes_on_encoding,
     plan_rows,
     row_sizes,
-    shrunk,
     source_exceptions,
     too_large,
 )
@@ -99,11 +98,6 @@ def test_options_that_contradict_are_refused_with_a_fix(rows, options, said):
 def test_files_that_are_no_jpeg_and_jpegs_of_other_channels_are_counted_separately(mode, brought):
     plan = planned(VARIED, store="source", mode=mode)
     assert source_exceptions(plan, np.arange(4), VARIED) == {"no plain JPEG -> stored as pixels": 1, **brought}
-
-
-def test_what_is_shrunk_is_counted():
-    assert shrunk(PackOptions(max_size=70), VARIED) == {"larger than --max-size 70 -> shrunk": 2}
-    assert shrunk(PackOptions(max_size=400), VARIED) == shrunk(PackOptions(), VARIED) == {}
 
 
 def test_a_codec_without_anything_to_compress_is_noted():

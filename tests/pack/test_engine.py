@@ -226,10 +226,6 @@ def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(
     # All that comes before the bad task is written the first time, whichever worker was faster.
     assert "packing" in stages[0] and "packing" not in stages[1]
     assert leftovers(output) == ["o.h5.journal", "o.h5.part"]
-    with pytest.raises(ResumeError, match=r"option store was source, now it is None.*--overwrite"):
-        pack(source, output, shuffle=False)
-    with pytest.raises(ResumeError, match="option chunk_bytes"):
-        pack(source, output, store="source", shuffle=False, chunk_bytes=CHUNK * 2)
     bad.write_bytes(whole)
     report = pack(source, output, store="source", shuffle=False)
     row = keys_of(expected).index("class0/40.jpg")

@@ -251,18 +251,11 @@ def test_polygons_are_drawn_by_workers_and_checked_against_the_size_of_the_image
 
 
 def arrays(count: int, **changes: object) -> Listing:
-    rng = np.random.default_rng(1)
-    listing = Listing(
-        layout="arrays",
-        keys=tuple(f"{i:05d}" for i in range(count)),
-        split=np.zeros(count, np.uint8),
-        split_names=("all",),
-        columns={"labels": Column(np.arange(count) % 10)},
-        notes=(),
-        sizes=np.full(count, 784),
-        mtimes_ns=np.zeros(count, np.int64),
-        files=MemoryRows.of(rng.integers(0, 255, (count, 28, 28, 1), dtype=np.uint8)),
-    )
+    pixels = np.random.default_rng(1).integers(0, 255, (count, 28, 28, 1), dtype=np.uint8)
+    keys, zeros = tuple(f"{i:05d}" for i in range(count)), np.zeros(count, np.int64)
+    columns = {"labels": Column(np.arange(count) % 10)}
+    rows = MemoryRows.of(pixels)
+    listing = Listing("arrays", keys, zeros.astype(np.uint8), ("all",), columns, (), zeros, zeros, rows)
     return replace(listing, **changes)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import h5py
@@ -110,17 +109,6 @@ def test_rows_are_pillows_pixels_with_their_labels_and_each_split_is_one_run_shu
         assert [key[1] for key in keys] == names[file["labels"][()]].tolist()
     assert report.num_samples == 34 and report.chunks == 7 == report.chunks_decoded
     assert _leftovers(report.path) == []
-
-
-def test_an_archive_is_packed_without_unpacking(tmp_path, image_folder):
-    source = image_folder(per_class=6)
-    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
-        tar.add(source, "photos")
-    shutil.make_archive(str(tmp_path / "photos"), "zip", source.parent, "photos")
-    for suffix in ("tar", "zip"):
-        report = pack_images(tmp_path / f"photos.{suffix}", tmp_path / f"{suffix}.h5", workers=0)
-        _assert_holds(report.path, source.parent, {f"photos/{c}/{i:04d}.jpg" for c in ("cat", "dog") for i in range(6)})
-        assert read_header(report.path).fields["labels"].names == ("cat", "dog")
 
 
 def _spoil(source: Path, names: list[str]) -> None:
