@@ -62,11 +62,6 @@ class RaggedPlan:
     chunk_bytes: int = 8 * 2**20
 
     @property
-    def keeps(self) -> bool:
-        """Whether rows are copied as a packed file holds them."""
-        return self.option.kind == "keep"
-
-    @property
     def special(self) -> bool:
         """Whether rows are anything but uncompressed pixels of one size."""
         return self.images == "ragged" or self.image_codec != NONE or self.mask_codec != NONE
@@ -182,8 +177,7 @@ def common_format(
 ) -> tuple[int, np.dtype[Any]]:
     """Returns the channels and the dtype of all images; `mode` and `bits` choose them where images differ.
 
-    Raises:
-        SourceError: they differ, and no option says what they should become.
+    SourceError: they differ, and no option says what they should become.
     """
     total, deep, alpha = len(headers), int(np.sum(headers["bits"] == 16)), int(np.sum(headers["channels"] == 4))
     if bits == 16 and deep < total:
@@ -256,12 +250,12 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
     """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs."""
     images: Any = listing.files
-    keeps = plan.keeps and plan.images == "ragged"
+    keeps = plan.option.kind == "keep" and plan.images == "ragged"
     found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}
     if plan.masks is not None:
         # Masks stay encoded only in the ragged form: rows of one size are pixels.
         masks: Any = listing.masks and listing.masks.files
-        kept = plan.keeps and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
+        kept = plan.option.kind == "keep" and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
         found["masks"] = masks.stored_bytes if kept else np.prod(row_sizes(plan, headers), axis=1)
     return found
 

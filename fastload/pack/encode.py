@@ -146,11 +146,6 @@ def mask_filler(masks: Masks) -> Fill:
     return _filler(masks.files, from_file, from_pixels, None if masks.present.all() else masks.present, outside)
 
 
-def must_convert(images: Arrays, target: Target) -> bool:
-    """Whether rows of an array have another shape or dtype than the rows of the file."""
-    return images.shape != (target.height, target.width, target.channels) or images.dtype != target.dtype
-
-
 def _filler(
     files: Files | Pictures | Arrays,
     from_file: Callable[[bytes, Target, NDArray[Any], np.void | None], None],

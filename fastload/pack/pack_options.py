@@ -92,7 +92,19 @@ class PackOptions:
             raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
         if self.limit is not None and self.limit < 1:
             raise OptionError(f"limit={self.limit}: needs at least 1.")
-        _check_encoding(self)
+        kind = "raw" if self.store is None else self.store.kind
+        if self.max_size is not None and self.max_size < 1:
+            raise OptionError(f"max_size={self.max_size}: needs at least 1, such as 256.")
+        if self.max_size is not None and self.size is not None:
+            raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
+        if kind == "source" and self.size is not None:
+            raise OptionError(
+                "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
+                "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
+            )
+        gzip = self.codec != "auto" and parse_codec(self.codec, besides=("auto",)).name == "gzip"
+        if gzip and kind not in ("raw", "keep"):
+            raise OptionError(f"codec={self.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> PackOptions:
@@ -121,23 +133,6 @@ class PackOptions:
         }
         defaults = {name for name in ("source", "bits", "store", "max_size", "codec") if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}
-
-
-def _check_encoding(options: PackOptions) -> None:
-    """Raises OptionError where store, size, max_size and codec contradict each other, whatever the images are."""
-    kind = "raw" if options.store is None else options.store.kind
-    if options.max_size is not None and options.max_size < 1:
-        raise OptionError(f"max_size={options.max_size}: needs at least 1, such as 256.")
-    if options.max_size is not None and options.size is not None:
-        raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
-    if kind == "source" and options.size is not None:
-        raise OptionError(
-            "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
-            "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
-        )
-    gzip = options.codec != "auto" and parse_codec(options.codec, besides=("auto",)).name == "gzip"
-    if gzip and kind not in ("raw", "keep"):
-        raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
 
 def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:

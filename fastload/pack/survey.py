@@ -120,7 +120,7 @@ class Survey:
             size = (target.height, target.width)
             specs["masks"] = PixelSpec(size, np.dtype(np.uint8), 0, self.mask_attrs, plan.mask_codec)
         # Of a copied file masks are compressed in as many rows as images, and in chunks as large as the options say.
-        copied = plan.keeps and plan.images == "rows"
+        copied = plan.option.kind == "keep" and plan.images == "rows"
         for name, spec in specs.items():
             small = spec.codec != NONE and not copied
             aim = min(self.options.chunk_bytes, CODEC_CHUNK_BYTES) if small else self.options.chunk_bytes
@@ -207,7 +207,7 @@ def survey_listing(
         converted["boxes that the crop cuts away whole -> no area"] = lost
     converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
     notes = notes_on_encoding(plan, samples, headers)
-    if options.codec == "auto" and masks and not plan.keeps:
+    if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)
         notes += [why] if why else []

@@ -162,11 +162,12 @@ def _write(
     elif codecs:
         note = f"{names}: images are compressed differently, and are stored without a codec now."
         listing = replace(listing, notes=(*listing.notes, note))
-    pixels = [
-        (header.fields.get("images"), header.fields.get("masks")) for header in headers if header.version is not None
-    ]
-    # Masks are compressed anew if they were by a choice of the packer, beside images that were not.
-    chosen = len(pixels) == len(headers) and all(i and i.offset is not None and m and m.filters for i, m in pixels)
+    # Masks are compressed anew if the packer chose to compress them, beside images that it did not compress.
+    fields = [header.fields if header.version is not None else {} for header in headers]
+    chosen = all(
+        "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters
+        for each in fields
+    )
     options = replace(options, codec="auto" if chosen and call.wanted is None else "none")
     if isinstance(rows, RaggedRows):
         now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)

@@ -81,18 +81,6 @@ FILES = {
 }
 
 
-def test_sizes_that_vary_make_a_store_of_the_decoders_pixels(tmp_path):
-    survey = surveyed(folder(tmp_path, FILES))
-    assert survey.target is None and survey.plan.images == "ragged" and survey.plan.masks is None
-    rows = encoded(survey)
-    assert rows["turned.jpg"].shape == (60, 30, 3) and rows["gray.jpg"].shape == (40, 30, 3)
-    for name, row in rows.items():
-        pixels = pixels_of(FILES[name], row.shape)
-        assert (row.encoding, row.orientation) == (RAW, 1)
-        assert bytes(row.image) == pixels.tobytes() and row.digest == xxhash.xxh3_64_intdigest(pixels.tobytes())
-    assert survey.bytes_needed == sum(len(bytes(row.image)) for row in rows.values())
-
-
 def test_source_keeps_jpegs_byte_for_byte_and_counts_what_is_none(tmp_path):
     cmyk = io.BytesIO()
     Image.fromarray(smooth(20, 24)).convert("CMYK").save(cmyk, "JPEG")
