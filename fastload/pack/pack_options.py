@@ -80,9 +80,9 @@ class PackOptions:
     """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
 
     def __post_init__(self) -> None:
-        for name, value, kind in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
+        for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
             if value is not None:
-                check_choice(name, value, get_args(kind))
+                check_choice(name, value, get_args(accepted))
         sides = [1, 1] if self.size is None else list(self.size)
         if len(sides) != 2 or min(sides) < 1:
             raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
