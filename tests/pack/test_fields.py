@@ -25,7 +25,7 @@ from fastload.inspection.verify import verify_file
 from fastload.pack import PackOptions, pack_listing
 from fastload.sources import list_source
 from fastload.sources.arrays.raw_rows import MemoryRows
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Listing, Masks
 
 H, W = 40, 56
 
@@ -110,6 +110,9 @@ def test_an_image_without_a_mask_has_one_of_ignored_pixels(tmp_path: Path) -> No
     masks = replace(whole.masks, present=np.arange(4) != 2)
     with pack(replace(whole, masks=masks), tmp_path / "a.h5", shuffle=False) as file:
         assert (file["masks"][2] == 255).all() and not (file["masks"][1] == 255).any()
+    some = Masks(MemoryRows.of(np.full((4, 28, 28), 7, np.uint8)), np.arange(4) != 2, (), 255)
+    with pack(arrays(4, masks=some), tmp_path / "c.h5", shuffle=False) as file:
+        assert file["masks"][:, 0, 0].tolist() == [7, 7, 255, 7]
     with pytest.raises(SourceError, match=r"images have no mask \(1\): images/002.png.*--masks none"):
         pack(replace(whole, masks=replace(masks, ignore_index=None)), tmp_path / "b.h5")
 

@@ -131,10 +131,13 @@ def test_keys_that_clash_get_their_files_name(tmp_path):
         ({}, {"dtype": np.uint16}, r"uint8 \(4, 5, 3\) in .*a\.h5, uint16"),
         ({}, {"masks": np.zeros((10, 4, 5), np.uint8)}, r"`masks`: absent in .*a\.h5, uint8 \(4, 5\) in .*b\.h5"),
         ({}, {"extra": {"identity": Column(np.arange(10))}}, r"`identity`: absent in .*a\.h5, int64 \(\) in .*b\.h5"),
-        (
-            {"extra": {"bbox": Column(np.ones((10, 4)), {"names": ("x", "y", "width", "height")})}},
-            {"extra": {"bbox": Column(np.ones((10, 4)), {"names": ("xmin", "ymin", "xmax", "ymax")})}},
-            r"names of `bbox` are x, y, width, height in .*a\.h5, xmin",
+        *(
+            (
+                {"extra": {"bbox": Column(values, {"names": ("x", "y", "width", "height")})}},
+                {"extra": {"bbox": Column(values, {"names": ("xmin", "ymin", "xmax", "ymax")})}},
+                r"names of `bbox` are x, y, width, height in .*a\.h5, xmin",
+            )
+            for values in (np.ones((10, 4)), np.full((10, 4), 9))  # neither are numbers of classes
         ),
     ],
 )
