@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fastload.format.column import Column
+from fastload.format.writer import create_file
 from sample_files import write_packed
 
 
@@ -64,6 +65,18 @@ def write_random(
         written["bbox"] = Column(np.arange(rows * 4, dtype=np.int32).reshape(rows, 4))
     drawn = pixels[..., 0].astype(np.uint8) if masks else None
     return write_packed(path, pixels, written | dict(columns or {}), masks=drawn, **layout)
+
+
+def write_tokens(path: Path, rows: int = 20) -> Path:
+    """Writes a packed file without images, whose keys are "0", "1", ...; `tokens` are 0, 1, 2, ... in rows of three."""
+    columns = {
+        "tokens": Column(np.arange(rows * 3).reshape(rows, 3)),
+        "split": Column(np.zeros(rows, np.uint8), {"names": ("all",)}),
+        "key": Column(np.array([b"%d" % i for i in range(rows)])),
+        "digest": Column(np.zeros(rows, np.uint64)),
+    }
+    create_file(path, num_rows=rows, pixels={}, columns=columns, attrs={})
+    return path
 
 
 def write_foreign(path: Path, images: NDArray[Any], *, chunk_rows: int, **columns: NDArray[Any]) -> Path:

@@ -179,11 +179,7 @@ def _check_space(job: Job) -> None:
 
 
 def _check_folder(folder: Path, identity: str) -> bool:
-    """Whether an interrupted call of the same export has left files there; creates nothing.
-
-    Raises:
-        OutputError: it holds something else, or cannot be made.
-    """
+    """Whether an interrupted call of the same export left files there; raises OutputError for anything else in it."""
     journal = folder / JOURNAL
     if folder.is_dir():
         try:
@@ -212,8 +208,7 @@ def _check_folder(folder: Path, identity: str) -> bool:
 def _locked(folder: Path, identity: str) -> Iterator[bool]:
     """Creates the folder and locks it for this call; yields whether an interrupted call left files there.
 
-    Raises:
-        OutputError: another process exports into it, or it cannot be written.
+    OutputError: another process exports into it, or it cannot be written.
     """
     journal = folder / JOURNAL
     try:

@@ -18,7 +18,7 @@ from fastload.errors import OptionError
 from fastload.format.column import Column
 from fastload.pack.pack_options import check_choice
 from fastload.sources.exported import FIELDS, SIDECAR
-from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, Masks, first_few
+from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few
 
 MAX_NAME_BYTES = 200
 """Limit for one name with its suffix: file systems allow 255, and temporary names are longer."""
@@ -41,13 +41,9 @@ RENUMBERED = (
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The files of an export.
+    """The files of an export: the path of each row's image, with `/`, and of its mask (none without masks).
 
-    Attributes:
-        layout: "folder" or "csv".
-        images: path of each row's image, with `/`.
-        masks: path of each row's mask; empty without masks.
-        notes: what the files do not say, or say differently.
+    `notes` say what the files do not, or say differently.
     """
 
     layout: Literal["folder", "csv"]
@@ -57,13 +53,9 @@ class ExportPlan:
 
 
 def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] = ()) -> ExportPlan:
-    """Returns the paths of all rows.
+    """Returns the paths of all rows; rows in `jpegs` have a JPEG as image, all other images and all masks are PNG.
 
-    Args:
-        jpegs: rows whose image is a JPEG; all other images, and all masks, are PNG.
-
-    Raises:
-        OptionError: the layout is not known, or cannot hold what the file does.
+    Raises OptionError where the layout is not known, or cannot hold what the file does.
     """
     check_choice("layout", layout, get_args(ExportLayout))
     why = _no_folders(listing)
@@ -85,7 +77,12 @@ def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] =
     images = [above + again.get(row, path) for row, path in enumerate(images)]
     if listing.masks is None:
         return ExportPlan(layout, tuple(images), (), tuple(notes))
-    return ExportPlan(layout, tuple(images), tuple(masks), (*notes, *_mask_notes(listing.masks)))
+    said = [f"classes are {first_few(list(listing.masks.names))}"] if listing.masks.names else []
+    if listing.masks.ignore_index is not None:
+        said.append(f"the value {listing.masks.ignore_index} is no class (ignore_index)")
+    if said:
+        notes.append(f"Masks hold numbers, only fastload.json says what they mean: {'; '.join(said)}.")
+    return ExportPlan(layout, tuple(images), tuple(masks), tuple(notes))
 
 
 def _no_folders(listing: Listing) -> str:
@@ -144,14 +141,6 @@ def _class_names(labels: Column) -> tuple[str, ...]:
     most = int(labels.values.max(initial=0))
     digits = len(str(max(most, len(names) - 1)))
     return names + tuple(f"{number:0{digits}d}" for number in range(len(names), most + 1))
-
-
-def _mask_notes(masks: Masks) -> list[str]:
-    """Returns notes on what files of masks do not say."""
-    said = [f"classes are {first_few(list(masks.names))}"] if masks.names else []
-    if masks.ignore_index is not None:
-        said.append(f"the value {masks.ignore_index} is no class (ignore_index)")
-    return [f"Masks hold numbers, only fastload.json says what they mean: {'; '.join(said)}."] if said else []
 
 
 class Names:

@@ -161,11 +161,7 @@ def _rows(columns: list[_Cells], listing: Listing, notes: list[str]) -> tuple[li
 
 
 def sidecar_text(listing: Listing, plan: ExportPlan, table: bytes | None) -> bytes:
-    """Returns the content of fastload.json.
-
-    Args:
-        table: content of manifest.csv, if there is one.
-    """
+    """Returns the content of fastload.json; table is the content of manifest.csv, if there is one."""
     masks = listing.masks
     of_masks = None
     if masks is not None and plan.masks:

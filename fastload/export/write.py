@@ -30,14 +30,7 @@ _BLOCK_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One export: what is written, and where.
-
-    Attributes:
-        listing: the rows.
-        plan: their paths, relative to the folder.
-        folder: the folder to write to.
-        where: path of the packed file, for messages.
-    """
+    """One export: rows of `listing` become files of `plan` in `folder`; `where` is the packed file, for messages."""
 
     listing: Listing
     plan: ExportPlan
@@ -55,18 +48,24 @@ class _Row(NamedTuple):
 
 
 def write_images(job: Job, resumed: bool, threads: int, progress: Progress | None) -> int:
-    """Writes all images and masks that are not there yet; returns how many rows were there.
+    """Writes all images and masks that are not there yet, by so many threads; returns how many rows were there.
 
-    Args:
-        resumed: an interrupted call may have left files.
-        threads: number of threads that write.
+    `resumed`: an interrupted call may have left files.
     """
     for above in sorted({str(Path(path).parent) for path in (*job.plan.images, *job.plan.masks)}):
         (job.folder / above).mkdir(parents=True, exist_ok=True)
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
     blocks = (range(start, min(total, start + step)) for start in range(0, total, step))
-    for found in in_threads(lambda rows: [_write_row(job, row, resumed) for row in rows], blocks, threads):
+
+    def write_row(row: int) -> bool:  # whether all its files were there
+        found = _read(job, row)
+        there = _write(job, job.plan.images[row], found.image, found.jpeg, resumed=resumed)
+        if found.mask is not None:
+            there &= _write(job, job.plan.masks[row], found.mask, resumed=resumed)
+        return there
+
+    for found in in_threads(lambda rows: [write_row(row) for row in rows], blocks, threads):
         done, kept = done + len(found), kept + sum(found)
         if progress:
             progress("exporting", done, total)
@@ -77,15 +76,6 @@ def image_file(job: Job, row: int) -> bytes:
     """Returns the bytes of the image file of a row; raises SourceError for a damaged one."""
     found = _read(job, row)
     return found.jpeg or encode_png(found.image)
-
-
-def _write_row(job: Job, row: int, resumed: bool) -> bool:
-    """Writes the files of a row, unless they are there; returns whether they were. A JPEG is written as it is."""
-    found = _read(job, row)
-    there = _write(job, job.plan.images[row], found.image, found.jpeg, resumed=resumed)
-    if found.mask is not None:
-        there &= _write(job, job.plan.masks[row], found.mask, resumed=resumed)
-    return there
 
 
 def _read(job: Job, row: int) -> _Row:
@@ -114,11 +104,7 @@ def _read(job: Job, row: int) -> _Row:
 
 
 def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resumed: bool) -> bool:
-    """Writes one image file, unless it is there; returns whether it was.
-
-    Raises:
-        OutputError: a whole image of that name holds something else, or the disk is full.
-    """
+    """Writes an image unless it is there, as returned; OutputError: another image is, or the disk is full."""
     path = job.folder / name
     if resumed and path.exists():
         height, width, *rest = pixels.shape
@@ -155,21 +141,15 @@ def write_file(path: Path, data: bytes) -> None:
         ) from exc
 
 
-# Encodes arrays as PNG, fit for threads: NumPy and zlib release the GIL, Pillow's encoder keeps it.
-#
-# PNG (Portable Network Graphics), third edition, W3C 2025: chunks in section 11, filters in section 9. Each line
-# takes the filter with the least sum of absolute differences, as section 12.7 advises.
-
-
 LEVEL = 4
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 
 
 def encode_png(pixels: NDArray[Any]) -> bytes:
-    """Returns a PNG file that holds exactly these pixels.
+    """Returns a PNG file that holds exactly these pixels, uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels.
 
-    Args:
-        pixels: uint8 or uint16, (H, W) or (H, W, C) with 1, 3 or 4 channels; all but uint8 in native byte order.
+    For threads: NumPy and zlib release the GIL, Pillow's encoder keeps it. PNG, third edition, W3C 2025: chunks are in
+    section 11, filters in 9; each line takes the one with the least sum of absolute differences, as 12.7 advises.
     """
     height, width = pixels.shape[:2]
     channels = pixels.shape[2] if pixels.ndim == 3 else 1

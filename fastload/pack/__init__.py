@@ -236,11 +236,7 @@ def _limited(listing: Listing, options: PackOptions) -> Listing:
 
 
 def _checked_output(output: str | Path, overwrite: bool) -> Path:
-    """Returns the path to write to: the target of a symbolic link, so that the link stays.
-
-    Raises:
-        OutputError: it cannot be written, before any work.
-    """
+    """Returns the path to write to, the target of a link; raises OutputError if it cannot be written."""
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()

@@ -51,9 +51,7 @@ def begin_or_resume(
 ) -> tuple[PackTasks, list[TaskRecord]]:
     """Returns the tasks of a pack and those that are done and whole; the unfinished files are ready for the others.
 
-    Raises:
-        ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
-        OutputError: the output exists, or the disk is too full.
+    ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
     """
     old = None
     if job.part.exists():
@@ -72,7 +70,7 @@ def begin_or_resume(
     headers = None
     if job.listing.files is not None:
         if old is not None and np.array_equal(old.sources, source_table(job.listing)):
-            headers = headers_from_json(old.head["headers"], len(job.listing))
+            headers = headers_from_json(old.head["headers"])
         headers = headers or read_headers(job.listing, pool, job.on_progress)
     try:
         survey = survey_listing(
@@ -108,7 +106,7 @@ def _cannot_continue(job: PackJob, changed: str) -> ResumeError:
 
 def _other_images(job: PackJob, old: JournalContents, headers: Headers | None, why: str) -> str:
     """Returns that images changed so that all would be packed in another way, in words."""
-    known = headers_from_json(old.head["headers"], len(job.listing)) if len(old.sources) == len(job.listing) else None
+    known = headers_from_json(old.head["headers"]) if len(old.sources) == len(job.listing) else None
     names = []
     if known is not None and headers is not None:
         for sample in np.flatnonzero(known.table != headers.table).tolist():
@@ -283,10 +281,7 @@ def free_bytes(output: Path) -> int:
 
 
 def _reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
-    """Creates the file with all its space, so that a full disk is noticed before the first image is decoded.
-
-    With `again` the file exists, and its content stays. Raises OutputError if the space is not there.
-    """
+    """Creates the file, or extends it `again`, with all its space, so that a full disk is known before decoding."""
     try:
         fd = os.open(part, os.O_RDWR | (0 if again else os.O_CREAT | os.O_EXCL), 0o666)
     except OSError as exc:

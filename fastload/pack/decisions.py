@@ -44,13 +44,10 @@ class RaggedPlan:
 
     Attributes:
         channels, dtype: of every decoded image.
-        option: the encoding asked for.
         target: the size of all images (`--size`, or the one they share); None where they keep their own.
-        max_size: limit for an image's shorter side in pixels; larger images are resized, antialiased; None: no limit.
+        max_size: limit for an image's shorter side then; larger images are resized, antialiased; None: no limit.
         images, masks: the form of each dataset; masks None where there are none.
-        image_codec, mask_codec: in the form "rows" an HDF5 filter, in the form "ragged" zstd for each row that is not
-            JPEG.
-        chunk_bytes: the size that chunks should have.
+        image_codec, mask_codec: in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG.
     """
 
     channels: int
@@ -63,11 +60,6 @@ class RaggedPlan:
     image_codec: Codec = NONE
     mask_codec: Codec = NONE
     chunk_bytes: int = 8 * 2**20
-
-    @property
-    def keeps(self) -> bool:
-        """Whether rows are copied as a packed file holds them."""
-        return self.option.kind == "keep"
 
     @property
     def special(self) -> bool:
@@ -100,12 +92,8 @@ def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.i
 def jpegs_kept_and_made(plan: RaggedPlan, samples: Any, headers: Any) -> tuple[Any, Any]:
     """Returns which samples keep the bytes of their JPEG file, and which are encoded as JPEG; the others become pixels.
 
-    Args:
-        samples: int64 (n,), numbers in the listing; or one number.
-        headers: HEADERS (n,) of these samples; or one of them, also as a dict of plain numbers.
-
-    Returns:
-        Two bool arrays (n,), or two bools.
+    Samples are int64 (n,) with HEADERS (n,), and the answers bool (n,); or one number with one of HEADERS, also as
+    a dict of plain numbers, and two bools.
     """
     kind, height, width = plan.option.kind, headers["height"], headers["width"]
     nothing = height < 0
@@ -138,19 +126,23 @@ def plan_rows(
 ) -> RaggedPlan:
     """Returns what the images with these headers become; masks are compressed only if the options say so.
 
-    Args:
-        masks: there are masks.
-        encoded: rows to be kept are encoded ones.
-
-    Raises:
-        SourceError: their kinds cannot share one dataset.
-        OptionError: they cannot be stored as the options say.
+    `masks`: there are some; `encoded`: rows to be kept are encoded ones. Raises SourceError if kinds of images
+    cannot share one dataset, OptionError if they cannot be stored as the options say.
     """
     channels, dtype = common_format(source, headers, options.mode, options.bits)
     option = options.store or EncodingOption()
     if option.kind in ("jpeg", "mixed"):
         _check_jpeg(options, channels, dtype, source)
-    target = _target(headers, options, channels, dtype)
+    target = None
+    if options.size is not None:
+        target = Target(*options.size, channels, dtype, options.fit)
+    else:
+        sizes = np.array(list(size_counts(headers)))
+        fitted = fitted_sizes(sizes, options.max_size)
+        if (fitted == fitted[0]).all():
+            # Aspect ratios equal the target's but for rounding, so stretching cuts nothing off.
+            height, width = fitted[0].tolist()
+            target = Target(height, width, channels, dtype, None if np.array_equal(sizes, fitted[:1]) else "stretch")
     codec = NONE if options.codec == "auto" else parse_codec(options.codec)
     pixels = target is not None and (option.kind == "raw" or (option.kind == "keep" and not encoded))
     if codec.name == "gzip" and not pixels:
@@ -172,20 +164,6 @@ def plan_rows(
     )
 
 
-def _target(headers: NDArray[np.void], options: PackOptions, channels: int, dtype: np.dtype[Any]) -> Target | None:
-    """Returns the size of all images; None where they keep sizes that differ."""
-    if options.size is not None:
-        height, width = options.size
-        return Target(height, width, channels, dtype, options.fit)
-    sizes = np.array(list(size_counts(headers)))
-    fitted = fitted_sizes(sizes, options.max_size)
-    if (fitted != fitted[0]).any():
-        return None
-    # Aspect ratios equal the target's but for rounding, so stretching cuts nothing off.
-    height, width = fitted[0].tolist()
-    return Target(height, width, channels, dtype, None if np.array_equal(sizes, fitted[:1]) else "stretch")
-
-
 def size_counts(headers: NDArray[np.void]) -> dict[tuple[int, int], int]:
     """Returns {(height, width): number of images}, most frequent first."""
     # One number for each size: sorting numbers is much faster than sorting pairs.
@@ -199,8 +177,7 @@ def common_format(
 ) -> tuple[int, np.dtype[Any]]:
     """Returns the channels and the dtype of all images; `mode` and `bits` choose them where images differ.
 
-    Raises:
-        SourceError: they differ, and no option says what they should become.
+    SourceError: they differ, and no option says what they should become.
     """
     total, deep, alpha = len(headers), int(np.sum(headers["bits"] == 16)), int(np.sum(headers["channels"] == 4))
     if bits == 16 and deep < total:
@@ -238,27 +215,20 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
             f"{source}: its images have 16 bits a channel, a JPEG holds 8. Keep their high byte with `--bits 8`, or "
             f"store them with `--store raw --codec zstd`."
         )
-    if options.mode == "rgba":
-        raise OptionError(
-            f"{source}: `--mode rgba` makes an alpha channel, which a JPEG does not hold. Say `--mode rgb`, or store "
-            f"images with `--store raw`."
-        )
     if channels == 4:
+        made = options.mode == "rgba"
         raise OptionError(
-            f"{source}: its images have an alpha channel, which a JPEG does not hold. Drop it with `--mode rgb`, or "
-            f"store them with `--store raw`."
+            f"{source}: {'`--mode rgba` makes' if made else 'its images have'} an alpha channel, which a JPEG does not "
+            f"hold. {'Say' if made else 'Drop it with'} `--mode rgb`, or store {'images' if made else 'them'} with "
+            f"`--store raw`."
         )
 
 
 def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
     """Returns {sample: reason} of images larger than a row may be (4 GiB); only arrays can be that large.
 
-    Args:
-        headers: HEADERS (N,), zero where nothing is known.
-
-    Raises:
-        OptionError: `size` makes every row that large.
-        SourceError: kinds of images cannot share one dataset.
+    Headers are zero where nothing is known. Raises OptionError if `size` makes every row that large, and
+    SourceError.
     """
     known = headers[headers["height"] > 0]
     if not len(known):
@@ -280,12 +250,12 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
     """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs."""
     images: Any = listing.files
-    keeps = plan.keeps and plan.images == "ragged"
+    keeps = plan.option.kind == "keep" and plan.images == "ragged"
     found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}
     if plan.masks is not None:
         # Masks stay encoded only in the ragged form: rows of one size are pixels.
         masks: Any = listing.masks and listing.masks.files
-        kept = plan.keeps and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
+        kept = plan.option.kind == "keep" and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
         found["masks"] = masks.stored_bytes if kept else np.prod(row_sizes(plan, headers), axis=1)
     return found
 
@@ -293,10 +263,7 @@ def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -
 def image_row_bytes(plan: RaggedPlan, headers: NDArray[np.void], file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the bytes of each row of `images`, int64 (N,): exact for pixels and kept files, estimated for new JPEGs.
 
-    Args:
-        plan: of any encoding but "keep".
-        headers: HEADERS (N,) of all samples of the listing.
-        file_bytes: int64 (N,), the size of each sample's file.
+    The plan is of any encoding but "keep"; headers, and sizes of files, are those of the whole listing.
     """
     pixels = np.prod(row_sizes(plan, headers), axis=1)
     found = pixels * (plan.channels * plan.dtype.itemsize)

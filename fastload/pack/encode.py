@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -59,13 +59,7 @@ headers are HEADERS (n,), or empty: a sample whose size is no longer that of its
 
 
 class Headers(NamedTuple):
-    """The headers of images.
-
-    Attributes:
-        table: HEADERS (n,), zero where a header was not or could not be read.
-        kinds: number of images of each kind, for the report of conversions.
-        reasons: sample -> why its header cannot be read.
-    """
+    """The table of headers, HEADERS (n,), zero where unknown; counts of kinds; sample -> why it cannot be read."""
 
     table: NDArray[np.void]
     kinds: Counter[str]
@@ -82,7 +76,15 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
         try:
             header = image_header(sample)
             if masks is not None and mask_header is not None and masks.present[sample]:
-                _check_same_size(header, sample, mask_header)
+                try:
+                    mask = mask_header(sample)
+                except ImageError as exc:
+                    raise ImageError(reason_of_mask(str(exc))) from exc
+                if (mask.height, mask.width) != (header.height, header.width):
+                    raise ImageError(
+                        f"its mask is {mask.width}x{mask.height}, the image {header.width}x{header.height} (width x "
+                        f"height): they cannot belong together"
+                    )
         except (ImageError, OSError) as exc:
             found.reasons[sample] = reason_of(exc)
             continue
@@ -91,18 +93,6 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
         found.kinds["frames"] += header.frames > 1
         found.kinds["turned"] += header.turned
     return found
-
-
-def _check_same_size(image: ImageHeader, sample: int, mask_header: Callable[[int], ImageHeader]) -> None:
-    try:
-        mask = mask_header(sample)
-    except ImageError as exc:
-        raise ImageError(reason_of_mask(str(exc))) from exc
-    if (mask.height, mask.width) != (image.height, image.width):
-        raise ImageError(
-            f"its mask is {mask.width}x{mask.height}, the image {image.width}x{image.height} (width x height): they "
-            f"cannot belong together"
-        )
 
 
 def _header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:
@@ -125,92 +115,75 @@ def array_header(images: Arrays) -> ImageHeader:
 
 def image_filler(images: Files | Pictures | Arrays) -> Fill:
     """Returns the `Fill` of images, whose out is (n, H, W, C)."""
-    encoded = images.read if isinstance(images, Files) else None
-    pixels = images.read if isinstance(images, Pictures) else None
-    arrays = images if isinstance(images, Arrays) else None
 
-    def fill(
-        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
-    ) -> dict[int, str]:
-        rows = np.empty(0)
-        if arrays is not None:
-            if not must_convert(arrays, target):
-                arrays.read_rows(samples, out)
-                return {}
-            rows = np.empty((len(samples), *arrays.shape), arrays.dtype)
-            arrays.read_rows(samples, rows)
+    def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> None:
+        if header is not None:
+            now, height, width = probe_image(lambda size: data[:size]), header["height"], header["width"]
+            if (now.height, now.width) != (height, width):
+                raise ImageError(
+                    f"is {now.width}x{now.height} (width x height) now, and was {width}x{height} when its header was "
+                    f"read"
+                )
+        decode_image(data, target, out)
 
-        def one(sample: int, at: int) -> None:
-            if encoded is not None:
-                data = encoded(sample)
-                if len(headers):
-                    _check_size(data, headers[at])
-                decode_image(data, target, out[at])
-                return
-            found = rows[at] if pixels is None else pixels(sample)
-            resample_pixels(found if found.ndim == 3 else found[..., None], target, out[at])
+    def from_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
+        resample_pixels(pixels if pixels.ndim == 3 else pixels[..., None], target, out)
 
-        return _one_by_one(samples, one)
-
-    return fill
-
-
-def _check_size(data: bytes, header: np.void) -> None:
-    """Raises ImageError for an image file that has another size than in its header when that was read."""
-    now, height, width = probe_image(lambda size: data[:size]), header["height"], header["width"]
-    if (now.height, now.width) != (height, width):
-        raise ImageError(
-            f"is {now.width}x{now.height} (width x height) now, and was {width}x{height} when its header was read"
-        )
-
-
-def must_convert(images: Arrays, target: Target) -> bool:
-    """Whether rows of an array have another shape or dtype than the rows of the file."""
-    return images.shape != (target.height, target.width, target.channels) or images.dtype != target.dtype
+    return _filler(images, from_file, from_pixels)
 
 
 def mask_filler(masks: Masks) -> Fill:
     """Returns the `Fill` of masks, whose out is uint8 (n, H, W); samples without a mask get `ignore_index`, or 0."""
-    files, outside = masks.files, masks.ignore_index or 0
+    outside = masks.ignore_index or 0
+
+    def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> None:
+        size = None if header is None else (int(header["height"]), int(header["width"]))
+        decode_mask(data, target, out, fill=outside, image_size=size)
+
+    def from_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
+        resample_mask(pixels, target, out, fill=outside)
+
+    return _filler(masks.files, from_file, from_pixels, None if masks.present.all() else masks.present, outside)
+
+
+def _filler(
+    files: Files | Pictures | Arrays,
+    from_file: Callable[[bytes, Target, NDArray[Any], np.void | None], None],
+    from_pixels: Callable[[NDArray[Any], Target, NDArray[Any]], None],
+    present: NDArray[np.bool_] | None = None,
+    outside: int = 0,
+) -> Fill:
+    """Returns the `Fill` of any kind of images or masks; the rows of samples that are not present become `outside`."""
     encoded = files.read if isinstance(files, Files) else None
     pixels = files.read if isinstance(files, Pictures) else None
-    whole = files if isinstance(files, Arrays) and bool(masks.present.all()) else None
+    arrays = files if isinstance(files, Arrays) else None
 
     def fill(
         samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
     ) -> dict[int, str]:
-        if whole is not None and whole.shape == out.shape[1:]:
-            whole.read_rows(samples, out)
-            return {}
-
-        def one(sample: int, at: int) -> None:
-            if not masks.present[sample]:
-                out[at] = outside
-            elif encoded is not None:
-                size = (int(headers[at]["height"]), int(headers[at]["width"])) if len(headers) else None
-                decode_mask(encoded(sample), target, out[at], fill=outside, image_size=size)
-            elif pixels is not None:
-                resample_mask(pixels(sample), target, out[at], fill=outside)
-            else:
-                assert isinstance(files, Arrays), "the third kind"
-                row = np.empty((1, *files.shape), np.uint8)
-                files.read_rows(np.array([sample]), row)
-                resample_mask(row[0], target, out[at], fill=outside)
-
-        return _one_by_one(samples, one)
+        rows: Iterator[NDArray[Any]] = iter(())
+        if arrays is not None:
+            if present is None and (arrays.shape, arrays.dtype) == (out.shape[1:], out.dtype):
+                arrays.read_rows(samples, out)
+                return {}
+            there = samples if present is None else samples[present[samples]]
+            read = np.empty((len(there), *arrays.shape), arrays.dtype)
+            arrays.read_rows(there, read)
+            rows = iter(read)
+        reasons: dict[int, str] = {}
+        for at, sample in enumerate(samples.tolist()):
+            try:
+                if present is not None and not present[sample]:
+                    out[at] = outside
+                elif encoded is not None:
+                    from_file(encoded(sample), target, out[at], headers[at] if len(headers) else None)
+                else:
+                    from_pixels(next(rows) if pixels is None else pixels(sample), target, out[at])
+            except (ImageError, OSError) as exc:
+                reasons[at] = reason_of(exc)
+        return reasons
 
     return fill
-
-
-def _one_by_one(samples: NDArray[np.int64], fill: Callable[[int, int], None]) -> dict[int, str]:
-    """Calls fill(sample, index) for each sample; returns {index: error} of those that fail."""
-    reasons: dict[int, str] = {}
-    for at, sample in enumerate(samples.tolist()):
-        try:
-            fill(sample, at)
-        except (ImageError, OSError) as exc:
-            reasons[at] = reason_of(exc)
-    return reasons
 
 
 def reason_of(exc: Exception) -> str:
@@ -228,11 +201,8 @@ def reason_of_mask(reason: str) -> str:
 class RowEncoder:
     """Makes the rows of one dataset whose images have varying lengths; not to be shared by threads.
 
-    Args:
-        images: of every sample of the listing. Under the encoding "keep" they also have `encoded(i)`, which returns the
-            EncodedRow of sample i, with or without its mask.
-        masks: of every sample; None where there are none.
-        plan: how rows are made.
+    Images and masks are those of the whole listing. Under the encoding "keep" images also have `encoded(i)`, which
+    returns the EncodedRow of sample i, with or without its mask.
     """
 
     def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None, plan: RaggedPlan) -> None:
@@ -245,12 +215,8 @@ class RowEncoder:
     def encode(self, sample: int, header: np.void) -> EncodedRow:
         """Returns the row of a sample; a mask in the form "rows" is uncompressed, as its chunks are compressed whole.
 
-        Args:
-            header: one of HEADERS, as the survey found it.
-
-        Raises:
-            ImageError: the sample cannot be decoded, or its file changed; the message is the reason only.
-            OSError: it cannot be read.
+        The header is one of HEADERS, as the survey found it. ImageError, with the reason only: the sample cannot be
+        decoded, or its file changed; OSError: it cannot be read.
         """
         plan = self._plan
         if plan.option.kind == "keep":
@@ -265,14 +231,14 @@ class RowEncoder:
             image, ended = self._own(sample, known)
         else:
             pixels = self._filled(self._fill, sample, header, np.empty(shape, plan.dtype.newbyteorder("<")))
-            image = encode_jpeg(pixels, plan.option.quality) if made else _bytes_of(pixels)
+            image = encode_jpeg(pixels, plan.option.quality) if made else bytes_of(pixels)
         digest = xxhash.xxh3_64(image)
         if encoding == RAW:
             encoding, image = _smaller(image, plan.image_codec)
         mask: Any = None
         mask_encoding = RAW
         if self._fill_mask is not None:
-            mask = _bytes_of(self.mask(sample, header))
+            mask = bytes_of(self.mask(sample, header))
             digest.update(mask)
             if plan.masks == "ragged":
                 mask_encoding, mask = _smaller(mask, plan.mask_codec)
@@ -325,7 +291,7 @@ class RowEncoder:
             row = replace(row, image=image, encoding=encoding)
         if plan.masks is None:
             return row
-        mask = _bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
+        mask = bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
         encoding = RAW if row.mask is None else row.mask_encoding
         if plan.masks == "rows" and encoding != RAW:
             encoding, pixels = RAW, np.empty(row.shape[0] * row.shape[1], np.uint8)
@@ -344,9 +310,10 @@ def encode_jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
     return file.getvalue()
 
 
-def _bytes_of(rows: NDArray[Any]) -> memoryview:
-    """Returns the bytes of a contiguous array."""
-    return rows.reshape(-1).view(np.uint8).data
+def bytes_of(pixels: NDArray[Any]) -> memoryview:
+    """Returns the bytes of an array as a file holds them: little-endian, in the order of rows."""
+    little = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
 
 
 def _smaller(data: Any, codec: Codec) -> tuple[int, Any]:

@@ -46,15 +46,10 @@ _SAMPLED_TASKS = 4
 
 @dataclass(frozen=True, eq=False)
 class PackTasks:
-    """The tasks of one pack.
+    """The tasks of one pack: task t has the rows from bounds[t] to bounds[t + 1], each of the sample in `samples`.
 
-    Attributes:
-        job, survey: what was asked for, and found.
-        samples: int64 (N,), the sample of each row.
-        streams: the streams that rows are written to: images and, where there are any, masks.
-        bounds: int64 (T + 1,): task t has the rows from bounds[t] to bounds[t + 1].
-        sources: SOURCE (N of the listing,), size and time of each sample's file.
-        expected: int64 (N,), about how many bytes each row takes.
+    `streams` are what rows are written to: images and, where there are any, masks. `sources` is the table SOURCE of the
+    whole listing; `expected` says about how many bytes each row takes.
     """
 
     job: PackJob
@@ -69,8 +64,7 @@ class PackTasks:
     def of(cls, job: PackJob, survey: Survey, placed: dict[str, tuple[str, int]] | None = None) -> PackTasks:
         """Returns the tasks of a survey; masks lie behind the images if their place there is known beforehand.
 
-        Args:
-            placed: name of each stream -> its file and base, where an earlier call has begun.
+        `placed` says where an earlier call has begun: name of each stream -> its file and base.
         """
         samples, plan, sources = row_order(survey), survey.plan, source_table(job.listing)
         if plan is None or survey.headers is None:
@@ -244,12 +238,9 @@ def _unit(streams: tuple[RowStream, ...]) -> int:
 
 
 def task_bounds(expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
-    """Returns where tasks begin and the last one ends, int64 (T + 1,).
+    """Returns where tasks of rows of these lengths begin and the last one ends, int64 (T + 1,).
 
     A task has as many rows as fit into task_bytes, at least 1; few rows are cut into at least 16 tasks.
-
-    Args:
-        expected: int64 (N,), bytes of each row.
     """
     most = max(1, len(expected) // _FEWEST_TASKS)
     ends = np.cumsum(expected)
@@ -262,11 +253,7 @@ def task_bounds(expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int6
 
 
 class PackRun:
-    """Runs the tasks: rows are made by workers, located, written and journaled.
-
-    Args:
-        kept: tasks that an earlier call has done.
-    """
+    """Runs all tasks but those kept from an earlier call: rows are made by workers, located, written and journaled."""
 
     def __init__(self, tasks: PackTasks, journal: Journal, kept: list[TaskRecord]) -> None:
         self._tasks, self._journal = tasks, journal
@@ -280,8 +267,7 @@ class PackRun:
     def make(self, pool: PackPool) -> int:
         """Makes the rows of the tasks that are not done; returns their number.
 
-        Raises:
-            SourceError: a sample cannot be packed and must not be skipped; rows before it stay.
+        SourceError: a sample cannot be packed and must not be skipped; rows before it stay.
         """
         if self._tasks.fixed and not self._skipped:
             for made in pool.run(Worker.pack, self._to_do(at_once=True)):

@@ -101,13 +101,8 @@ def finish(
 ) -> PackReport:
     """Makes the complete file, synced to disk, gives it its final name, removes what only packing needed, and reports.
 
-    Args:
-        run: has made all rows.
-        started: time.perf_counter() when the call began.
-
-    Raises:
-        SourceError: no sample could be packed.
-        OutputError: the disk is full, or the output was made meanwhile; what was packed stays.
+    The run has made all rows; the call began at `started`, by time.perf_counter(). Raises SourceError if no sample
+    could be packed; OutputError if the disk is full, or the output was made meanwhile: what was packed stays.
     """
     job, survey = tasks.job, tasks.survey
     rows, reasons, ends = run.rows()
@@ -221,16 +216,22 @@ def _converted(tasks: PackTasks, rows: NDArray[np.void]) -> dict[str, int]:
 
 def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> Path:
     """Makes the complete file of rows (ROW), synced to disk; returns its path, `OUT.h5.part` or `OUT.h5.meta`."""
-    job = tasks.job
+    job, plan, mask_attrs = tasks.job, tasks.survey.plan, tasks.survey.mask_attrs
     columns, attrs = _described(tasks.survey, tasks.samples[rows["row"]], rows["digest"].copy())
     of_one_size = tasks.survey.pixels(len(rows))
     specs: dict[str, PixelSpec | RaggedSpec] = {}
     for stream, end in zip(tasks.streams, ends, strict=True):
         if stream.spec is not None:
             specs[stream.name] = of_one_size[stream.name]
-        else:
-            specs[stream.name], index = _ragged_spec(tasks, stream, rows, end)
-            columns |= index
+            continue
+        assert plan is not None, "there are streams"
+        shape, offsets = common_shape(rows["shape"]), stream.offsets(rows[stream.name], 0)[0]
+        encoding, spec = "mask_encoding", RaggedSpec(end, stream.chunk_bytes, shape[:2], np.dtype("u1"), mask_attrs)
+        if stream.name == "images":
+            encoding, spec = "encoding", RaggedSpec(end, stream.chunk_bytes, shape, plan.dtype, {})
+        index = RaggedIndex(offsets, rows[stream.name], rows["shape"], rows[encoding], rows["orientation"])
+        columns |= {name: Column(values, more) for name, (values, more) in index.datasets(stream.name).items()}
+        specs[stream.name] = spec
     try:
         job.meta.unlink(missing_ok=True)
         bases = create_file(job.meta, num_rows=len(rows), pixels=specs, columns=columns, attrs=attrs)
@@ -244,17 +245,13 @@ def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], t
         _join(tasks, specs, bases, ends, len(rows), target)
     except OSError as exc:
         job.meta.unlink(missing_ok=True)
+        found = re.search(r"error message = '([^']*)'", str(exc))  # in HDF5's long message
+        reason = found[1] if found else exc.strerror or str(exc)
         raise OutputError(
-            f"{job.output}: cannot be finished ({_reason(exc)}). What was packed is kept: make room, then run "
+            f"{job.output}: cannot be finished ({reason}). What was packed is kept: make room, then run "
             f"the same command again."
         ) from exc
     return target
-
-
-def _reason(exc: OSError) -> str:
-    """Returns why a file cannot be written, cut out of HDF5's long message."""
-    found = re.search(r"error message = '([^']*)'", str(exc))
-    return found[1] if found else exc.strerror or str(exc)
 
 
 def _described(
@@ -279,24 +276,6 @@ def _described(
         **listing.attrs,
     }
     return columns, attrs
-
-
-def _ragged_spec(
-    tasks: PackTasks, stream: RowStream, rows: NDArray[np.void], end: int
-) -> tuple[RaggedSpec, dict[str, Column]]:
-    """Returns the layout of rows of varying length, and the datasets that say where they lie."""
-    plan, images = tasks.survey.plan, stream.name == "images"
-    assert plan is not None, "there are streams"
-    offsets, _ = stream.offsets(rows[stream.name], 0)
-    index = RaggedIndex(
-        offsets, rows[stream.name], rows["shape"], rows["encoding" if images else "mask_encoding"], rows["orientation"]
-    )
-    shape = common_shape(rows["shape"])
-    spec = RaggedSpec(
-        end, stream.chunk_bytes, shape if images else shape[:2], plan.dtype if images else np.dtype(np.uint8),
-        {} if images else tasks.survey.mask_attrs,
-    )  # fmt: skip
-    return spec, {name: Column(values, attrs) for name, (values, attrs) in index.datasets(stream.name).items()}
 
 
 def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDArray[np.void], threads: int) -> None:

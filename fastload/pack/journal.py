@@ -32,7 +32,7 @@ from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.sources.listing import Listing
 from fastload.system.files import read_bytes, write_all
 
-MAGIC = b"fastload journal 2\n"
+MAGIC = b"fastload journal 3\n"
 _OURS = b"fastload "
 """Begins the journals of all releases, and the unfinished files of those before MAGIC that had no journal."""
 
@@ -49,13 +49,11 @@ class TaskRecord:
     """A task whose rows are made, in the journal once they are written.
 
     Attributes:
-        number: number of the task.
         first, count: its rows, in the order of packing.
         sources: XXH3-64 of its samples' part of the table of sources.
-        starts: for each stream, where the rows before it end; () until that is known.
-        checks: for each stream XXH3-64 over those of its rows' bytes.
-        rows: ROW (n,), the rows that were made.
-        reasons: row -> why it was skipped.
+        starts, checks: for each stream, where the rows before it end, () until that is known, and XXH3-64 over those of
+            its rows' bytes.
+        rows, reasons: ROW (n,), the rows that were made; row -> why it was skipped.
     """
 
     number: int
@@ -84,13 +82,9 @@ class TaskRecord:
 
 @dataclass
 class JournalContents:
-    """The content of a journal.
+    """The content of a journal: its head, the table SOURCE of when packing began, and the tasks that are written.
 
-    Attributes:
-        head: what is packed.
-        sources: SOURCE (N,), each sample's file when packing began.
-        tasks: number -> a task that is written.
-        finished: the report of the complete file; None before that.
+    `finished` is the report of the complete file, None before that.
     """
 
     head: dict[str, Any]
@@ -100,12 +94,7 @@ class JournalContents:
 
 
 class Journal:
-    """An open journal, locked against a second packer for as long as it is open.
-
-    Raises:
-        OutputError: the file cannot be opened, or made where it is absent.
-        PackError: another process holds the lock.
-    """
+    """An open journal, locked against a second packer while it is open; PackError: another process holds the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -219,18 +208,15 @@ def headers_to_json(found: Headers | None) -> dict[str, Any] | None:
     """Returns the headers of all images as JSON values, so that they are read only once."""
     if found is None:
         return None
-    data, first = found.table.tobytes(), found.table[:1].tobytes()
-    same = data == first * len(found.table)
-    text = base64.b64encode(zlib.compress(first if same else data, 1)).decode()
+    text = base64.b64encode(zlib.compress(found.table.tobytes(), 1)).decode()
     return {"table": text, "kinds": dict(found.kinds), "reasons": list(found.reasons.items())}
 
 
-def headers_from_json(values: Mapping[str, Any] | None, count: int) -> Headers | None:
-    """Returns the headers of so many images."""
+def headers_from_json(values: Mapping[str, Any] | None) -> Headers | None:
+    """Returns the headers of images, read-only."""
     if values is None:
         return None
-    table = np.empty(count, HEADERS)
-    table[:] = np.frombuffer(zlib.decompress(base64.b64decode(values["table"])), HEADERS)
+    table = np.frombuffer(zlib.decompress(base64.b64decode(values["table"])), HEADERS)
     return Headers(table, Counter(values["kinds"]), {int(sample): str(why) for sample, why in values["reasons"]})
 
 

@@ -47,11 +47,7 @@ class EncodingOption:
 
 
 def parse_encoding(text: str) -> EncodingOption:
-    """Returns the option named by "raw", "jpeg", "jpeg:QUALITY", "source" or "mixed:FRACTION".
-
-    Raises:
-        OptionError: the text is none of these.
-    """
+    """Returns the option named by "raw", "jpeg", "jpeg:QUALITY", "source" or "mixed:FRACTION", or OptionError."""
     accepted = "accepted: raw, jpeg, jpeg:1 to jpeg:100, source, mixed:FRACTION with 0 < FRACTION < 1."
     if text in ("raw", "source"):
         return EncodingOption("raw" if text == "raw" else "source")
@@ -84,11 +80,9 @@ class PackOptions:
     """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
 
     def __post_init__(self) -> None:
-        check_choice("fit", self.fit, get_args(Fit))
-        if self.mode is not None:
-            check_choice("mode", self.mode, get_args(Mode))
-        if self.bits is not None:
-            check_choice("bits", self.bits, get_args(Bits))
+        for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
+            if value is not None:
+                check_choice(name, value, get_args(accepted))
         sides = [1, 1] if self.size is None else list(self.size)
         if len(sides) != 2 or min(sides) < 1:
             raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
@@ -98,15 +92,23 @@ class PackOptions:
             raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
         if self.limit is not None and self.limit < 1:
             raise OptionError(f"limit={self.limit}: needs at least 1.")
-        _check_encoding(self)
+        kind = "raw" if self.store is None else self.store.kind
+        if self.max_size is not None and self.max_size < 1:
+            raise OptionError(f"max_size={self.max_size}: needs at least 1, such as 256.")
+        if self.max_size is not None and self.size is not None:
+            raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
+        if kind == "source" and self.size is not None:
+            raise OptionError(
+                "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
+                "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
+            )
+        gzip = self.codec != "auto" and parse_codec(self.codec, besides=("auto",)).name == "gzip"
+        if gzip and kind not in ("raw", "keep"):
+            raise OptionError(f"codec={self.codec!r} works on images of one size stored raw; say `--codec zstd`.")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> PackOptions:
-        """Returns the options among the arguments of `pack_images`, given by their names there.
-
-        Raises:
-            OptionError: an option is not accepted.
-        """
+        """Returns the options among the arguments of `pack_images`, given by their names there."""
         size, store, labels, root = (arguments[name] for name in ("size", "store", "labels", "root"))
         if isinstance(labels, str):
             raise OptionError(f"labels={labels!r}: give a list of columns, such as [{labels!r}].")
@@ -133,23 +135,6 @@ class PackOptions:
         return {name: value for name, value in values.items() if name not in defaults}
 
 
-def _check_encoding(options: PackOptions) -> None:
-    """Raises OptionError where store, size, max_size and codec contradict each other, whatever the images are."""
-    kind = "raw" if options.store is None else options.store.kind
-    if options.max_size is not None and options.max_size < 1:
-        raise OptionError(f"max_size={options.max_size}: needs at least 1, such as 256.")
-    if options.max_size is not None and options.size is not None:
-        raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
-    if kind == "source" and options.size is not None:
-        raise OptionError(
-            "`--store source` keeps the files' own bytes, which `--size` would have to change. Say `--store jpeg` "
-            "with `--size`, or `--store source` with `--max-size`, which changes larger ones only."
-        )
-    gzip = options.codec != "auto" and parse_codec(options.codec, besides=("auto",)).name == "gzip"
-    if gzip and kind not in ("raw", "keep"):
-        raise OptionError(f"codec={options.codec!r} works on images of one size stored raw; say `--codec zstd`.")
-
-
 def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:
     """Raises OptionError for a value that is not one of those accepted."""
     if value not in accepted:
@@ -158,13 +143,7 @@ def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:
 
 @dataclass(frozen=True)
 class PackJob:
-    """One call of the packer: what to pack, where to, and how.
-
-    Attributes:
-        source: the name of the source in messages.
-        output: path of the finished file.
-        on_progress: called with (stage, done, total).
-    """
+    """One call of the packer: what to pack (`source` is its name in messages), where to, and how."""
 
     source: str
     output: Path

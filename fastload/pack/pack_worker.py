@@ -33,7 +33,6 @@ from fastload.pack.encode import (
     headers_of,
     image_filler,
     mask_filler,
-    must_convert,
     reason_of,
     reason_of_mask,
 )
@@ -52,14 +51,9 @@ Piece = bytes | memoryview
 
 @dataclass(frozen=True)
 class RowStream:
-    """The rows of one pixel dataset being packed.
+    """The rows of one pixel dataset being packed, "images" or "masks": written to a file from byte `base` on.
 
-    Attributes:
-        name: "images" or "masks"; the column of ROW with its lengths.
-        path: the file that they are written to.
-        base: byte of that file at which they begin.
-        chunk_bytes: size of a chunk of rows of varying length: each row lies whole inside one.
-        spec: rows of one size, which lie back to back; None where lengths vary.
+    Rows with a `spec` have one size and lie back to back; of the others each lies whole inside a chunk of chunk_bytes.
     """
 
     name: str
@@ -83,19 +77,12 @@ class RowStream:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Consecutive rows to make.
+    """Consecutive rows to make, from row `first` on, of these samples.
 
-    Attributes:
-        number: number of the task, from 0.
-        first: its first row.
-        samples: int64 (k,), the sample of the listing for each row.
-        headers: HEADERS (k,) of the samples; empty where nothing depends on them.
-        digests: uint64 (k,), the expected digest of each row; empty where it is not known.
-        plan: how rows are made.
-        streams: the streams that they belong to.
-        sources: XXH3-64 of the samples' part of the table of source files.
-        starts: for each stream, where its rows begin after the base; None where that is not known beforehand.
-        compress: rows of one size with a codec are whole chunks, and are compressed.
+    `headers` (HEADERS) are empty where nothing depends on them, `digests` where none are known beforehand;
+    `sources` is the XXH3-64 of the samples' part of the table of source files. `starts` says for each stream where
+    its rows begin after the base, None if that is not known yet. With `compress`, rows of one size with a codec are
+    whole chunks, and are compressed.
     """
 
     number: int
@@ -188,7 +175,16 @@ class Worker:
         else:
             table = self._encode_rows(task, table, made, reasons)
         if task.compress and not reasons:
-            _compress(task.streams, table, made)
+            for stream, pieces in zip(task.streams, made, strict=True):
+                if stream.spec is None or not stream.compressed:
+                    continue
+                # A chunk then stands for its first row, and its others are empty.
+                for first in range(0, len(pieces), stream.spec.chunk_rows):
+                    chunk = slice(first, first + stream.spec.chunk_rows)
+                    data = stream.spec.compressed_chunk(b"".join(pieces[chunk]))
+                    pieces[chunk] = [data, *[b""] * (len(pieces[chunk]) - 1)]
+                table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
+            table["chunked"] = 1
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
         return _record(task, table, reasons, [_digests(pieces) for pieces in made])
 
@@ -232,7 +228,8 @@ class Worker:
             assert stream.spec is not None, "masks have one size where images have"
             table[stream.name] = stream.spec.row_bytes
             row_bytes += stream.spec.row_bytes
-        if isinstance(self.images, Arrays) and must_convert(self.images, target):  # They are read together, too.
+        wanted = (target.height, target.width, target.channels), target.dtype
+        if isinstance(self.images, Arrays) and (self.images.shape, self.images.dtype) != wanted:  # Read together, too.
             row_bytes += math.prod(self.images.shape) * self.images.dtype.itemsize
         # A few images at a time, so that they are hashed and written while they are still in the core's cache. Copied
         # rows are so quick that calls count more: 0.7 s a GB of 116 kB rows in steps of 2 MiB, 1.0 s of 512 KiB.
@@ -256,12 +253,8 @@ class Worker:
     ) -> tuple[list[NDArray[Any]], dict[int, str]]:
         """Decodes samples into rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
 
-        Args:
-            headers: HEADERS (n,): a sample of another size now counts as not decodable; empty: any size is taken.
-            fresh: the arrays are new; else they are valid until the next call.
-
-        Returns:
-            The arrays, and index -> why a sample could not be decoded.
+        With HEADERS (n,) a sample that now has another size counts as not decodable. The arrays are new if `fresh`,
+        else valid until the next call. Also returns index -> why a sample could not be decoded.
         """
         shape = (len(samples), target.height, target.width)
         images = self._buffer(0, (*shape, target.channels), target.dtype, fresh=fresh)
@@ -283,11 +276,7 @@ class Worker:
         return self._memory[which][:num_bytes].view(dtype).reshape(shape)
 
     def write(self, task: tuple[int, tuple[int, ...]]) -> int:
-        """Writes rows that wait in `unwritten`; returns the number of their task.
-
-        Args:
-            task: its number, and for each stream where rows before it end.
-        """
+        """Writes the rows of a task in `unwritten`, for each stream from this offset on; returns its number."""
         number, starts = task
         streams, rows, made = self.unwritten.pop(number)
         for stream, pieces, start in zip(streams, made, starts, strict=True):
@@ -315,11 +304,7 @@ class Worker:
         return record.number, True
 
     def _write(self, path: str, pieces: list[Any], offset: int) -> None:
-        """Writes pieces one after another.
-
-        Raises:
-            OutputError: the file cannot be written, as on a full disk.
-        """
+        """Writes pieces one after another; raises OutputError where that fails, as on a full disk."""
         try:
             fd, size = self.open(path), sum(memoryview(piece).nbytes for piece in pieces)
             written = os.pwritev(fd, pieces, offset)
@@ -343,19 +328,6 @@ class Worker:
 
 
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
-
-
-def _compress(streams: tuple[RowStream, ...], table: NDArray[np.void], made: list[list[Piece]]) -> None:
-    """Compresses the chunks of rows of one size; each then stands for its first row, and the others are empty."""
-    for stream, pieces in zip(streams, made, strict=True):
-        if stream.spec is None or not stream.compressed:
-            continue
-        for first in range(0, len(pieces), stream.spec.chunk_rows):
-            chunk = slice(first, first + stream.spec.chunk_rows)
-            data = stream.spec.compressed_chunk(b"".join(pieces[chunk]))
-            pieces[chunk] = [data, *[b""] * (len(pieces[chunk]) - 1)]
-        table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
-    table["chunked"] = 1
 
 
 def _record(

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
@@ -41,12 +41,11 @@ class PackPool:
 
     Each is a fresh Python that never imports the caller's script, so that a script may call pack_images without the
     `if __name__ == "__main__"` that multiprocessing asks for, and never inherits the locks of the caller's threads.
-    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process does.
+    Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process
+    does.
 
-    Attributes:
-        workers: number of processes; 0: this process works.
-        threads: number of threads for work that releases the GIL; 0: only the caller's.
-        local_threads: number of threads that do tasks where no process does; 0: only the caller's.
+    `threads` is for work that releases the GIL, `local_threads` for tasks where no process does them; 0: the
+    caller's only.
     """
 
     def __init__(self, workers: int) -> None:
@@ -103,21 +102,12 @@ class PackPool:
         locate: Callable[[Any], Any] | None = None,
         write: Callable[[Worker, Any], Any] | None = None,
     ) -> Iterator[Any]:
-        """Yields the results of all tasks, in the order in which they are done.
+        """Yields the results of all tasks, of `write` or else of `work`, in the order in which they are done.
 
         With `locate` each task has two steps: `work` keeps rows in `Worker.unwritten`, `locate` is called in this
-        process with its results, in the order of the tasks, and then the same worker writes. When `locate` raises,
-        what was located before is written, and its results come first.
-
-        Args:
-            work, write: functions or methods of Worker that can be imported; their exceptions are raised here.
-            locate: result of `work` -> argument of `write`.
-
-        Returns:
-            The results of `write`, or of `work` where it is all.
-
-        Raises:
-            PackError: a worker process died.
+        process with its results, in the order of the tasks, and then the same worker writes what that returns. When it
+        raises, what was located before is written, and its results come first. `work` and `write` can be imported;
+        their exceptions are raised here, and PackError where a worker process died.
         """
         if self.workers and not self._files_sent:
             self._start_all()
@@ -193,7 +183,10 @@ def _in_processes(
             break
         for ready in wait(list(busy)):
             assert isinstance(ready, Connection)
-            result = _receive(ready)
+            with _talking():
+                result, raised = pickle.loads(ready.recv_bytes())
+            if raised is not None:
+                raise raised
             number = busy.pop(ready)
             if locate is None or number == _WRITING:
                 unwritten[ready] -= 1
@@ -211,30 +204,22 @@ def _in_processes(
         raise error
 
 
-def _send(worker: Connection, message: bytes) -> None:
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Raises PackError where a worker that is talked to has died."""
     try:
-        # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
-        worker.send_bytes(message)
-    except OSError as exc:
-        raise _worker_died() from exc
-
-
-def _receive(worker: Connection) -> Any:
-    """Returns a worker's result, or raises what it raised; PackError if it died."""
-    try:
-        result, error = pickle.loads(worker.recv_bytes())
+        yield
     except (EOFError, OSError) as exc:
-        raise _worker_died() from exc
-    if error is not None:
-        raise error
-    return result
+        raise PackError(
+            "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the "
+            "same command continues. With `--workers 1` less memory is used."
+        ) from exc
 
 
-def _worker_died() -> PackError:
-    return PackError(
-        "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the same "
-        "command continues. With `--workers 1` less memory is used."
-    )
+def _send(worker: Connection, message: bytes) -> None:
+    # Not send(): interrupted by Ctrl-C, its exported buffer makes Python print an "Exception ignored" at exit.
+    with _talking():
+        worker.send_bytes(message)
 
 
 def serve(fd: int) -> None:

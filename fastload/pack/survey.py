@@ -120,7 +120,7 @@ class Survey:
             size = (target.height, target.width)
             specs["masks"] = PixelSpec(size, np.dtype(np.uint8), 0, self.mask_attrs, plan.mask_codec)
         # Of a copied file masks are compressed in as many rows as images, and in chunks as large as the options say.
-        copied = plan.keeps and plan.images == "rows"
+        copied = plan.option.kind == "keep" and plan.images == "rows"
         for name, spec in specs.items():
             small = spec.codec != NONE and not copied
             aim = min(self.options.chunk_bytes, CODEC_CHUNK_BYTES) if small else self.options.chunk_bytes
@@ -172,14 +172,10 @@ def survey_listing(
     progress: Progress | None = None,
     found: Headers | None = None,
 ) -> Survey:
-    """Reads every header and decides what each image becomes.
+    """Reads every header, unless they were found already, and decides what each image becomes.
 
-    Args:
-        found: the headers, if they are read already.
-
-    Raises:
-        SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
-        OptionError: they cannot be stored as the options say.
+    SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
+    OptionError: they cannot be stored as the options say.
     """
     if listing.files is None:
         codec = None if options.codec in ("auto", "none") else options.codec
@@ -211,7 +207,7 @@ def survey_listing(
         converted["boxes that the crop cuts away whole -> no area"] = lost
     converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
     notes = notes_on_encoding(plan, samples, headers)
-    if options.codec == "auto" and masks and not plan.keeps:
+    if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)
         notes += [why] if why else []
@@ -270,11 +266,7 @@ def _choose_mask_codec(
 def read_headers(
     listing: Listing, pool: PackPool, progress: Progress | None, samples: NDArray[np.int64] | None = None
 ) -> Headers:
-    """Returns the headers of images, read by the workers of the pool.
-
-    Args:
-        samples: int64, the samples whose headers are read; those of others stay zero. By default all.
-    """
+    """Returns the headers of these samples, by default all, read by the workers of the pool; others are zero."""
     samples = np.arange(len(listing)) if samples is None else samples
     headers = np.zeros(len(listing), HEADERS)
     if isinstance(images := listing.files, Arrays) and only_arrays(listing):
@@ -312,10 +304,7 @@ def with_moved_coordinates(
 ) -> Listing:
     """Returns the listing with boxes and points as float32 pixels of the packed images.
 
-    Args:
-        headers: HEADERS (N,) of all samples; boxes and points of those that are zero become 0.
-        target: what each image becomes; None where sizes differ.
-        max_size: limit of an image's shorter side then.
+    Images become `target`, or at most max_size on their shorter side; what belongs to unknown headers becomes 0.
     """
     resized = max_size is not None if target is None else target.fit is not None
     if not resized or not has_coordinates(listing):

@@ -84,23 +84,21 @@ def repack_file(
     chosen = choose_rows(listing, choice, header.path)
     in_order = bool(np.all(np.diff(chosen) > 0))
     packed_with = pack_options(header)
-    kept = NONE if wanted is not None else _images_codec(header)
     if chunk_bytes is None:
         chunk_bytes = int(packed_with.get("chunk_bytes", CHUNK_BYTES))
-        if kept != NONE:
+        if wanted is None and _images_codec(header) != NONE:
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
         elif wanted not in (None, NONE) and not has_ragged(header):
             chunk_bytes = CODEC_CHUNK_BYTES
-    of_masks = _masks_codec([header]) if wanted is None else "none"
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
         attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    return _write(call, part, options, packed_with, source_name=str(header.path), kept=kept)
+    return _write(call, part, [header], options, packed_with)
 
 
 def merge_files(
@@ -133,18 +131,10 @@ def merge_files(
     wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     _check_not_input(list(map(Path, files)), Path(output))
     listing = list_merged(files)
-    headers = [read_header(file) for file in files]
-    codecs = {_images_codec(header) for header in headers}
-    names = ", ".join(Path(file).name for file in files)
-    if wanted is None and len(codecs) > 1:
-        note = f"{names}: images are compressed differently, and are stored without a codec now."
-        listing = replace(listing, notes=(*listing.notes, note))
-    kept = codecs.pop() if wanted is None and len(codecs) == 1 else NONE
-    of_masks = _masks_codec(headers) if wanted is None else "none"
-    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes, codec=of_masks)
-    packed_with: dict[str, Any] = json.loads(listing.attrs["pack_options"])
+    options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    return _write(call, listing, options, packed_with, source_name=names, kept=kept)
+    packed_with = json.loads(listing.attrs["pack_options"])
+    return _write(call, listing, [read_header(file) for file in files], options, packed_with)
 
 
 @dataclass(frozen=True)
@@ -160,28 +150,36 @@ class _Call:
 
 
 def _write(
-    call: _Call,
-    listing: Listing,
-    options: PackOptions,
-    packed_with: dict[str, Any],
-    *,
-    source_name: str,
-    kept: Codec,
+    call: _Call, listing: Listing, headers: Sequence[PackedFile], options: PackOptions, packed_with: dict[str, Any]
 ) -> PackReport:
-    """Writes a listing's rows as a file, with the options of the source file that still hold.
-
-    Args:
-        packed_with: options that the source was packed with.
-        source_name: name of the source in messages.
-        kept: the codec that images of one size have now and keep if no other is asked for.
-    """
-    codec, rows = kept if call.wanted is None else call.wanted, listing.files
+    """Writes a listing's rows, which are from these files, with the options they were packed with that still hold."""
+    names = ", ".join(header.path.name for header in headers)
+    codecs = {_images_codec(header) for header in headers}
+    # The codec that images of one size get; options.codec is that of masks beside images without one.
+    codec, rows = NONE if len(codecs) > 1 else codecs.pop(), listing.files
+    if call.wanted is not None:
+        codec = call.wanted
+    elif codecs:
+        note = f"{names}: images are compressed differently, and are stored without a codec now."
+        listing = replace(listing, notes=(*listing.notes, note))
+    # Masks are compressed anew if the packer chose to compress them, beside images that it did not compress.
+    fields = [header.fields if header.version is not None else {} for header in headers]
+    chosen = all(
+        "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters
+        for each in fields
+    )
+    options = replace(options, codec="auto" if chosen and call.wanted is None else "none")
     if isinstance(rows, RaggedRows):
         now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)
         options = replace(options, codec=now)
         listing = replace(listing, files=replace(rows, plain=call.wanted == NONE))
         if call.on_error == "skip":
-            listing = _decodable(listing, rows, call)
+            bad = undecodable(rows, call.workers, call.progress)  # JPEGs
+            if len(bad) == len(listing):
+                raise SourceError(f"Not one of {len(bad)} rows can be decoded, the first: {bad[0]}. Pack them again.")
+            left_out = tuple((listing.keys[i], bad[i]) for i in sorted(bad))
+            keep = np.delete(np.arange(len(listing)), sorted(bad))
+            listing = replace(listing.take(keep), skipped=(*listing.skipped, *left_out))
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
@@ -201,7 +199,8 @@ def _write(
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
     try:
         return pack_listing(
-            listing, call.output, options=options, source_name=source_name, on_error=call.on_error,
+            listing, call.output, options=options, on_error=call.on_error,
+            source_name=names if len(headers) > 1 else str(headers[0].path),
             workers=0 if codec == NONE else call.workers, overwrite=call.overwrite, progress=call.progress,
         )  # fmt: skip
     finally:
@@ -216,25 +215,6 @@ def _images_codec(file: PackedFile) -> Codec:
     codec = next((_CODEC_OF_FILTER[name] for name in images.filters if name in _CODEC_OF_FILTER), "none")
     option = str(pack_options(file).get("codec", ""))
     return parse_codec(option if option.partition(":")[0] == codec else codec)
-
-
-def _masks_codec(files: Sequence[PackedFile]) -> str:
-    """Returns the codec for packing rows of one size: "auto" if it was chosen for the masks when they were packed."""
-    for file in files:
-        images, masks = file.fields.get("images"), file.fields.get("masks")
-        if file.version is None or images is None or images.offset is None or masks is None or not masks.filters:
-            return "none"
-    return "auto"
-
-
-def _decodable(listing: Listing, rows: RaggedRows, call: _Call) -> Listing:
-    """Returns the listing without JPEGs that cannot be decoded."""
-    bad = undecodable(rows, call.workers, call.progress)
-    keep = np.delete(np.arange(len(listing)), sorted(bad))
-    if not len(keep):
-        raise SourceError(f"Not one of {len(listing)} rows can be decoded, the first: {bad[0]}. Pack them again.")
-    left_out = tuple((listing.keys[i], bad[i]) for i in sorted(bad))
-    return replace(listing.take(keep), skipped=(*listing.skipped, *left_out))
 
 
 def _check_not_input(files: Sequence[Path], output: Path) -> None:

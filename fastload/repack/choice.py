@@ -41,17 +41,24 @@ class Choice:
 def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[np.int64]:
     """Returns the rows that meet all conditions, in the order that they should have; int64.
 
-    Raises:
-        OptionError: an unknown split or label, a pattern that no key fits, rows that are not in the file, or no row
-            that meets all conditions.
+    OptionError: an unknown split or label, a pattern that no key fits, rows not in the file, or no row left.
     """
     fits = np.ones(len(listing), dtype=bool)
     if choice.splits:
-        fits &= np.isin(listing.split, _splits(listing, choice.splits, where))
+        if unknown := [name for name in choice.splits if name not in listing.split_names]:
+            raise OptionError(f"{where}: no split {unknown[0]!r}; it has {', '.join(listing.split_names)}.")
+        fits &= np.isin(listing.split, [listing.split_names.index(name) for name in choice.splits])
     if choice.labels:
         fits &= _with_labels(listing, choice.labels, where)
     if choice.keys:
-        fits &= _with_keys(listing, choice.keys, where)
+        found = np.zeros((len(choice.keys), len(listing)), dtype=bool)
+        for pattern, row in zip(choice.keys, found, strict=True):
+            match = re.compile(translate(pattern)).match
+            row[:] = [match(key) is not None for key in listing.keys]
+            if not row.any():
+                seen = first_few(list(listing.keys[:3]))
+                raise OptionError(f"{where}: no key fits {pattern!r}; keys look like {seen}.")
+        fits &= found.any(axis=0)
     rows = np.arange(len(listing)) if choice.rows is None else _rows_in(choice.rows, len(listing), where)
     rows = rows[fits[rows]]
     if not len(rows):
@@ -59,13 +66,6 @@ def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[
         asked += [f"rows in {choice.rows}"] if choice.rows else []
         raise OptionError(f"{where}: no row fits all that was asked for ({'; '.join(asked)}). Ask for less.")
     return rows[np.argsort(listing.split[rows], kind="stable")]
-
-
-def _splits(listing: Listing, wanted: Sequence[str], where: str | Path) -> list[int]:
-    unknown = [name for name in wanted if name not in listing.split_names]
-    if unknown:
-        raise OptionError(f"{where}: no split {unknown[0]!r}; it has {', '.join(listing.split_names)}.")
-    return [listing.split_names.index(name) for name in wanted]
 
 
 def _with_labels(listing: Listing, wanted: Sequence[str], where: str | Path) -> NDArray[np.bool_]:
@@ -89,17 +89,6 @@ def _with_labels(listing: Listing, wanted: Sequence[str], where: str | Path) -> 
         found: NDArray[np.bool_] = np.any(column.values[:, chosen] != 0, axis=1)
         return found
     return np.isin(column.values, chosen)
-
-
-def _with_keys(listing: Listing, patterns: Sequence[str], where: str | Path) -> NDArray[np.bool_]:
-    fits = np.zeros(len(listing), dtype=bool)
-    for pattern in patterns:
-        match = re.compile(translate(pattern)).match
-        found = np.fromiter((match(key) is not None for key in listing.keys), bool, len(listing))
-        if not found.any():
-            raise OptionError(f"{where}: no key fits {pattern!r}; keys look like {first_few(list(listing.keys[:3]))}.")
-        fits |= found
-    return fits
 
 
 def _rows_in(path: Path, num_rows: int, where: str | Path) -> NDArray[np.int64]:

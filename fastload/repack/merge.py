@@ -28,10 +28,8 @@ _Part = tuple[PackedFile, Listing]
 def list_merged(paths: Sequence[str | Path]) -> Listing:
     """Returns the rows of all files: of each split those of the first file, then those of the second, and so on.
 
-    Raises:
-        MissingFileError, FormatError: a file is not there, or cannot be read.
-        SourceError: two files differ in a way that one file cannot hold; it names both.
-        OptionError: fewer than two files, or one twice.
+    SourceError: two files differ in a way that one file cannot hold; it names both. OptionError: fewer than two
+    files, or one twice. Else as `list_packed`.
     """
     if len(paths) < 2:
         raise OptionError("merge needs at least two files.")
@@ -48,7 +46,8 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
     columns = {name: _join_columns(name, parts, notes) for name in parts[0][1].columns}
     split_names = tuple(dict.fromkeys(name for _, listing in parts for name in listing.split_names))
     if len(split_names) > 256:
-        raise SourceError(f"{_names(parts)}: {len(split_names)} different splits, more than the 256 a file can hold.")
+        names = " and ".join(str(file.path) for file, _ in parts)
+        raise SourceError(f"{names}: {len(split_names)} different splits, more than the 256 a file can hold.")
     split = [
         np.array([split_names.index(name) for name in listing.split_names], np.uint8)[listing.split]
         for _, listing in parts
@@ -70,10 +69,6 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         digests=np.concatenate(known) if len(known) == len(parts) else None,
     )
     return regroup(joined, np.argsort(joined.split, kind="stable"))
-
-
-def _names(parts: Sequence[_Part]) -> str:
-    return " and ".join(str(file.path) for file, _ in parts)
 
 
 def _only(values: set[str], otherwise: str) -> str:
@@ -151,13 +146,25 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
     if len(set(names)) == 1:
         attrs = _with_ids(name, columns, names, names[0], notes)
         return replace(columns[0], values=np.concatenate([column.values for column in columns]), attrs=attrs)
-    _check_mappable(name, parts, columns, names)
+    if bare := [str(file.path) for (file, _), group in zip(parts, names, strict=True) if not group]:
+        raise SourceError(
+            f"`{name}` has names in some of the files and none in {first_few(bare)}: which class is which cannot be "
+            f"known. Pack it again with names."
+        )
     union = tuple(dict.fromkeys(label for group in names for label in group))
     values = []
-    for column, group in zip(columns, names, strict=True):
+    for (file, _), column, group in zip(parts, columns, names, strict=True):
+        numbers = column.values
+        if numbers.dtype.kind != "i" or (numbers.size and not -1 <= numbers.min() <= numbers.max() < len(group)):
+            other = next(i for i, others in enumerate(names) if others != names[0])
+            raise SourceError(
+                f"Files that differ cannot be merged: names of `{name}` are {first_few(list(names[0]))} in "
+                f"{parts[0][0].path}, {first_few(list(names[other]))} in {parts[other][0].path}, and its values in "
+                f"{file.path} are not class numbers that could be mapped."
+            )
         # The last item is for -1, which means that there is no class.
         table = np.array([*(union.index(label) for label in group), -1], column.values.dtype)
-        values.append(table[column.values])
+        values.append(table[numbers])
     counts = ", ".join(f"{len(group)} in {file.path.name}" for group, (file, _) in zip(names, parts, strict=True))
     notes.append(f"`{name}`: classes differ ({counts}); they were joined by name into {len(union)}.")
     return Column(np.concatenate(values), {**_with_ids(name, columns, names, union, notes), "names": union})
@@ -181,27 +188,6 @@ def _with_ids(
         return {**attrs, _IDS: tuple(known[label] for label in union)}
     notes.append(f"`{name}`: {_IDS} contradict each other in these files, and are left out; names of classes stay.")
     return attrs
-
-
-def _check_mappable(
-    name: str, parts: Sequence[_Part], columns: Sequence[Column], names: Sequence[tuple[str, ...]]
-) -> None:
-    """Raises SourceError if names differ and the values are not class numbers, or a file has no names."""
-    bare = [str(file.path) for (file, _), group in zip(parts, names, strict=True) if not group]
-    if bare:
-        raise SourceError(
-            f"`{name}` has names in some of the files and none in {first_few(bare)}: which class is which cannot be "
-            f"known. Pack it again with names."
-        )
-    for (file, _), column, group in zip(parts, columns, names, strict=True):
-        values = column.values
-        if values.dtype.kind != "i" or (values.size and not -1 <= values.min() <= values.max() < len(group)):
-            other = next(i for i, others in enumerate(names) if others != names[0])
-            raise SourceError(
-                f"Files that differ cannot be merged: names of `{name}` are {first_few(list(names[0]))} in "
-                f"{parts[0][0].path}, {first_few(list(names[other]))} in {parts[other][0].path}, and its values in "
-                f"{file.path} are not class numbers that could be mapped."
-            )
 
 
 def _keys(parts: Sequence[_Part], notes: list[str]) -> tuple[str, ...]:

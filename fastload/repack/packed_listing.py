@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,13 +29,9 @@ _OWN = {*PIXEL_FIELDS, *DIGEST_FIELDS, "split", "key"}
 def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     """Returns the header and the listing of a packed file, or of another HDF5 file that can be read as one.
 
-    Rows keep their order, so splits are contiguous. The header and the columns are checked against their digests.
-    Labels of another tool's file that are texts become class numbers, in the order of the sorted texts.
-
-    Raises:
-        MissingFileError, FormatError: the file is not there, cannot be read, or its header is not the one that was
-            written; or masks or labels of another tool's file are of a kind that a packed file does not hold.
-        SourceError: values of a row are damaged; it names the rows.
+    Rows keep their order, so splits are contiguous. The header and the columns are checked against their digests:
+    FormatError or SourceError if they are not those that were written. Labels of another tool's file that are texts
+    become class numbers, in the order of the sorted texts.
     """
     file = read_header(path)
     with open_hdf5(file.path) as hdf5:
@@ -46,7 +41,12 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
                     f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: "
                     f"it was changed or damaged after packing. Copy the file again, or pack it again."
                 )
-            notes = _left_out(file, hdf5)
+            others = [name for name in hdf5 if name not in file.fields]
+            if lost := [name for name in ("labels", "masks") if name in others]:
+                raise FormatError(
+                    f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. "
+                    f"Pack it: `fastload pack {file.path} OUT.h5`."
+                )
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
             for name in names:
                 load_filters(file.path, name, hdf5[name])
@@ -85,7 +85,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         split=split,
         split_names=split_names,
         columns=columns,
-        notes=notes,
+        notes=(f"{file.path.name}: left out, being no numbers by row: {first_few(others)}.",) if others else (),
         sizes=sizes,
         mtimes_ns=np.full(file.num_rows, file.identity.mtime_ns, np.int64),
         files=rows_of(file, "images") if "images" in file.fields else None,
@@ -93,18 +93,6 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
         attrs=_CARRIED | {name: file.attrs[name] for name in (*_CARRIED, "repacked") if name in file.attrs},
         digests=values["digest"].astype(np.uint64) if hashed else None,
     )
-
-
-def _left_out(file: PackedFile, hdf5: h5py.File) -> tuple[str, ...]:
-    """Returns notes on what another tool's file holds besides the fields of its rows."""
-    names = [name for name in hdf5 if name not in file.fields]
-    lost = [name for name in ("labels", "masks") if name in names]
-    if lost:
-        raise FormatError(
-            f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. Pack it: "
-            f"`fastload pack {file.path} OUT.h5`."
-        )
-    return (f"{file.path.name}: left out, being no numbers by row: {first_few(names)}.",) if names else ()
 
 
 def pack_options(file: PackedFile) -> dict[str, Any]:
@@ -129,11 +117,11 @@ def regroup(listing: Listing, order: NDArray[np.int64]) -> Listing:
 
 def _keys(file: PackedFile, values: dict[str, NDArray[Any]]) -> list[str]:
     found = values.get("key")
-    if found is None or found.dtype.kind != "S" or found.ndim != 1:
-        return [f"{row:08d}" for row in range(file.num_rows)]
-    keys = [text_of(key) for key in found.tolist()]
-    if file.version is None and len(set(keys)) < len(keys):
-        return [f"{row:08d}" for row in range(file.num_rows)]
+    keys = [f"{row:08d}" for row in range(file.num_rows)]
+    if found is not None and found.dtype.kind == "S" and found.ndim == 1:
+        given = [text_of(key) for key in found.tolist()]
+        if file.version is not None or len(set(given)) == len(given):
+            keys = given
     require_unique(keys, str(file.path))
     return keys
 
@@ -145,11 +133,11 @@ def _column(file: PackedFile, name: str, values: NDArray[Any]) -> Column:
     if field.names:
         attrs["names"] = field.names if file.version is not None else tuple(map(str, field.names))
     if file.version is None and name == "labels":
-        return _labels(file, values, attrs)
+        values, attrs = _labels(file, values, attrs)
     return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
 
 
-def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> Column:
+def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> tuple[NDArray[Any], dict[str, Any]]:
     """Returns labels of another tool's file as class numbers int64 (N,), or as they are if rows have several."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values.reshape(-1)
@@ -157,7 +145,7 @@ def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> Co
         texts = [text_of(value) for value in values.tolist()]
         names = tuple(sorted(set(texts) - {""}))
         numbers = {name: number for number, name in enumerate(names)} | {"": -1}
-        return Column(np.array([numbers[text] for text in texts], np.int64), {"names": names} if names else {})
+        return np.array([numbers[text] for text in texts], np.int64), {"names": names} if names else {}
     whole = values.dtype.kind in "biu" or (
         values.dtype.kind == "f" and bool((np.isfinite(values) & (values == np.trunc(values))).all())
     )
@@ -166,9 +154,7 @@ def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> Co
             f"{file.path}: `labels` are {values.dtype} {values.shape}; expected whole numbers, or one text a row. "
             f"Convert them, or give numbers to be estimated another name, such as `targets`."
         )
-    if values.ndim == 1:
-        return Column(values.astype(np.int64), attrs)
-    return Column(values.astype(values.dtype.newbyteorder("="), copy=False), attrs)
+    return values.astype(np.int64) if values.ndim == 1 else values, attrs
 
 
 def _check_fields(file: PackedFile, values: dict[str, NDArray[Any]], keys: list[str]) -> None:

@@ -18,7 +18,7 @@ from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader
 from fastload.pack.decisions import KINDS
-from fastload.pack.encode import array_header
+from fastload.pack.encode import array_header, bytes_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
 from fastload.read.reader import image_axes
@@ -31,8 +31,7 @@ from fastload.system.threads import in_threads
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | RaggedRows:
     """Returns every row of a pixel dataset; masks are uint8 (H, W), whatever integers the file holds.
 
-    Raises:
-        FormatError: the masks are not integers, or have several numbers for a pixel.
+    FormatError: the masks are not integers, or have several numbers for a pixel.
     """
     field, axes = file.fields[name], image_axes(file) if name == "images" else "HWC"
     if name == "masks" and (field.dtype.kind not in "biu" or field.shape[2:] not in ((), (1,))):
@@ -41,7 +40,7 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
             f"pixel, uint8 (N, H, W). Convert them."
         )
     if has_ragged(file):
-        return RaggedRows.of(file, name)
+        return RaggedRows((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows))
     if field.offset is None or (name == "masks" and (field.dtype != np.uint8 or len(field.shape) > 2)):
         return Hdf5Rows(file, name, np.arange(file.num_rows))
     return RawRows.of(
@@ -58,12 +57,8 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
 class Hdf5Rows:
     """Rows that do not lie back to back as they are needed, as `Arrays`: compressed or scattered, or other integers.
 
-    Each process opens the file for itself, at its first read; a pickle holds the header only.
-
-    Attributes:
-        file: header of the file.
-        name: name of the dataset.
-        rows: int64 (N,), the row of the file for each sample.
+    `rows` is the row of the file for each sample. Each process opens the file for itself, at its first read; a
+    pickle holds the header only.
     """
 
     file: PackedFile
@@ -85,11 +80,7 @@ class Hdf5Rows:
         return np.dtype(np.uint8) if self.name == "masks" else self.file.fields[self.name].dtype.newbyteorder("=")
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills out with these rows.
-
-        Raises:
-            SourceError: rows cannot be read, or hold masks outside of 0 to 255; it names them.
-        """
+        """Fills out with these rows; SourceError names those that cannot be read, or hold masks outside of 0 to 255."""
         rows = np.ascontiguousarray(self.rows[indices], dtype=np.int64)
         if len(rows) == 0:
             return
@@ -98,15 +89,20 @@ class Hdf5Rows:
         try:
             open_samples(self.file).gather(self.name, rows, values)
         except ImageError as exc:
-            reason = ImageError(f"`{self.name}` {exc}")
+            reason, bad = ImageError(f"`{self.name}` {exc}"), []
+            for row in rows:  # As a rule those of one damaged chunk.
+                try:
+                    open_samples(self.file).gather(self.name, np.array([row]), values[:1])
+                except ImageError:
+                    bad.append(str(row))
             raise SourceError(
-                f"{self.file.path}: {reason} (rows {first_few(self._unreadable(rows, values[:1]))}). List all damage "
+                f"{self.file.path}: {reason} (rows {first_few(bad or list(map(str, rows.tolist())))}). List all damage "
                 f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
             ) from reason
         if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
-            bad = rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()
+            bad = list(map(str, rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()))
             raise SourceError(
-                f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(list(map(str, bad)))}); a "
+                f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(bad)}); a "
                 f"packed mask holds 0 to 255. Give what is no class a value in there, such as 255, and say so in its "
                 f"attribute ignore_index."
             )
@@ -117,24 +113,10 @@ class Hdf5Rows:
         """Returns some of the rows, in the order of indices."""
         return Hdf5Rows(self.file, self.name, self.rows[indices])
 
-    def _unreadable(self, rows: NDArray[np.int64], out: NDArray[Any]) -> list[str]:
-        """Returns which of these rows cannot be read one by one, or all: as a rule those of one damaged chunk."""
-        bad = []
-        for row in rows:
-            try:
-                open_samples(self.file).gather(self.name, np.array([row]), out)
-            except ImageError:
-                bad.append(str(row))
-        return bad or list(map(str, rows.tolist()))
-
 
 @dataclass(frozen=True, eq=False)
 class RowByRow:
-    """Rows of `Arrays` as `Pictures`: a row that cannot be read has an error of its own, and its neighbours are packed.
-
-    Attributes:
-        rows: the rows.
-    """
+    """Rows of `Arrays` as `Pictures`: a row that cannot be read has its own error, and its neighbours are packed."""
 
     rows: Arrays
 
@@ -150,11 +132,7 @@ class RowByRow:
         return array_header(self.rows)
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns (H, W, C) of an image, (H, W) of a mask.
-
-        Raises:
-            ImageError: it cannot be read.
-        """
+        """Returns (H, W, C) of an image, (H, W) of a mask; raises ImageError if it cannot be read."""
         out = np.empty((1, *self.rows.shape), self.rows.dtype)
         try:
             self.rows.read_rows(np.array([i]), out)
@@ -172,14 +150,10 @@ class RowByRow:
 class RaggedRows:
     """Images or masks of files with rows of varying length, as `Pictures`: copied as stored, decoded on request.
 
-    A pickle holds headers and numbers only. Where images are ragged, masks of one size are read in this way, too.
-
-    Attributes:
-        files: headers of the files.
-        name: "images" or "masks".
-        part: int32 (N,), the file of each sample.
-        row: int64 (N,), its row there.
-        plain: `encoded` decompresses rows that are compressed with zstd.
+    Sample i is row `row[i]` of the file `files[part[i]]`; a pickle holds headers and numbers only. If `plain`,
+    `encoded` decompresses rows that are compressed with zstd. Where images are ragged, masks of one size are read
+    in this way, too. An ImageError of these methods is about a row that cannot be read, or is not what was packed;
+    its message is the reason only.
     """
 
     files: tuple[PackedFile, ...]
@@ -187,11 +161,6 @@ class RaggedRows:
     part: NDArray[np.int32]
     row: NDArray[np.int64]
     plain: bool = False
-
-    @classmethod
-    def of(cls, file: PackedFile, name: Literal["images", "masks"]) -> RaggedRows:
-        """Returns all rows of a file."""
-        return cls((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows, dtype=np.int64))
 
     @staticmethod
     def joined(parts: Sequence[RaggedRows]) -> RaggedRows:
@@ -220,11 +189,7 @@ class RaggedRows:
         return ImageHeader(height, width, channels, bits, KINDS[bits][channels], 1)
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns (H, W, C) of an image, (H, W) of a mask.
-
-        Raises:
-            ImageError: it cannot be read or decoded, or is not what was packed; the message is the reason only.
-        """
+        """Returns (H, W, C) of an image, (H, W) of a mask."""
         return self.checked(i).pixels[self.name]
 
     @property
@@ -245,28 +210,21 @@ class RaggedRows:
         return picked
 
     def encoded(self, i: int) -> EncodedRow:
-        """Returns the whole sample, image and mask, as it is stored, or decompressed.
-
-        Raises:
-            ImageError: it cannot be read, or is not what was packed; the message is the reason only.
-            FileChangedError: the file was written to since its header was read.
-        """
+        """Returns the whole sample, image and mask, as it is stored, or decompressed."""
         samples, row = self._at(i)
         found = samples.encoded(row)
         if not self.plain:
             return found
         if found.encoding == ZSTD:
-            found = replace(found, image=_bytes_of(samples.pixels("images", row)), encoding=RAW)
+            found = replace(found, image=bytes_of(samples.pixels("images", row)), encoding=RAW)
         if found.mask_encoding == ZSTD:
-            found = replace(found, mask=_bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
+            found = replace(found, mask=bytes_of(samples.pixels("masks", row)), mask_encoding=RAW)
         return found
 
     def checked(self, i: int, *, jpeg: bool = True) -> CheckedSample:
         """Returns a sample as it is stored with its pixels, those of a JPEG only if `jpeg` is set.
 
-        Raises:
-            DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
-            ImageError: it cannot be read, or is not what was packed; the message is the reason only.
+        DamagedBefore: it is what was packed, and its JPEG cannot be decoded.
         """
         samples, row = self._at(i)
         return samples.checked(row, jpeg=jpeg)
@@ -281,18 +239,8 @@ class RaggedRows:
         return samples, int(self.row[i])
 
 
-def _bytes_of(pixels: NDArray[Any]) -> memoryview:
-    little = np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("<"))
-    return little.reshape(-1).view(np.uint8).data
-
-
 def undecodable(rows: RaggedRows, threads: int | None, progress: Progress | None) -> dict[int, str]:
-    """Returns {sample: reason} of JPEGs that are what was packed and yet cannot be decoded.
-
-    Args:
-        threads: number of threads that decode, by default one for each CPU.
-        progress: called with ("decoding", done, total).
-    """
+    """Returns {sample: reason} of JPEGs that are what was packed and yet cannot be decoded, by so many threads."""
     jpegs = np.flatnonzero(rows.is_jpeg).tolist()
 
     def reason(i: int) -> tuple[int, str]:

@@ -12,13 +12,13 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from small_files import write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.export import JOURNAL, export_file
 from fastload.export.plan import RENUMBERED
 from fastload.format.column import Column
 from fastload.format.header import read_header
-from fastload.format.writer import create_file
 from fastload.pack import pack_images
 from fastload.repack import repack_file
 from fastload.sources.exported import FIELDS, SIDECAR
@@ -292,13 +292,8 @@ def test_a_damaged_row_is_named(tmp_path):
 
 
 def test_a_file_without_images_says_what_reads_it(tmp_path):
-    columns = {
-        "tokens": Column(np.arange(60).reshape(20, 3)), "split": Column(np.zeros(20, np.uint8), {"names": ("all",)}),
-        "key": Column(np.array([b"%d" % i for i in range(20)])), "digest": Column(np.zeros(20, np.uint64)),
-    }  # fmt: skip
-    create_file(tmp_path / "a.h5", num_rows=20, pixels={}, columns=columns, attrs={})
     with pytest.raises(FormatError, match=r"holds no images to export, only arrays \(tokens\).*h5py"):
-        export_file(tmp_path / "a.h5", tmp_path / "out")
+        export_file(write_tokens(tmp_path / "a.h5"), tmp_path / "out")
 
 
 _SCRIPT = """

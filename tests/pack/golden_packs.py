@@ -12,6 +12,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +134,13 @@ def _one_colour(root: Path) -> Path:
     return root
 
 
-def _broken(**kind: bool) -> Make:
-    return lambda root: sources.broken_folder(root, **kind)
-
-
-def _large(noisy: bool) -> Make:
-    return lambda root: sources.large_mask_folders(root, noisy=noisy)
-
-
 _PIXELS = [(sources.noise(f"item {n}", 6, 8, 3), n % 3) for n in range(7)]
 _DEEP = [(sources.noise(f"item {n}", 6, 8, 1, dtype="u2"), n % 3) for n in range(5)]
 _FILES = [*((sources.COLOUR_JPEG, n) for n in range(3)), (sources.png(sources.noise("png", 5, 9, 3)), 3)]
 _ZSTD = ("zstandard",)
+_SKIP: dict[str, Any] = {"on_error": "skip", "chunk_bytes": 500}
+_BROKEN_MASKS = partial(sources.broken_folder, masks=True)
+_BROKEN_SIZES = partial(sources.broken_folder, sizes=True)
 
 CASES: dict[str, Case] = {
     **{name: Case(_packed(source)) for name, source in sources.SOURCES.items() if name != "parquet"},
@@ -189,16 +185,14 @@ CASES: dict[str, Case] = {
     "--codec gzip, masks": Case(_packed(sources.mask_folders, codec="gzip:9")),
     "--codec zstd": Case(_packed(sources.folder, codec="zstd"), _ZSTD),
     "--codec zstd, 16 bits": Case(_packed(sources.deep_arrays, codec="zstd:1", chunk_bytes=500), _ZSTD),
-    "masks that compress": Case(_packed(_large(noisy=False)), _ZSTD),
-    "masks that do not compress": Case(_packed(_large(noisy=True)), _ZSTD),
-    "skipped": Case(_packed(_broken(), on_error="skip", chunk_bytes=500)),
-    "skipped, --no-shuffle": Case(_packed(_broken(), on_error="skip", shuffle=False, chunk_bytes=500)),
-    "skipped, masks": Case(_packed(_broken(masks=True), on_error="skip", chunk_bytes=500)),
-    "skipped, sizes vary": Case(_packed(_broken(sizes=True), on_error="skip", chunk_bytes=500)),
-    "skipped, sizes vary, --no-shuffle": Case(
-        _packed(_broken(sizes=True), on_error="skip", shuffle=False, chunk_bytes=500)
-    ),
-    "skipped, --codec gzip": Case(_packed(_broken(masks=True), on_error="skip", codec="gzip", chunk_bytes=500)),
+    "masks that compress": Case(_packed(partial(sources.large_mask_folders, noisy=False)), _ZSTD),
+    "masks that do not compress": Case(_packed(partial(sources.large_mask_folders, noisy=True)), _ZSTD),
+    "skipped": Case(_packed(sources.broken_folder, **_SKIP)),
+    "skipped, --no-shuffle": Case(_packed(sources.broken_folder, **_SKIP, shuffle=False)),
+    "skipped, masks": Case(_packed(_BROKEN_MASKS, **_SKIP)),
+    "skipped, sizes vary": Case(_packed(_BROKEN_SIZES, **_SKIP)),
+    "skipped, sizes vary, --no-shuffle": Case(_packed(_BROKEN_SIZES, **_SKIP, shuffle=False)),
+    "skipped, --codec gzip": Case(_packed(_BROKEN_MASKS, **_SKIP, codec="gzip")),
     "repack --chunk-bytes": Case(_repacked(sources.mask_folders, "--chunk-bytes", 700)),
     "repack --shuffle": Case(_repacked(sources.folder, "--shuffle", "--seed", 5, shuffle=False)),
     "repack --codec gzip": Case(_repacked(sources.mask_folders, "--codec", "gzip:6")),

@@ -14,7 +14,7 @@ import json
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,32 +91,27 @@ def folder(root: Path) -> Path:
     return root
 
 
-def plain_folder(root: Path, *, count: int = 7, shape: tuple[int, ...] = (6, 8, 3)) -> Path:
-    """Two classes of images of one size."""
-    for n in range(count):
-        image(root / f"{'ab'[n % 2]}/{n}.png", *shape)
+def classes(root: Path, pictures: Iterable[np.ndarray]) -> Path:
+    """PNG files in two folders of classes, in turn."""
+    for n, pixels in enumerate(pictures):
+        write(root / f"{'ab'[n % 2]}/{n}.png", png(pixels))
     return root
 
 
 def sized_folder(root: Path) -> Path:
     """Images of several sizes, one of them gray."""
-    for n, shape in enumerate([(6, 8, 3), (5, 9, 3), (12, 4, 3), (7, 7), (30, 20, 3), (6, 8, 3), (1, 1, 3)]):
-        # Few values, so that compression makes all but the single pixel smaller, whichever version compresses.
-        image(root / f"{'ab'[n % 2]}/{n}.png", *shape, below=3)
-    return root
+    shapes = [(6, 8, 3), (5, 9, 3), (12, 4, 3), (7, 7), (30, 20, 3), (6, 8, 3), (1, 1, 3)]
+    # Few values, so that compression makes all but the single pixel smaller, whichever version compresses.
+    return classes(root, (noise(f"{n}.png", *shape, below=3) for n, shape in enumerate(shapes)))
 
 
 def deep_folder(root: Path) -> Path:
     """PNG files of 16 bits, which hold all of their bits."""
-    for n in range(5):
-        write(root / f"{'ab'[n % 2]}/{n}.png", png(noise(f"deep {n}", 6, 8, dtype="u2")))
-    return root
+    return classes(root, (noise(f"deep {n}", 6, 8, dtype="u2") for n in range(5)))
 
 
 def alpha_folder(root: Path) -> Path:
-    for n in range(5):
-        write(root / f"{'ab'[n % 2]}/{n}.png", png(noise(f"alpha {n}", 6, 8, 4 if n else 3)))
-    return root
+    return classes(root, (noise(f"alpha {n}", 6, 8, 4 if n else 3) for n in range(5)))
 
 
 def jpeg_folder(root: Path) -> Path:
@@ -216,6 +211,14 @@ def webdataset(root: Path) -> Path:
     return root
 
 
+def saved(root: Path, **values: np.ndarray) -> Path:
+    """A folder of .npy files."""
+    root.mkdir(parents=True)
+    for name, array in values.items():
+        np.save(root / f"{name}.npy", array)
+    return root
+
+
 def arrays(root: Path) -> Path:
     root.mkdir(parents=True)
     np.savez(
@@ -227,21 +230,19 @@ def arrays(root: Path) -> Path:
 
 def deep_arrays(root: Path) -> Path:
     """16 bits in colour, big-endian, channels first, with masks and vectors of labels."""
-    root.mkdir(parents=True)
-    np.save(root / "images.npy", noise("deep", 6, 3, 5, 7, dtype="u2").astype(">u2"))
-    np.save(root / "masks.npy", noise("masks", 6, 5, 7, below=3))
-    np.save(root / "labels.npy", np.asfortranarray(noise("labels", 6, 4, below=2)).astype(">i4"))
-    np.save(root / "weights.npy", noise("weights", 6, 2, 3).astype("f2"))
-    return root
+    return saved(
+        root, images=noise("deep", 6, 3, 5, 7, dtype="u2").astype(">u2"), masks=noise("masks", 6, 5, 7, below=3),
+        labels=np.asfortranarray(noise("labels", 6, 4, below=2)).astype(">i4"),
+        weights=noise("weights", 6, 2, 3).astype("f2"),
+    )  # fmt: skip
 
 
 def token_arrays(root: Path) -> Path:
     """A dataset without images."""
-    root.mkdir(parents=True)
-    np.save(root / "tokens.npy", noise("tokens", 9, 5, dtype="u2", below=999).astype("i4"))
-    np.save(root / "attention_mask.npy", noise("attention", 9, 5, below=2))
-    np.save(root / "labels.npy", noise("labels", 9, below=3).astype("i8"))
-    return root
+    return saved(
+        root, tokens=noise("tokens", 9, 5, dtype="u2", below=999).astype("i4"),
+        attention_mask=noise("attention", 9, 5, below=2), labels=noise("labels", 9, below=3).astype("i8"),
+    )  # fmt: skip
 
 
 def hdf5(root: Path) -> Path:

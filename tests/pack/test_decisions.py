@@ -24,7 +24,6 @@ from fastload.pack.decisions import (
     notes_on_encoding,
     plan_rows,
     row_sizes,
-    shrunk,
     source_exceptions,
     too_large,
 )
@@ -92,27 +91,13 @@ def test_options_that_contradict_are_refused_with_a_fix(rows, options, said):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, {"no plain JPEG -> stored as pixels": 1}),
-        (
-            {"mode": "gray"},
-            {"no plain JPEG -> stored as pixels": 1, "JPEG brought to 1 channels -> stored as pixels": 2},
-        ),
-        (
-            {"mode": "rgba"},
-            {"no plain JPEG -> stored as pixels": 1, "JPEG brought to 4 channels -> stored as pixels": 3},
-        ),
-    ],
-)
-def test_files_that_are_no_jpeg_and_jpegs_of_other_channels_are_counted_separately(options, said):
-    plan = planned(VARIED, store="source", **options)
-    assert source_exceptions(plan, np.arange(4), VARIED) == said
-
-
-def test_what_is_shrunk_is_counted():
-    assert shrunk(PackOptions(max_size=70), VARIED) == {"larger than --max-size 70 -> shrunk": 2}
-    assert shrunk(PackOptions(max_size=400), VARIED) == shrunk(PackOptions(), VARIED) == {}
+    ("mode", "brought"),
+    [(None, {}), ("gray", {"JPEG brought to 1 channels -> stored as pixels": 2}),
+     ("rgba", {"JPEG brought to 4 channels -> stored as pixels": 3})],
+)  # fmt: skip
+def test_files_that_are_no_jpeg_and_jpegs_of_other_channels_are_counted_separately(mode, brought):
+    plan = planned(VARIED, store="source", mode=mode)
+    assert source_exceptions(plan, np.arange(4), VARIED) == {"no plain JPEG -> stored as pixels": 1, **brought}
 
 
 def test_a_codec_without_anything_to_compress_is_noted():

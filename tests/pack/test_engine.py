@@ -27,10 +27,9 @@ from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.format.writer import PixelSpec
 from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
-from fastload.pack.encode import ROW
 from fastload.pack.engine import task_bounds
 from fastload.pack.pack_options import parse_encoding
-from fastload.pack.pack_worker import RowStream, Unwritten, Worker
+from fastload.pack.pack_worker import RowStream
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.listing import Arrays, Listing
 
@@ -100,19 +99,6 @@ def test_offsets_of_rows_as_they_come_are_those_of_all_at_once(lengths, chunk_by
     second, end = stream.offsets(rows[cut:], middle)
     whole, whole_end = stream.offsets(rows, 0)
     assert np.concatenate((first, second)).tolist() == whole.tolist() and end == whole_end
-
-
-def test_rows_are_written_around_the_gaps_that_chunks_leave(tmp_path: Path) -> None:
-    path = tmp_path / "part"
-    path.write_bytes(bytes(20))
-    rows = np.zeros(3, ROW)
-    rows["images"] = 4
-    worker = Worker(MemoryRows.of(np.zeros((1, 1, 1, 3), np.uint8)))
-    stream = RowStream("images", str(path), 2, 10, None)
-    worker.unwritten[7] = Unwritten((stream,), rows, [[b"aaaa", b"bbbb", b"cccc"]])
-    assert worker.write((7, (0,))) == 7
-    worker.close()
-    assert path.read_bytes() == b"\0\0aaaabbbb\0\0cccc" + bytes(4)
 
 
 def listing_of(files: Arrays, count: int) -> Listing:
@@ -240,10 +226,6 @@ def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(
     # All that comes before the bad task is written the first time, whichever worker was faster.
     assert "packing" in stages[0] and "packing" not in stages[1]
     assert leftovers(output) == ["o.h5.journal", "o.h5.part"]
-    with pytest.raises(ResumeError, match=r"option store was source, now it is None.*--overwrite"):
-        pack(source, output, shuffle=False)
-    with pytest.raises(ResumeError, match="option chunk_bytes"):
-        pack(source, output, store="source", shuffle=False, chunk_bytes=CHUNK * 2)
     bad.write_bytes(whole)
     report = pack(source, output, store="source", shuffle=False)
     row = keys_of(expected).index("class0/40.jpg")
@@ -275,21 +257,6 @@ def test_only_tasks_whose_bytes_and_sources_are_as_they_were_are_kept(tmp_path: 
     Image.fromarray(np.zeros((33, 44, 3), np.uint8)).save(source / order[3])
     assert pack(source, output, shuffle=False, store="source").chunks_kept <= 3
     assert stored_rows(output)[3] == (source / order[3]).read_bytes()
-
-
-def test_an_unfinished_pack_of_another_kind_is_overwritten_only_on_demand(tmp_path: Path) -> None:
-    source, output = photos(tmp_path / "s", side=40), tmp_path / "o.h5"
-    data = (source / "class0/10.jpg").read_bytes()
-    (source / "class0/10.jpg").write_bytes(data[: len(data) // 2])
-    for first, second in (({}, {"store": "source"}), ({"store": "source"}, {})):
-        with pytest.raises(SourceError):
-            pack(source, output, overwrite=True, **first)
-        with pytest.raises(ResumeError, match="--overwrite"):
-            pack(source, output, **second)
-    (source / "class0/10.jpg").write_bytes(data)
-    with pytest.raises(ResumeError, match="--overwrite"):
-        pack(source, output)
-    assert pack(source, output, overwrite=True).image_shape == (40, 40, 3) and leftovers(output) == []
 
 
 def test_a_file_of_the_users_own_keeps_the_name_that_masks_would_have(tmp_path: Path) -> None:

@@ -64,21 +64,18 @@ def test_a_damaged_record_and_all_behind_it_are_not_believed(tmp_path: Path) -> 
         assert found is not None and found.tasks == {} and (tmp_path / "j").stat().st_size == ends[0]
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_headers_are_read_back(same: bool) -> None:
-    table = np.array([(20, 70_000, 3, 16, 0)] * 3, HEADERS)
-    if not same:
-        table[1] = (1, 2, 1, 8, 6)
+def test_headers_are_read_back() -> None:
+    table = np.array([(20, 70_000, 3, 16, 0), (1, 2, 1, 8, 6), (20, 70_000, 3, 16, 0)], HEADERS)
     found = Headers(table, Counter({"RGB;16": 3}), {2: "truncated é"})
-    again = headers_from_json(headers_to_json(found), 3)
+    again = headers_from_json(headers_to_json(found))
     assert again is not None and np.array_equal(again.table, table) and again[1:] == found[1:]
-    assert headers_from_json(headers_to_json(None), 3) is None
+    assert headers_from_json(headers_to_json(None)) is None
 
 
 @pytest.mark.parametrize(
     ("journal", "part", "said"),
     [
-        (b"fastload journal 1\n" + bytes(500), bytes(9000), "another release of fastload began it"),
+        (b"fastload journal 2\n" + bytes(500), bytes(9000), "another release of fastload began it"),
         (b"fastload ordered1\n" + bytes(500), bytes(9000), "another release of fastload began it"),
         (None, b"fastload chunks1\n" + bytes(500), "another release of fastload began it"),
         (b"no journal of ours", bytes(9000), "its journal is missing or damaged"),

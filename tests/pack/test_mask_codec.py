@@ -15,8 +15,8 @@ from fastload.pack import PackOptions, Survey, pack_listing
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.repack import repack_file
-from fastload.sources.listing import Listing, Masks
-from fastload.sources.open_tree import open_tree
+from fastload.sources import list_source
+from fastload.sources.listing import Listing
 
 COUNT, SIDE = 20, 240
 
@@ -27,13 +27,7 @@ def listed(root: Path, masks: list[NDArray[np.uint8]], side: int = SIDE) -> List
     for i, mask in enumerate(masks):
         Image.new("RGB", (side, side), (i, 0, 0)).save(root / "images" / f"{i:02d}.png")
         Image.fromarray(mask).save(root / "masks" / f"{i:02d}.png")
-    images, drawn = open_tree(root / "images"), open_tree(root / "masks")
-    count = len(masks)
-    return Listing(
-        layout="drawn", keys=tuple(images.names), split=np.zeros(count, np.uint8), split_names=("all",), columns={},
-        notes=("drawn",), sizes=images.sizes, mtimes_ns=images.mtimes_ns, files=images.files,
-        masks=Masks(drawn.files, np.ones(count, np.bool_), (), 255),
-    )  # fmt: skip
+    return list_source(root, "mask-folders")
 
 
 def surveyed(listing: Listing, **options: object) -> Survey:
@@ -56,7 +50,7 @@ def test_masks_of_regions_are_compressed_and_a_note_gives_the_gain(tmp_path):
         assert read_header(tmp_path / name).fields["masks"].filters == ("zstd",), "a copy keeps it"
     assert survey.plan is not None and survey.plan.mask_codec == Codec("zstd", 3)
     assert survey.plan.images == survey.plan.masks == "rows" and survey.plan.image_codec == Codec()
-    assert survey.notes[0] == "drawn" and "Masks are compressed with zstd:3: 20 of them came to " in survey.notes[1]
+    assert "Masks are compressed with zstd:3: 20 of them came to " in survey.notes[-1]
     specs = survey.pixels(COUNT)
     assert specs["masks"].codec == Codec("zstd", 3) and specs["masks"].chunk_rows == 1, "64 KiB"
     assert specs["images"].codec == Codec() and specs["images"].chunk_rows == COUNT
@@ -68,12 +62,12 @@ def test_masks_of_noise_few_bytes_or_with_a_codec_of_the_users_are_left_alone(tm
     (tmp_path / "noise").mkdir()
     listing = listed(tmp_path / "noise", noise)
     survey = surveyed(listing)
-    assert not survey.plan.special and "no smaller than 100%" in survey.notes[1]
+    assert not survey.plan.special and "no smaller than 100%" in survey.notes[-1]
     report = pack_listing(listing, tmp_path / "o.h5", options=PackOptions(), source_name="S", workers=0)
     assert report.notes == survey.notes
     (tmp_path / "small").mkdir()
     survey = surveyed(listed(tmp_path / "small", regions(64), 64))
-    assert not survey.plan.special and survey.notes == ("drawn",)
+    assert not survey.plan.special and survey.more_notes == ()
     (tmp_path / "own").mkdir()
     own = listed(tmp_path / "own", regions())
     assert not surveyed(own, codec="none").plan.special
@@ -84,4 +78,4 @@ def test_without_zstandard_the_note_names_the_extra(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "zstandard" else found(name))
     survey = surveyed(listed(tmp_path, regions()))
-    assert not survey.plan.special and "pip install zstandard hdf5plugin" in survey.notes[1]
+    assert not survey.plan.special and "pip install zstandard hdf5plugin" in survey.notes[-1]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -9,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_files import write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.export import export_file
 from fastload.format.column import Column
 from fastload.format.header import read_header
-from fastload.format.writer import create_file
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.repack import Choice, merge_files, repack_file
@@ -108,23 +112,6 @@ def test_what_is_compressed_stays_so_unless_it_is_said(tmp_path):
     assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "z.h5").read_bytes()
 
 
-def test_a_compressed_file_is_trained_from_shown_and_described(tmp_path):
-    pytest.importorskip("torch")
-    from fastload import FastLoader, PackedDataset, inspect_file
-    from fastload.inspection.preview import make_preview
-
-    source = make(tmp_path / "a.h5")
-    repack_file(source, tmp_path / "z.h5", codec="zstd:6", chunk_bytes=1500)
-    found = []
-    for path in (source, tmp_path / "z.h5"):
-        loader = FastLoader(PackedDataset(path, "train"), batch_size=8, device="cpu")
-        found.append(sorted(image.numpy().tobytes() for batch in loader for image in batch[0]))
-    assert found[0] == found[1]
-    info = inspect_file(tmp_path / "z.h5")
-    assert info.num_samples == 60 and info.findings[-1] == "To fix this: `fastload repack FILE OUT.h5 --codec none`."
-    make_preview(tmp_path / "z.h5", tmp_path / "p.png")
-
-
 def test_a_foreign_file_becomes_linear(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (25, 3, 9, 5), dtype=np.uint8)
@@ -141,15 +128,9 @@ def test_a_foreign_file_becomes_linear(tmp_path):
 
 
 def test_a_file_without_images_keeps_its_arrays(tmp_path):
-    tokens = np.arange(60).reshape(20, 3)
-    columns = {
-        "tokens": Column(tokens), "split": Column(np.zeros(20, np.uint8), {"names": ("all",)}),
-        "key": Column(np.array([b"%d" % i for i in range(20)])), "digest": Column(np.zeros(20, np.uint64)),
-    }  # fmt: skip
-    create_file(tmp_path / "a.h5", num_rows=20, pixels={}, columns=columns, attrs={})
-    repack_file(tmp_path / "a.h5", tmp_path / "b.h5", choice=Choice(keys=("1?",)))
+    repack_file(write_tokens(tmp_path / "a.h5"), tmp_path / "b.h5", choice=Choice(keys=("1?",)))
     with h5py.File(tmp_path / "b.h5") as file:
-        assert np.array_equal(file["tokens"][()], tokens[10:])
+        assert np.array_equal(file["tokens"][()], np.arange(30, 60).reshape(10, 3))
     with pytest.raises(OptionError, match="holds no images"):
         repack_file(tmp_path / "a.h5", tmp_path / "c.h5", codec="gzip")
 
@@ -313,15 +294,35 @@ def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int =
         repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=progress)
 
 
+_SCRIPT = """
+import os, signal, sys
+import fastload.pack.engine
+from fastload.repack import repack_file
+fastload.pack.engine.COPY_TASK_BYTES = 0  # so that there are moments between the chunks
+source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+seen = 0
+def progress(stage, done, total):
+    global seen
+    seen += 1
+    if seen == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+repack_file(source, output, chunk_bytes=1000, codec=codec, workers=1, progress=progress)
+"""
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_stopped_anywhere_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monkeypatch, codec):
+def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monkeypatch, codec):
     monkeypatch.setattr("fastload.pack.engine.COPY_TASK_BYTES", 0)  # as the calls that are stopped
     source = make(tmp_path / "a.h5")
     options = {"chunk_bytes": 1000, "codec": codec, "workers": 1}
     repack_file(source, tmp_path / "whole.h5", **options)
     for kill_at in (1, 6, 10):
         output = tmp_path / f"{kill_at}.h5"
-        _stopped(source, output, kill_at, codec)
+        if kill_at == 6:  # once in earnest
+            command = [sys.executable, "-c", _SCRIPT, str(source), str(output), str(kill_at), codec]
+            assert subprocess.run(command, timeout=600).returncode == -signal.SIGKILL
+        else:
+            _stopped(source, output, kill_at, codec)
         assert not output.exists() and output.with_name(output.name + ".part").exists()
         report = repack_file(source, output, **options)
         # What was reported done is not done again.
@@ -343,6 +344,25 @@ def test_unfinished_work_on_something_else_is_not_overwritten(tmp_path):
         assert by_key(tmp_path / "b.h5") == by_key(source)
         (tmp_path / "b.h5").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
+
+
+def test_killed_after_the_rename_the_call_ends_well(tmp_path, monkeypatch):
+    source, output = make(tmp_path / "a.h5"), tmp_path / "b.h5"
+    real = os.replace
+
+    def rename_and_stop(*paths: Path) -> None:
+        real(*paths)
+        raise _Stop
+
+    monkeypatch.setattr(os, "replace", rename_and_stop)
+    with pytest.raises(_Stop):
+        repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
+    assert output.exists() and (tmp_path / "b.h5.journal").exists()
+    monkeypatch.undo()
+    report = repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
+    assert report.chunks_kept == 10 and sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "b.h5"]
+    with pytest.raises(OutputError, match="exists"):
+        repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
 
 
 def foreign(path: Path, num_rows: int = 9, **datasets) -> Path:

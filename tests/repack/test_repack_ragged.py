@@ -21,7 +21,7 @@ from fastload.pack.pack_options import EncodingOption
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.read.checked import CheckedSamples, close_readers
-from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack import merge_files, repack_file
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import list_packed
 from fastload.repack.packed_rows import RaggedRows
@@ -79,14 +79,6 @@ def test_the_bytes_needed_are_those_that_are_stored(tmp_path: Path, size: tuple[
     stored = {name: file.fields[name].ragged for name in survey.ragged_bytes}
     assert survey.ragged_bytes == {name: store.num_bytes for name, store in stored.items() if store is not None}
     assert 0.8 * path.stat().st_size < survey.bytes_needed < path.stat().st_size < 90 * 120 * 3 * 40
-
-
-def test_some_rows_in_an_order_of_their_own(tmp_path: Path) -> None:
-    path = varied_file(tmp_path / "a.h5", masks=True)
-    np.save(tmp_path / "rows.npy", np.array([7, 0, 5]))
-    repack_file(path, tmp_path / "b.h5", choice=Choice(rows=tmp_path / "rows.npy"))
-    before, after = by_key(path), by_key(tmp_path / "b.h5")
-    assert list(after) == ["007.jpg", "000.jpg", "005.jpg"] and all(before[key] == after[key] for key in after)
 
 
 def test_zstd_compresses_what_is_raw_and_keeps_digests(tmp_path: Path) -> None:
@@ -160,25 +152,19 @@ def test_listings_of_stores_survive_a_pickle(tmp_path: Path) -> None:
     close_readers()
 
 
-def test_files_of_equal_kind_are_merged(tmp_path: Path) -> None:
+def test_files_of_equal_kind_are_merged_and_what_is_stored_of_each_row_is_known(tmp_path: Path) -> None:
     first = varied_file(tmp_path / "a.h5", masks=True, prefix="a")
-    second = varied_file(tmp_path / "b.h5", varied_rows(size=(16, 20)), masks=True, prefix="b")
-    merge_files([first, second], tmp_path / "c.h5")
-    file = read_header(tmp_path / "c.h5")
-    assert file.fields["images"].varied and file.num_rows == 2 * NUM_ROWS
-    assert by_key(tmp_path / "c.h5") == by_key(first) | by_key(second)
-    assert verify_file(tmp_path / "c.h5").ok
-
-
-def test_rows_of_several_files_know_what_is_stored_of_each(tmp_path: Path) -> None:
-    first = varied_file(tmp_path / "a.h5", prefix="a")
-    second = varied_file(tmp_path / "b.h5", varied_rows(size=(16, 20))[::-1], prefix="b")
+    second = varied_file(tmp_path / "b.h5", varied_rows(size=(16, 20))[::-1], masks=True, prefix="b")
     rows = list_merged([first, second]).files
     assert isinstance(rows, RaggedRows)
     stored = [rows.encoded(i) for i in range(2 * NUM_ROWS)]
     assert rows.stored_bytes.tolist() == [len(bytes(each.image)) for each in stored]
     assert rows.is_jpeg.tolist() == [each.encoding == JPEG for each in stored]
-    close_readers()
+    merge_files([first, second], tmp_path / "c.h5")
+    file = read_header(tmp_path / "c.h5")
+    assert file.fields["images"].varied and file.num_rows == 2 * NUM_ROWS
+    assert by_key(tmp_path / "c.h5") == by_key(first) | by_key(second)
+    assert verify_file(tmp_path / "c.h5").ok
 
 
 def test_rows_of_one_size_and_a_store_are_not_merged(tmp_path: Path) -> None:
