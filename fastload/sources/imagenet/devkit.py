@@ -11,6 +11,7 @@ wnids (WordNet ids such as n01440764).
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import zlib
@@ -87,7 +88,8 @@ class GroundTruth:
     def by_stem(self) -> dict[str, str]:
         """Returns stem of each validation image -> wnid; empty without a table or devkit."""
         if SOLUTION in self.at:
-            return parse_solution([(line, line.text.split(",")) for line in self.tree.lines(self.at[SOLUTION])])
+            lines = self.tree.lines(self.at[SOLUTION])
+            return parse_solution([(line, next(csv.reader([line.text]))) for line in lines])  # cells may be quoted
         if TINY in self.at:
             rows = [(line, line.text.split("\t")) for line in self.tree.lines(self.at[TINY])]
             return parse_solution([(line, [stem_of(row[0]), row[1]]) for line, row in rows if len(row) > 1])
