@@ -165,31 +165,22 @@ def test_memory_stays_in_proportion_to_the_file(case):
     assert peak < 150 * len(data) + 20_000
 
 
-@given(data=st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(data):
+def assert_read_or_refused(data):
     try:
         read_pickle(data, "x")
-    except SourceError:
-        pass  # whatever else is raised fails the test
+    except SourceError as exc:  # whatever else is raised fails the test
+        assert "pickle" in str(exc)
 
 
-@given(cut=st.integers(0, 400), change=st.integers(0, 399), to=st.integers(0, 255))
-def test_a_changed_pickle_is_read_or_refused(cut, change, to):
-    data = bytearray(pickle.dumps({"labels": [1, 2], "data": np.zeros((2, 60), np.uint8), "x": "y"}, 2))
-    data[change % len(data)] = to
-    try:
-        read_pickle(bytes(data[: len(data) - cut % 5]), "x")
-    except SourceError:
-        pass  # whatever else is raised fails the test
+@given(data=st.binary(max_size=200), cut=st.integers(0, 4), change=st.integers(0, 399), to=st.integers(0, 255))
+def test_any_bytes_and_a_changed_pickle_are_read_or_refused(data, cut, change, to):
+    assert_read_or_refused(data)
+    changed = bytearray(pickle.dumps({"labels": [1, 2], "data": np.zeros((2, 60), np.uint8), "x": "y"}, 2))
+    changed[change % len(changed)] = to
+    assert_read_or_refused(bytes(changed[: len(changed) - cut]))
 
 
 def test_every_opcode_of_pickletools_is_known_or_refused():
     for opcode in pickletools.opcodes:
-        try:
-            read_pickle(opcode.code.encode("latin1") + b"\0" * 20, "x")
-        except SourceError as exc:
-            assert "pickle" in str(exc)
-
-
-def test_an_array_that_was_never_filled_is_empty():
-    assert isinstance(read_pickle(ARRAY + b".", "x"), np.ndarray)
+        assert_read_or_refused(opcode.code.encode("latin1") + b"\0" * 20)
+    assert isinstance(read_pickle(ARRAY + b".", "x"), np.ndarray)  # never filled
