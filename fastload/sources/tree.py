@@ -101,11 +101,15 @@ class FolderFiles:
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of file i."""
-        return self._read(i, -1)
+        return self.read_head(i, -1)
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i."""
-        return self._read(i, size)
+        """Returns the first `size` bytes of file i; -1: all."""
+        try:
+            with open(os.path.join(self.root, self._path(i)), "rb", buffering=0) as file:
+                return file.read(size)
+        except OSError as exc:
+            raise ImageError(f"cannot be read: {exc.strerror}") from exc
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FolderFiles:
         """Returns the files at these indices, in their order."""
@@ -113,13 +117,6 @@ class FolderFiles:
 
     def _path(self, i: int) -> bytes:
         return self.paths[self.ends[i - 1] if i else 0 : self.ends[i]]
-
-    def _read(self, i: int, size: int) -> bytes:
-        try:
-            with open(os.path.join(self.root, self._path(i)), "rb", buffering=0) as file:
-                return file.read(size)
-        except OSError as exc:
-            raise ImageError(f"cannot be read: {exc.strerror}") from exc
 
 
 def is_image(name: str) -> bool:

@@ -53,6 +53,10 @@ def test_masks_keep_0_as_other_and_scenes_are_labels_if_there_are_any(ade: Path)
     assert labels.attrs["names"] == ("airport_terminal", "zoo")
     assert "corrupted: ADE_train_00003020." in notes_of(listing)
     assert "0 = other and ignored, 1..150, by their values (0..150" in notes_of(listing)
+    archived(ade, ade.parent / "ade.zip", ade.name)
+    inside = listed(ade.parent / "ade.zip")
+    assert inside.keys == tuple(f"ADEChallengeData2016/{key}" for key in listing.keys)
+    assert inside.masks is not None and inside.masks.names == masks.names and values(inside) == values(listing)
     # Images for testing have neither masks nor scenes; a text file at the top counts before one elsewhere.
     picture(ade / "release_test/testing/ADE_test_00000001.jpg")
     write(ade / "a/sceneCategories.txt", "ADE_val_00000001 attic\n")
@@ -92,14 +96,6 @@ def test_the_original_masks_are_preferred_and_known_in_any_folder(ade: Path) -> 
 def test_values_of_neither_numbering_are_an_error(ade: Path, held: tuple[int, ...], message: str) -> None:
     picture(ade / "annotations/training/ADE_train_00000001.png", *held)
     refused(message, ade)
-
-
-def test_the_whole_in_a_zip_gives_the_same(ade: Path, tmp_path: Path) -> None:
-    archived(ade, tmp_path / "ade.zip", ade.name)
-    inside, outside = listed(tmp_path / "ade.zip"), listed(ade)
-    assert inside.keys == tuple(f"ADEChallengeData2016/{key}" for key in outside.keys)
-    assert inside.masks is not None and outside.masks is not None and inside.masks.names == outside.masks.names
-    assert (inside.columns["labels"].values == outside.columns["labels"].values).all()
 
 
 def test_without_the_text_files_and_without_masks(ade: Path) -> None:

@@ -44,12 +44,7 @@ print(json.dumps([[int(one["ILSVRC2012_ID"]), str(one["WNID"]), str(one["words"]
 
 
 class GroundTruth:
-    """The tables and the devkit of a tree that hold words and classes, each read when it is needed.
-
-    Attributes:
-        words: wnid -> words of the classes of ImageNet; empty if unknown.
-        more_words: the same from a table that lists more than ImageNet's classes.
-    """
+    """The tables and the devkit of a tree that hold words and classes, each read when it is needed."""
 
     def __init__(self, draft: Draft, tree: Tree) -> None:
         self.tree = tree
@@ -57,7 +52,7 @@ class GroundTruth:
         devkit = next((i for base, i in self.at.items() if DEVKIT.fullmatch(base)), None)
         self.devkit = {} if devkit is None else read_devkit(tree, devkit)
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
-        self.words: dict[str, str] = {}
+        self.words: dict[str, str] = {}  # wnid -> words of the classes of ImageNet; empty if unknown
         self._meta: dict[int, tuple[str, str]] = {}
         if table := next((base for base in SYNSETS if base in self.at), ""):
             self.words = parse_synsets(tree.lines(self.at[table]))
