@@ -187,6 +187,8 @@ def test_repeated_file_names_get_their_row(tmp_path):
     # One long name that the pickle holds once and names seven times: keys must not outgrow the file.
     (tmp_path / "test_batch").write_bytes(pickle.dumps(value | {"filenames": ["a" * 9000] * 7}))
     assert list_source(tmp_path).keys[6] == "test_batch/00006"
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(value | {"data": np.asfortranarray(value["data"])}, 5))
+    assert np.array_equal(read(list_source(tmp_path).files, range(7)), pixels(value["data"]))
 
 
 def test_files_named_train_and_test_that_are_no_cifar_are_left_to_others(tmp_path):
