@@ -28,30 +28,25 @@ from fastload.sources.listing import (
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 
+@dataclass
 class Draft:
-    """A listing in the making: what a layout has to say about a dataset, and the samples that it leaves out.
+    """A listing in the making: what a layout has to say about a dataset, and the samples that it leaves out."""
 
-    Attributes:
-        layout: a key of LAYOUTS.
-        where: what was given, for messages.
-        on_error: whether samples that do not fit, such as an image without its mask, are an error or left out.
-        title: the first note; "": it says by which names the layout was recognised.
-        notes: further sentences for the user.
-        skipped: (key, reason) of each sample left out.
-        trees: the trees that are read, whose notes end those of the listing.
-        unreadable: stems of the files that cannot be read at all. A list or mask that names one of these is not
-            reported a second time.
-    """
+    layout: str  # a key of LAYOUTS
+    tree: Tree | None  # None for an object
+    on_error: OnError = "fail"  # whether samples that do not fit, such as an image without its mask, are left out
+    where: str = ""  # what was given, for messages; that of the tree if there is one
+    title: str = ""  # the first note; "": it says by which names the layout was recognised
+    notes: list[str] = field(default_factory=list)  # further sentences for the user
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of each sample left out
+    trees: list[Tree] = field(default_factory=list)  # those that are read, whose notes end those of the listing
+    # Stems of the files that cannot be read at all: a list or mask that names one is not reported a second time.
+    unreadable: frozenset[str] = frozenset()
 
-    def __init__(self, layout: str, tree: Tree | None, on_error: OnError = "fail", *, where: str = "") -> None:
-        """Starts the listing of a tree, or of an object called `where`."""
-        self.layout, self.on_error, self.title = layout, on_error, ""
-        self.where = str(tree.given) if tree else where
-        self.trees = [tree] if tree else []
-        self.notes: list[str] = []
-        self.skipped: list[tuple[str, str]] = []
-        self.unreadable: frozenset[str] = frozenset()
+    def __post_init__(self) -> None:
         self._known: set[str] = set()
+        if self.tree:
+            self.where, self.trees = str(self.tree.given), [self.tree]
 
     def note(self, what: str, names: Collection[str], shown: int = 5) -> None:
         """Notes names of the dataset as "what (N): the first few."; nothing if there are none."""
@@ -82,16 +77,11 @@ class Draft:
     def leave_out_all(
         self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
     ) -> None:
-        """Leaves out samples of which a layout found all at once, in addition to those known.
-
-        Args:
-            found: key and reason of each sample.
-            which: what they are, for the message.
-            fix: how to go on, for the message, which ends "... with `--on-error skip`".
-            shown: how the message shows them; None: by key and reason.
+        """Leaves out samples, by key and reason, of which a layout found all at once, in addition to those known.
 
         Raises:
-            SourceError: there are some and on_error is "fail".
+            SourceError: there are some and on_error is "fail". The message says which they are, shows them (None: by
+                key and reason), and how to go on: "... with `--on-error skip`".
         """
         if found and self.on_error == "fail":
             said = _reasons(found) if shown is None else first_few(shown)
@@ -141,14 +131,9 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class MaskFiles:
-    """The masks of samples that are files of the same tree as their images.
+    """The masks of samples that are files of the same tree as their images; the rest as in `listing.Masks`."""
 
-    Attributes:
-        positions: of the masks in the tree, -1 for none.
-        names, ignore_index, attrs: see `listing.Masks`.
-    """
-
-    positions: Sequence[int] | NDArray[np.int64]
+    positions: Sequence[int] | NDArray[np.int64]  # of the masks in the tree, -1 for none
     names: tuple[str, ...] = ()
     ignore_index: int | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
@@ -178,15 +163,9 @@ class Samples:
         *,
         by_name: bool = False,
     ) -> Samples:
-        """Returns the samples whose images are files of a tree.
+        """Returns the samples whose images lie at these positions of a tree; everything is in their order.
 
-        Args:
-            tree: holds images and masks.
-            positions: position in the tree of each sample's image.
-            splits: split of each sample.
-            columns: in the order of positions.
-            masks: in the order of positions.
-            by_name: whether they are listed split by split, sorted by name; else they stay in their order.
+        They are listed in this order too, or, with `by_name`, split by split, sorted by name.
         """
         at = np.asarray(positions, np.int64)
         names = [tree.names[i] for i in at.tolist()]
@@ -211,11 +190,9 @@ class Samples:
         return replace(self, rows=np.delete(np.arange(len(self.keys)), list(left_out)))
 
     def made_also_of(self, sizes: NDArray[np.int64] | np.int64, mtimes_ns: NDArray[np.int64] | np.int64) -> Samples:
-        """Returns the samples with further files counted in: a resume notices if these change, as it does for images.
+        """Returns the samples with further files counted in, by their bytes and latest time for each sample.
 
-        Args:
-            sizes: bytes of the further files of each sample.
-            mtimes_ns: the latest time of modification of these.
+        A resume notices if these change, as it does for images.
         """
         return replace(self, sizes=self.sizes + sizes, mtimes_ns=np.maximum(self.mtimes_ns, mtimes_ns))
 
@@ -313,12 +290,8 @@ def fill_value(
 ) -> tuple[int | None, list[str]]:
     """Returns the value that stands for absent masks (`ignore_index`) and a note about it; None if none is absent.
 
-    It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds.
-
-    Args:
-        files: the masks, by row; or the values in them, if they are known.
-        present: bool (N,), which rows have a mask.
-        where: the source, for messages.
+    It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds. Instead
+    of the masks by row the values in them may be given; `present`, bool (N,), says which rows have a mask.
 
     Raises:
         SourceError: the masks use all 256 values.

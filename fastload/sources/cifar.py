@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.arrays.raw_rows import MemoryRows, rows_in_tree
 from fastload.sources.assemble import Draft, Samples, split_path
-from fastload.sources.cifar_pickle import PickledArray, read_pickle
+from fastload.sources.cifar_pickle import read_pickle
 from fastload.sources.listing import Arrays, SourceOptions, first_few
 from fastload.sources.row_files import RowFile, joined_samples
 from fastload.sources.tree import Tree, key_of
@@ -145,8 +145,8 @@ def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
     where, content = tree.where(i), tree.read_text(i)
     batch = _unpickled(content, where)
     data = batch.get("data")
-    if not isinstance(data, PickledArray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
-        kind = f"{data.dtype} {data.shape}" if isinstance(data, PickledArray) else type(data).__name__
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
+        kind = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise SourceError(f"{where}: `data` is {kind}; expected uint8 (n, {_PIXELS}). Fetch the download again.")
     count = data.shape[0]
     labels = {
@@ -157,11 +157,12 @@ def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
     whole = isinstance(names, list) and len(names) == count and not set(map(type, names)) - {str, bytes}
     # A pickle can hold a long name once and name it for each image: keys would take more memory than the file.
     names = _texts(names) if whole and sum(map(len, names)) <= len(content) else []
-    rows: Arrays
-    if data.offset >= 0 and not data.fortran:
-        rows = rows_in_tree(tree, i, content, offset=data.offset, num_rows=count, shape=_SHAPE, axes="CHW")
-    else:  # Python 3 writes arrays as text with protocols 0 to 2
-        rows = MemoryRows.of(data.values().reshape(count, *_SHAPE), "CHW")
+    rows: Arrays = MemoryRows.of(data.reshape(count, *_SHAPE), "CHW")
+    # Python 3 writes arrays as text with protocols 0 to 2; else the pickle holds the bytes themselves.
+    raw = data.tobytes()
+    offset = content.find(raw[:_PIXELS])  # of the first image: a search for all of them takes ten times as long
+    if data.flags.c_contiguous and offset >= 0 and content[offset : offset + len(raw)] == raw:
+        rows = rows_in_tree(tree, i, content, offset=offset, num_rows=count, shape=_SHAPE, axes="CHW")
     return RowFile(i, split, rows, count, labels, names)
 
 
@@ -186,8 +187,8 @@ def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
 
 def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
     """Returns the labels of a batch, once their number and values are checked."""
-    if isinstance(values, PickledArray) and values.dtype.kind in "iu":
-        values = values.values().tolist()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        values = values.tolist()
     if not isinstance(values, list) or set(map(type, values)) - {int}:
         raise SourceError(f"{what}: no list of integers. Unpack the download again.")
     if len(values) != count:

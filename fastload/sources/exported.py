@@ -113,11 +113,6 @@ def _read(tree: Tree) -> _Sidecar:
                 raise sidecar.damaged(f"{path[:80]!r} would lead out of the folder; refused")
     sidecar = replace(sidecar, values=values, rows=tuple(map(tuple, rows)))
     require_unique([row[0] for row in rows], sidecar.where)
-    _check_files(tree, sidecar)
-    return sidecar
-
-
-def _check_files(tree: Tree, sidecar: _Sidecar) -> None:
     paths = [path for _, image, mask in sidecar.rows for path in ((image, mask) if mask else (image,))]
     listed = {sidecar.folder + path for path in paths}
     if len(listed) < len(paths):
@@ -132,6 +127,7 @@ def _check_files(tree: Tree, sidecar: _Sidecar) -> None:
         at = sidecar.positions.get(sidecar.folder + TABLE)
         if at is None or xxhash.xxh3_128_hexdigest(tree.read_text(at)) != table:
             raise sidecar.damaged(f"{TABLE} was changed since it was written")
+    return sidecar
 
 
 def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:

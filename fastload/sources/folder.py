@@ -169,11 +169,7 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
 def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[str, set[str]]) -> list[str]:
     """Returns the sorted names of the class folders of all splits; [] for none.
 
-    Args:
-        draft: notes are appended.
-        tree: holds the folders.
-        folders: split -> its folder.
-        present: split -> names of the folders in it that hold images; empty if it has images alone.
+    Given split -> its folder, and split -> names of the folders in it that hold images, empty if it has images alone.
     """
     classes = sorted(set().union(*present.values()))
     if not classes:

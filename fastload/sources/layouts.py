@@ -47,25 +47,15 @@ Raises SourceError if the dataset cannot be packed as it is.
 
 @dataclass(frozen=True)
 class Layout:
-    """One way of keeping a dataset of images.
+    """One way of keeping a dataset of images."""
 
-    Attributes:
-        source: lists a dataset of this layout.
-        evidence: returns the names in a tree that show this layout, none if it is another. Cheap: reads the first
-            bytes of a few files at most.
-        kind: "dataset" is looked for before "format", and that before "folder".
-        line: description for `fastload layouts`.
-        decodes: whether its images are files to be decoded, which pays for worker processes, and not arrays to be
-            copied.
-        takes: the fields of SourceOptions that it uses. masks="none" is accepted by all.
-    """
-
-    source: Source
+    source: Source  # lists a dataset of this layout
+    # Returns the names in a tree that show this layout, none if it is another; reads a few first bytes at most.
     evidence: Callable[[Tree], list[str]]
-    kind: Literal["dataset", "format", "folder"]
-    line: str
-    decodes: bool = True
-    takes: tuple[str, ...] = ()
+    kind: Literal["dataset", "format", "folder"]  # in the order in which they are looked for
+    line: str  # description for `fastload layouts`
+    decodes: bool = True  # whether images are files to decode, which pays for worker processes, not arrays to copy
+    takes: tuple[str, ...] = ()  # the fields of SourceOptions that it uses; masks="none" is accepted by all
 
 
 _MASKS = ("masks",)

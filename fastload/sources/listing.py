@@ -105,23 +105,15 @@ class Arrays(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """One mask for each sample, of class or instance indices, which are never blended or converted.
+    """One mask for each sample, of class or instance indices, which are never blended or converted."""
 
-    Attributes:
-        files: reads them by row: image files (gray, or palette, of which the index counts), pictures (H, W) or arrays
-            (H, W).
-        present: bool (N,). Where it is False the sample has no mask: `files` is not read, and the packed mask is
-            ignore_index throughout.
-        names: names of the classes, by index; empty if unknown.
-        ignore_index: the value that means "no class here"; None if there is none, then all masks must be present.
-        attrs: further HDF5 attributes.
-    """
-
+    # Read by row: image files (gray, or palette, of which the index counts), pictures (H, W) or arrays (H, W).
     files: Files | Pictures | Arrays
+    # bool (N,). Where it is False `files` is not read, and the packed mask is ignore_index throughout.
     present: NDArray[np.bool_]
-    names: tuple[str, ...] = ()
-    ignore_index: int | None = None
-    attrs: dict[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # of the classes, by index; empty if unknown
+    ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
+    attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""
@@ -130,38 +122,22 @@ class Masks:
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The N samples of a dataset, as a table that pickles quickly.
+    """The N samples of a dataset, as a table that pickles quickly."""
 
-    Attributes:
-        layout: the layout it was listed as, a key of LAYOUTS.
-        keys: unique name of each sample: its path relative to the source, with `/`; undecodable bytes as `\\xNN`.
-        split: uint8 (N,), index into split_names. Rows need not be grouped by split.
-        split_names: `train`, `val`, `test` as far as the dataset has them; `all` if it has no splits.
-        columns: the fields of each sample other than pixels: labels, identity, bbox, ...; each has N rows.
-        notes: sentences for the user: what was recognised and by which files, what was absent or ignored.
-        sizes: int64 (N,), bytes of each sample's file.
-        mtimes_ns: int64 (N,), time of modification of each file; for a member of an archive, that of the archive.
-        files: reads the images, by row; None for a dataset without images, whose samples are its columns.
-        skipped: (key, reason) of each sample that `on_error="skip"` left out.
-        masks: reads the masks; None if there are none.
-        attrs: root attributes to write to the packed file instead of packing's own, such as `decoder` for pixels that
-            were decoded earlier.
-        digests: uint64 (N,), the hash that the pixels of each row must have, if known beforehand; else None.
-    """
-
-    layout: str
-    keys: tuple[str, ...]
-    split: NDArray[np.uint8]
-    split_names: tuple[str, ...]
-    columns: dict[str, Column]
-    notes: tuple[str, ...]
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    files: Files | Pictures | Arrays | None
-    skipped: tuple[tuple[str, str], ...] = ()
-    masks: Masks | None = None
+    layout: str  # the layout it was listed as, a key of LAYOUTS
+    keys: tuple[str, ...]  # unique: path of each sample relative to the source, with `/`; undecodable bytes as `\\xNN`
+    split: NDArray[np.uint8]  # uint8 (N,), index into split_names; rows need not be grouped by split
+    split_names: tuple[str, ...]  # train, val, test as far as the dataset has them; `all` if it has no splits
+    columns: dict[str, Column]  # the fields of each sample other than pixels: labels, bbox, ...; N rows each
+    notes: tuple[str, ...]  # for the user: what was recognised and by which files, what was absent or ignored
+    sizes: NDArray[np.int64]  # int64 (N,), bytes of each sample's file
+    mtimes_ns: NDArray[np.int64]  # int64 (N,), modification of each file; for a member of an archive, of the archive
+    files: Files | Pictures | Arrays | None  # reads the images, by row; None: the samples are their columns
+    skipped: tuple[tuple[str, str], ...] = ()  # (key, reason) of each sample that `on_error="skip"` left out
+    masks: Masks | None = None  # reads the masks; None if there are none
+    # Root attributes to write instead of packing's own, such as `decoder` for pixels that were decoded earlier.
     attrs: dict[str, Any] = field(default_factory=dict)
-    digests: NDArray[np.uint64] | None = None
+    digests: NDArray[np.uint64] | None = None  # uint64 (N,), what the pixels of each row must hash to, if known
 
     def __len__(self) -> int:
         """Number of samples, N."""
@@ -183,15 +159,8 @@ class Listing:
         )
 
 
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
+_SPELLINGS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLITS = {spelling: split for split, spellings in _SPELLINGS.items() for spelling in spellings}
 """Folder name, in lower case -> the split it stands for. Such a folder is a split, not a class."""
 
 SPLIT_ORDER = ("train", "val", "test")
@@ -246,21 +215,13 @@ MasksWanted = Literal["auto", "none", "semantic", "instance"]
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options about a dataset that its files do not say. `Layout.takes` says which layout uses which of these.
+    """Options about a dataset that its files do not say. `Layout.takes` says which layout uses which of these."""
 
-    Attributes:
-        masks: which masks to pack. "auto": those that are there as files, none that would have to be drawn.
-        labels: the columns of a table that are labels; (): found by their usual names.
-        image_column: the column of a table that names or holds the images; "": found by its usual names.
-        split_column: the column of a table that names the split; "": found by its usual names.
-        root: folder that paths in a table are relative to; None: the table's own, or one that is found.
-    """
-
-    masks: MasksWanted = "auto"
-    labels: tuple[str, ...] = ()
-    image_column: str = ""
-    split_column: str = ""
-    root: Path | None = None
+    masks: MasksWanted = "auto"  # "auto": those that are there as files, none that would have to be drawn
+    labels: tuple[str, ...] = ()  # the columns of a table that are labels; (): found by their usual names
+    image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
+    split_column: str = ""  # the column of a table that names the split; "": found by its usual names
+    root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
 
     def __post_init__(self) -> None:
         if self.masks not in get_args(MasksWanted):

@@ -31,14 +31,11 @@ def mask_folders_evidence(tree: Tree) -> list[str]:
     for pair, image in pairs.images.items():
         if pair in pairs.masks:
             mask = tree.names[pairs.masks[pair]]
-            return [] if _in_a_table(tree, mask) else [key_of(tree.names[image]), key_of(mask)]
+            # If a table at the top names the mask, the dataset is listed by the table.
+            tables = [i for i, name in enumerate(tree.names) if name.lower().endswith(_TABLES) and "/" not in name]
+            in_a_table = any(mask.encode("utf-8", "surrogateescape") in tree.files.read(i) for i in tables)
+            return [] if in_a_table else [key_of(tree.names[image]), key_of(mask)]
     return []
-
-
-def _in_a_table(tree: Tree, mask: str) -> bool:
-    """Whether a table at the top names the mask: then the dataset is listed by the table."""
-    tables = [i for i, name in enumerate(tree.names) if name.lower().endswith(_TABLES) and "/" not in name]
-    return any(mask.encode("utf-8", "surrogateescape") in tree.files.read(i) for i in tables)
 
 
 def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:

@@ -33,13 +33,9 @@ class Pairs(Generic[K]):
     def complete(
         self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False, lone_masks: bool = True
     ) -> list[K]:
-        """Returns the keys of the images to list; those that lack their mask are left out, and masks without image.
+        """Returns the keys of the images to list; those `lacking` their mask are left out, and `lone_masks`.
 
-        Args:
-            draft: what was left out.
-            lacking: the reason for an image.
-            every_split: whether a split without any mask is contradictory too.
-            lone_masks: whether a mask without image is contradictory.
+        A split without any mask is listed, unless `every_split` must have them.
         """
         without = [] if every_split else self.splits_without_masks()
         kept = []
@@ -74,13 +70,9 @@ class Pairs(Generic[K]):
         ignore_index: int | None = None,
         attrs: dict[str, Any] | None = None,
     ) -> Samples:
-        """Returns the images with these keys, split by split, sorted by name.
+        """Returns the images with these keys, split by split, sorted by name; columns are in the order of keys.
 
-        Args:
-            keys: the images to list.
-            columns: in the order of keys.
-            masked: whether their masks are packed.
-            names, ignore_index, attrs: see `listing.Masks`.
+        Their masks are packed if they are `masked`; what these mean is said as in `listing.Masks`.
         """
         masks = MaskFiles(self.positions(keys), names, ignore_index, attrs or {}) if masked else None
         images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])

@@ -42,14 +42,9 @@ class RowFile(NamedTuple):
 def joined_samples(
     draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]], used: Iterable[int]
 ) -> Samples:
-    """Returns the images, file by file; a key is that of the file and the name in it.
+    """Returns the images, file by file, with the columns in `attrs`; a key is that of the file and the name in it.
 
-    Args:
-        draft: what was noted and left out.
-        tree: holds the files.
-        files: the files in order.
-        attrs: name -> attributes of the columns to list.
-        used: positions of all files that were read, also those without images.
+    `used` are the positions of all files that were read, also those without images.
     """
     draft.note("Ignored the other files", tree.others(used))
     counts = [file.num_images for file in files]

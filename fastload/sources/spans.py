@@ -35,13 +35,10 @@ class ListedFile:
         return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
     def require_unchanged(self, fd: int | None = None) -> None:
-        """Refuses the file if its size or time has changed.
-
-        Args:
-            fd: the file, if it is open already.
+        """Refuses the file (by its descriptor, if it is open already) if it is gone or its size or time has changed.
 
         Raises:
-            FileChangedError: it has changed, or is gone.
+            FileChangedError: it has.
         """
         try:
             status = os.stat(self.path if fd is None else fd)

@@ -35,33 +35,20 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The files of a dataset, without hidden ones.
+    """The F files of a dataset, without hidden ones."""
 
-    Attributes:
-        path: the folder or archive, as given.
-        archive: whether path is an archive.
-        names: paths of the F files relative to `path`, with `/`, in walk order: by folder, then by name. Undecodable
-            bytes are surrogates (PEP 383).
-        folders: paths of the folders below `path`, empty ones included, sorted.
-        sizes: int64 (F,), bytes of each file.
-        mtimes_ns: int64 (F,), time of modification of each file; for members of an archive, that of the archive.
-        files: reads the files by their position in names.
-        broken: (name, reason) of images that cannot be read at all: dangling links, encrypted members, ...
-        notes: sentences about what was passed over.
-        file: if a single table or array file was given: its name, and `path` is the folder it lies in. "" for a
-            folder or an archive.
-    """
-
-    path: Path
-    archive: bool
+    path: Path  # the folder or archive, as given
+    archive: bool  # whether path is an archive
+    # Paths relative to `path`, with `/`, in walk order: by folder, then by name. Undecodable bytes are surrogates
+    # (PEP 383).
     names: list[str]
-    folders: list[str]
-    sizes: NDArray[np.int64]
-    mtimes_ns: NDArray[np.int64]
-    files: Files
-    broken: list[tuple[str, str]]
-    notes: tuple[str, ...]
-    file: str = ""
+    folders: list[str]  # paths of the folders below `path`, empty ones included, sorted
+    sizes: NDArray[np.int64]  # int64 (F,), bytes of each file
+    mtimes_ns: NDArray[np.int64]  # int64 (F,), modification of each file; for members of an archive, of the archive
+    files: Files  # reads the files by their position in names
+    broken: list[tuple[str, str]]  # (name, reason) of images that cannot be read at all: dangling links, encrypted, ...
+    notes: tuple[str, ...]  # sentences about what was passed over
+    file: str = ""  # name of the table or array file that was given, which lies in `path`; "" for folder or archive
 
     @property
     def given(self) -> Path:
@@ -114,11 +101,15 @@ class FolderFiles:
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of file i."""
-        return self._read(i, -1)
+        return self.read_head(i, -1)
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i."""
-        return self._read(i, size)
+        """Returns the first `size` bytes of file i; -1: all."""
+        try:
+            with open(os.path.join(self.root, self._path(i)), "rb", buffering=0) as file:
+                return file.read(size)
+        except OSError as exc:
+            raise ImageError(f"cannot be read: {exc.strerror}") from exc
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FolderFiles:
         """Returns the files at these indices, in their order."""
@@ -126,13 +117,6 @@ class FolderFiles:
 
     def _path(self, i: int) -> bytes:
         return self.paths[self.ends[i - 1] if i else 0 : self.ends[i]]
-
-    def _read(self, i: int, size: int) -> bytes:
-        try:
-            with open(os.path.join(self.root, self._path(i)), "rb", buffering=0) as file:
-                return file.read(size)
-        except OSError as exc:
-            raise ImageError(f"cannot be read: {exc.strerror}") from exc
 
 
 def is_image(name: str) -> bool:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_trees import archived, listed, notes_of, picture, refused
+from small_trees import archived, listed, notes_of, picture, refused, values, write
 
 from fastload.sources import detect_layout
 
@@ -34,7 +34,7 @@ def shift(root: Path, folder: str) -> None:
         picture(path, 255, 0, 149)
 
 
-def test_masks_keep_0_as_other_and_scenes_are_labels(ade: Path) -> None:
+def test_masks_keep_0_as_other_and_scenes_are_labels_if_there_are_any(ade: Path) -> None:
     assert detect_layout(ade)[0] == "ade20k"
     listing = listed(ade)
     assert listing.split_names == ("train", "val")
@@ -53,6 +53,20 @@ def test_masks_keep_0_as_other_and_scenes_are_labels(ade: Path) -> None:
     assert labels.attrs["names"] == ("airport_terminal", "zoo")
     assert "corrupted: ADE_train_00003020." in notes_of(listing)
     assert "0 = other and ignored, 1..150, by their values (0..150" in notes_of(listing)
+    archived(ade, ade.parent / "ade.zip", ade.name)
+    inside = listed(ade.parent / "ade.zip")
+    assert inside.keys == tuple(f"ADEChallengeData2016/{key}" for key in listing.keys)
+    assert inside.masks is not None and inside.masks.names == masks.names and values(inside) == values(listing)
+    # Images for testing have neither masks nor scenes; a text file at the top counts before one elsewhere.
+    picture(ade / "release_test/testing/ADE_test_00000001.jpg")
+    write(ade / "a/sceneCategories.txt", "ADE_val_00000001 attic\n")
+    listing = listed(ade)
+    assert listing.split_names == ("train", "val", "test")
+    assert listing.masks is not None and listing.masks.present.tolist() == [True, True, True, False]
+    assert values(listing) == [0, 1, 0, -1] and "The split 'test' has no masks" in notes_of(listing)
+    (ade / "sceneCategories.txt").unlink()
+    listing = listed(ade)
+    assert values(listing) == [-1, -1, 0, -1] and "without a scene in sceneCategories.txt (3)" in notes_of(listing)
 
 
 @pytest.mark.parametrize("folder", ["annotations_detectron2", "annotations"])
@@ -67,40 +81,21 @@ def test_shifted_masks_are_known_by_their_values_and_not_shifted_back(ade: Path,
     assert "255 = ignore, shifted as for detectron2, by their values (0..149, 255" in notes_of(listing)
 
 
-def test_a_folder_called_detectron2_with_original_values_is_original(ade: Path) -> None:
+def test_the_original_masks_are_preferred_and_known_in_any_folder(ade: Path) -> None:
+    picture(ade / "annotations_detectron2/training/ADE_train_00000001.png", 255)
+    listing = listed(ade)
+    assert listing.masks is not None and listing.masks.ignore_index == 0
+    assert "not those in annotations_detectron2" in notes_of(listing)
+    (ade / "annotations_detectron2").rename(ade / "away")
     (ade / "annotations").rename(ade / "annotations_detectron2")
     masks = listed(ade).masks
     assert masks is not None and masks.ignore_index == 0
 
 
-def test_the_original_masks_are_preferred(ade: Path) -> None:
-    picture(ade / "annotations_detectron2/training/ADE_train_00000001.png", 255)
-    listing = listed(ade)
-    assert listing.masks is not None and listing.masks.ignore_index == 0
-    assert "not those in annotations_detectron2" in notes_of(listing)
-
-
-@pytest.mark.parametrize(("values", "message"), [((0, 151), "masks hold 151"), ((150, 255), "both 150, .* and 255")])
-def test_values_of_neither_numbering_are_an_error(ade: Path, values: tuple[int, ...], message: str) -> None:
-    picture(ade / "annotations/training/ADE_train_00000001.png", *values)
+@pytest.mark.parametrize(("held", "message"), [((0, 151), "masks hold 151"), ((150, 255), "both 150, .* and 255")])
+def test_values_of_neither_numbering_are_an_error(ade: Path, held: tuple[int, ...], message: str) -> None:
+    picture(ade / "annotations/training/ADE_train_00000001.png", *held)
     refused(message, ade)
-
-
-def test_test_images_have_no_masks(ade: Path) -> None:
-    picture(ade / "release_test/testing/ADE_test_00000001.jpg")
-    listing = listed(ade)
-    assert listing.split_names == ("train", "val", "test")
-    assert listing.masks is not None and listing.masks.present.tolist() == [True, True, True, False]
-    assert listing.columns["labels"].values.tolist() == [0, 1, 0, -1]
-    assert "The split 'test' has no masks" in notes_of(listing)
-
-
-def test_the_whole_in_a_zip_gives_the_same(ade: Path, tmp_path: Path) -> None:
-    archived(ade, tmp_path / "ade.zip", ade.name)
-    inside, outside = listed(tmp_path / "ade.zip"), listed(ade)
-    assert inside.keys == tuple(f"ADEChallengeData2016/{key}" for key in outside.keys)
-    assert inside.masks is not None and outside.masks is not None and inside.masks.names == outside.masks.names
-    assert (inside.columns["labels"].values == outside.columns["labels"].values).all()
 
 
 def test_without_the_text_files_and_without_masks(ade: Path) -> None:
@@ -113,13 +108,8 @@ def test_without_the_text_files_and_without_masks(ade: Path) -> None:
     (ade / "annotations").rename(ade.parent / "away")
     assert listed(ade).masks is None
     refused("there is no mask in annotations", ade, masks="semantic")
-
-
-def test_only_val_may_be_there(ade: Path) -> None:
-    for folder in ("images", "annotations"):
-        (ade / folder / "training").rename(ade.parent / f"{folder} of training")
-    listing = listed(ade)
-    assert listing.split_names == ("val",) and listing.columns["labels"].attrs["names"] == ("airport_terminal", "zoo")
+    (ade / "images").rename(ade / "pictures")
+    refused("there are no images in images/training", ade)
 
 
 def test_a_scene_without_its_image_fails_or_is_skipped(ade: Path) -> None:
@@ -127,13 +117,10 @@ def test_a_scene_without_its_image_fails_or_is_skipped(ade: Path) -> None:
         (ade / gone).unlink()
     refused(r"ADE_train_00000001 is listed in sceneCategories.txt, but has no image", ade)
     assert [key for key, _ in listed(ade, on_error="skip").skipped] == ["ADE_train_00000001"]
-
-
-def test_an_image_without_a_scene_is_unlabelled(ade: Path) -> None:
-    (ade / "sceneCategories.txt").write_text("ADE_val_00000001 attic\n")
+    for folder in ("images", "annotations"):  # without train, its scenes are no contradiction
+        (ade / folder / "training").rename(ade.parent / f"{folder} of training")
     listing = listed(ade)
-    assert listing.columns["labels"].values.tolist() == [-1, -1, 0]
-    assert "Images without a scene in sceneCategories.txt (2)" in notes_of(listing)
+    assert listing.split_names == ("val",) and listing.columns["labels"].attrs["names"] == ("airport_terminal", "zoo")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +135,3 @@ def test_an_image_without_a_scene_is_unlabelled(ade: Path) -> None:
 def test_damaged_text_files_are_named(ade: Path, file: str, text: str, message: str) -> None:
     (ade / file).write_text(text)
     refused(f"{file}.*{message}", ade)
-
-
-def test_no_images_are_an_error(ade: Path) -> None:
-    (ade / "images").rename(ade / "pictures")
-    refused("there are no images in images/training", ade)

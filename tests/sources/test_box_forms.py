@@ -79,6 +79,10 @@ def test_boxes_beside_files_of_images_move_with_them(tmp_path: Path, kind: str) 
             (source / f"{i}.png").write_bytes(out.getvalue())
         lines = [json.dumps({"file_name": f"{i}.png", "bbox": box, "label": i}) for i, box in enumerate(boxes)]
         (source / "t.jsonl").write_text("\n".join(lines))
+        (tmp_path / "0.png").write_bytes(out.getvalue())
+        (tmp_path / "t.csv").write_text("file,x,y,width,height\n0.png,0.1,0.1,0.5,0.5\n")
+        column = list_source(tmp_path / "t.csv").columns["bbox"]  # fractions in four columns are no pixels
+        assert column.moves == "" and column.attrs == {"names": SIZED, "coordinates": "unknown"}
     else:
         members = [((f"{i}.png", out.getvalue()), (f"{i}.bbox.npy", npy(box))) for i, box in enumerate(boxes)]
         write_tar(source / "a.tar", [member for pair in members for member in pair])
@@ -86,11 +90,3 @@ def test_boxes_beside_files_of_images_move_with_them(tmp_path: Path, kind: str) 
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["bbox"][:].tolist() == [[10, 10, 18, 18], [2, 2, 10, 10]] and file["bbox"].dtype == np.float32
         assert file["bbox"].attrs["names"].astype(str).tolist() == list(CORNERS)
-
-
-def test_fractions_in_four_columns_of_a_table_are_no_pixels(tmp_path: Path) -> None:
-    for i in range(2):
-        Image.new("RGB", (40, 40)).save(tmp_path / f"{i}.png")
-    (tmp_path / "t.csv").write_text("file,x,y,width,height\n0.png,0.1,0.1,0.5,0.5\n1.png,0.2,0.2,0.4,0.4\n")
-    column = list_source(tmp_path).columns["bbox"]
-    assert column.moves == "" and column.attrs == {"names": SIZED, "coordinates": "unknown"}

@@ -23,12 +23,6 @@ def test_class_folders_become_sorted_labels_in_one_split(tmp_path: Path) -> None
     assert listing.sizes.tolist() == [len(key) for key in listing.keys]
 
 
-def test_a_class_stays_together_when_a_sibling_sorts_between_its_folders(tmp_path: Path) -> None:
-    listing = list_source(make(tmp_path, "a/deep/1.jpg", "a/0.jpg", "a-1/0.jpg"))
-    assert listing.keys == ("a/0.jpg", "a/deep/1.jpg", "a-1/0.jpg")
-    assert values(listing) == [0, 0, 1]
-
-
 def test_splits_come_in_order_and_keep_their_folders_in_keys(tmp_path: Path) -> None:
     listing = list_source(make(tmp_path, *SPLIT_TREE))
     assert listing.split_names == ("train", "val", "test")
@@ -60,24 +54,26 @@ def test_an_archive_of_one_split_keeps_it(tmp_path: Path) -> None:
     assert listing.columns["labels"].attrs["names"] == ("cat", "dog")
 
 
-def test_a_folder_around_folders_is_looked_through_but_a_single_class_is_not(tmp_path: Path) -> None:
-    around = list_source(make(tmp_path / "a", "photos/cat/1.jpg", "photos/dog/1.jpg"))
-    assert around.columns["labels"].attrs["names"] == ("cat", "dog")
-    single = list_source(make(tmp_path / "b", "cat/1.jpg", "cat/2.jpg"))
-    assert single.columns["labels"].attrs["names"] == ("cat",)
-
-
-def test_flat_images_have_no_labels(tmp_path: Path) -> None:
-    listing = list_source(make(tmp_path, "2.jpg", "1.PNG", "3.gif"))
-    assert listing.columns == {} and listing.keys == ("1.PNG", "2.jpg", "3.gif")
-
-
-def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Path) -> None:
-    listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "test/9.jpg", "val/"))
-    assert values(listing) == [0, 1, -1]
-    assert listing.split_names == ("train", "test")
-    assert "'test' has no class folders" in notes_of(listing)
-    assert "without an image were ignored (1): val" in notes_of(listing)
+@pytest.mark.parametrize(
+    ("files", "labels", "classes", "note"),
+    [
+        ("a/0.jpg a/deep/1.jpg a-1/0.jpg", [0, 0, 1], ("a", "a-1"), ""),  # a sibling sorts between the folders of a
+        ("photos/cat/1.jpg photos/dog/1.jpg", [0, 1], ("cat", "dog"), "Everything lies in photos/, which is no class"),
+        ("cat/1.jpg cat/2.jpg", [0, 0], ("cat",), ""),
+        ("1.PNG 2.jpg 3.gif", None, (), "images without class folders"),
+        ("train/cat/1.jpg train/dog/1.jpg test/9.jpg", [0, 1, -1], ("cat", "dog"), "'test' has no class folders"),
+        ("train/cat/1.jpg train/dog/1.jpg val/cat/1.jpg val/dog/", [0, 1, 0], ("cat", "dog"), "in 'val' (1): dog"),
+        ("train/cat/1.jpg train/dog/1.jpg val/", [0, 1], ("cat", "dog"), "without an image were ignored (1): val"),
+    ],
+)
+def test_labels_are_the_folders_below_split_and_wrapping_folders(
+    tmp_path: Path, files: str, labels: list[int] | None, classes: tuple[str, ...], note: str
+) -> None:
+    names = files.split()
+    listing = list_source(make(tmp_path, *names))
+    assert listing.keys == tuple(name for name in names if not name.endswith("/")) and note in notes_of(listing)
+    assert (values(listing) if listing.columns else None) == labels
+    assert not classes or listing.columns["labels"].attrs["names"] == classes
 
 
 @pytest.mark.parametrize(
@@ -98,11 +94,8 @@ def test_a_flat_split_beside_labelled_ones_has_labels_of_minus_one(tmp_path: Pat
 def test_what_is_wrong_is_named(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     (tmp_path / "data").mkdir()
     refused(message, make(tmp_path / "data", *names))
-
-
-def test_a_class_that_is_empty_in_one_split_only_is_no_error(tmp_path: Path) -> None:
-    listing = list_source(make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg", "val/dog/"))
-    assert values(listing) == [0, 1, 0]
+    with pytest.raises(MissingFileError, match="there is no such file or folder"):
+        list_source(tmp_path / "none")
 
 
 def test_a_dangling_link_fails_or_is_skipped_by_name(tmp_path: Path) -> None:
@@ -112,11 +105,9 @@ def test_a_dangling_link_fails_or_is_skipped_by_name(tmp_path: Path) -> None:
     listing = list_source(tmp_path, on_error="skip")
     assert listing.skipped == (("cat/2.jpg", "is a link to a file that does not exist"),)
     assert listing.keys == ("cat/1.jpg", "dog/1.jpg")
-
-
-def test_a_missing_path_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match="there is no such file or folder"):
-        list_source(tmp_path / "none")
+    for name in listing.keys:
+        (tmp_path / name).unlink()
+    refused(r"holds no image: cat/2.jpg is a link to a file that does not exist", tmp_path, on_error="skip")
 
 
 def test_real_photos(shared_data: Path) -> None:
@@ -142,9 +133,3 @@ def test_a_file_removed_later_is_an_error_of_that_image_alone(tmp_path: Path) ->
     assert listing.files.read(0) == b"cat/1.jpg"
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         listing.files.read(1)
-
-
-def test_nothing_left_to_pack_says_why(tmp_path: Path) -> None:
-    make(tmp_path, "cat/")
-    (tmp_path / "cat" / "1.jpg").symlink_to("nowhere")
-    refused(r"holds no image: cat/1.jpg is a link to a file that does not exist", tmp_path, on_error="skip")

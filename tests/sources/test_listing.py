@@ -42,15 +42,12 @@ def test_take_reorders_every_column_alike() -> None:
     assert len(whole.take(np.array([], dtype=np.int64))) == 0
 
 
-def test_first_few_says_how_many_more() -> None:
-    assert first_few(["a", "b"]) == "a, b"
-    assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
-
-
-def test_duplicate_keys_are_named() -> None:
+def test_first_few_says_how_many_more_and_duplicate_keys_are_named() -> None:
     require_unique(["a", "b"], "here")
     with pytest.raises(SourceError, match="here: 2 names occur more than once: a, b"):
         require_unique(["a", "b", "a", "b", "c"], "here")
+    assert first_few(["a", "b"]) == "a, b"
+    assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_sources_import_neither_torch_nor_archive_modules() -> None:

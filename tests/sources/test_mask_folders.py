@@ -33,21 +33,14 @@ def test_pairs_are_found_in_each_way_of_keeping_them(tmp_path: Path, names: list
     assert [listing.masks.files.read(i) for i in range(2)] == [(root / name).read_bytes() for name in names[2:]]
 
 
-def test_the_values_seen_are_noted(tmp_path: Path) -> None:
-    picture(tmp_path / "images/a.png")
-    picture(tmp_path / "masks/a.png", 0, 7, 255, 7)
-    assert "Values in a sample of the masks: 0, 7, 255." in list_source(tmp_path).notes[-1]
-
-
 def test_a_split_without_masks_is_filled_with_255(tmp_path: Path) -> None:
     listing = list_source(pictures(tmp_path, "images/train/a.png", "images/test/b.png", "masks/train/a.png"))
     assert listing.masks is not None and listing.masks.present.tolist() == [True, False]
     assert listing.masks.ignore_index == 255 and "Splits without masks: test" in " ".join(listing.notes)
-
-
-def test_two_files_of_one_name_are_named(tmp_path: Path) -> None:
-    root = pictures(tmp_path, "images/a.png", "images/a.jpg", "masks/a.png")
-    refused(r"images/a.jpg and images/a.png", root)
+    picture(tmp_path / "masks/train/a.png", 0, 7, 255, 7)
+    assert "Values in a sample of the masks: 0, 7, 255." in list_source(tmp_path).notes[-1]
+    picture(tmp_path / "images/train/a.jpg")
+    refused(r"images/train/a.jpg and images/train/a.png", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def refused(message, samples):
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (7, 5, 3), dtype=np.uint8)
+GRAY, PALETTE = PIXELS[..., 0], Image.fromarray(PIXELS).convert("P")
 
 
 def encoded(pixels=PIXELS, kind="PNG", **more):
@@ -59,29 +60,18 @@ IMAGES = {
     "a Pillow image": (Image.fromarray(PIXELS), PIXELS),
     "a lazy Pillow image": (Image.open(io.BytesIO(encoded())), PIXELS),
     "a black and white one": (Image.fromarray(PIXELS[..., 0] > 99), np.where(PIXELS[..., 0] > 99, 255, 0)),
-    "a palette": (
-        Image.fromarray(PIXELS).convert("P"),
-        np.asarray(Image.fromarray(PIXELS).convert("P").convert("RGB")),
-    ),
-    "gray with alpha": (
-        Image.fromarray(PIXELS[..., 0]).convert("LA"),
-        np.dstack([PIXELS[..., [0, 0, 0]], np.full((7, 5), 255, np.uint8)]),
-    ),
-    "a 16-bit Pillow image": (Image.fromarray(PIXELS[..., 0].astype("u2") * 257), PIXELS[..., 0].astype("u2") * 257),
+    "a palette": (PALETTE, np.asarray(PALETTE.convert("RGB"))),
+    "gray with alpha": (Image.fromarray(GRAY).convert("LA"), np.dstack([GRAY, GRAY, GRAY, np.full_like(GRAY, 255)])),
+    "a 16-bit Pillow image": (Image.fromarray(GRAY.astype("u2") * 257), GRAY.astype("u2") * 257),
 }
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-@pytest.mark.parametrize(
-    "way", [lambda image: image, lambda image: (image, 3), lambda image: {"image": image, "label": 3}]
-)
+@pytest.mark.parametrize("way", ["alone", "in a pair", "in a dict"])
 def test_images_of_every_kind_are_read(kind, way):
     image, expected = IMAGES[kind]
-    if isinstance(image, dict):
-        way_of = (lambda _: (image, 3)) if way(0) == 0 else way
-    else:
-        way_of = way
-    listing = list_objects([way_of(image)])
+    sample = (image, 3) if way == "in a pair" else {"image": image, "label": 3} if way == "in a dict" else image
+    listing = list_objects([(image,) if isinstance(sample, dict) and way == "alone" else sample])
     assert isinstance(listing.files, Files if "PNG" in kind else Pictures) and listing.layout == "objects"
     pixels, (header, _) = pixels_of(listing.files.read(0)), examine(listing.files.read(0))
     assert np.array_equal(pixels.reshape(expected.shape), expected) and pixels.dtype.isnative
@@ -90,7 +80,7 @@ def test_images_of_every_kind_are_read(kind, way):
     assert listing.keys == ("000000",)
 
 
-def test_bytes_of_jpegs_are_kept_as_they_are(tmp_path):
+def test_bytes_of_jpegs_are_kept_as_they_are_but_become_pixels_among_pixels(tmp_path):
     given = [(encoded(kind="JPEG", quality=60 + i), i) for i in range(6)] + [(encoded(), 6)]
     report = pack_images(given, tmp_path / "a.h5", store="source", shuffle=False, workers=0)
     assert report.encodings == {"raw": 1, "jpeg": 6}
@@ -98,11 +88,8 @@ def test_bytes_of_jpegs_are_kept_as_they_are(tmp_path):
     assert [samples.encoded_bytes("images", row).data for row in range(6)] == [data for data, _ in given[:6]]
     assert np.array_equal(samples.pixels("images", 6), PIXELS)
     samples.close()
-
-
-def test_bytes_among_pixels_become_pixels_and_that_is_noted(tmp_path):
     given = [encoded(kind="JPEG"), PIXELS, PIXELS]
-    report = pack_images(given, tmp_path / "a.h5", store="source", workers=0)
+    report = pack_images(given, tmp_path / "b.h5", store="source", workers=0)
     assert report.encodings == {"raw": 3}
     assert "Bytes of files (1) and pixels (2): all are taken as pixels." in report.notes
 
@@ -211,49 +198,40 @@ def test_what_the_object_raises_is_reported_with_its_sample():
     refused("Raises: sample 2 of 3 cannot be read: IndexError: out of photos", Raises([(PIXELS, 0)] * 3))
 
 
-def test_a_sample_of_another_size_when_read_again_is_an_error():
-    class Random(Photos):
-        calls = 0
-
-        def __getitem__(self, i):
-            self.calls += 1
-            return PIXELS[: 6 + (self.calls > 2)], 0
-
-    listing = list_objects(Random([0]))
-    with pytest.raises(ImageError, match=r"is uint8 \(7, 5, 3\) now and was 6x5 .*Leave random transforms out"):
-        listing.files.read(0)
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (None, "has no mask now"),
-        (np.ones((7, 5), int), "other pixels now"),
-        (np.ones((7, 4), int), r"is uint8 \(7, 4\)"),
-    ],
-)
-def test_a_mask_that_is_another_when_read_again_is_an_error(mask, message):
+def test_a_mask_that_is_another_when_read_again_is_an_error():
     samples = [{"image": PIXELS, "mask": np.zeros((7, 5), int)}]
     masks = list_objects(samples).masks.files
     assert masks.read(0).shape == (7, 5) and (masks.header(0).height, masks.header(0).width) == (7, 5)
-    samples[0]["mask"] = mask
-    with pytest.raises(ImageError, match=message):
-        masks.read(0)
+    for mask, message in (
+        (None, "no mask"),
+        (PIXELS[..., 0], "other pixels"),
+        (PIXELS[:, :4, 0], r"is uint8 \(7, 4\)"),
+    ):
+        samples[0]["mask"] = mask
+        with pytest.raises(ImageError, match=f"{message} now"):
+            masks.read(0)
 
 
-def test_a_sample_of_other_pixels_each_time_is_refused():
+def test_a_sample_of_another_size_or_other_pixels_when_read_again_is_an_error():
     class Random(Photos):
         calls = 0
 
         def __getitem__(self, i):
             self.calls += 1
-            return np.full_like(PIXELS, self.calls if self.calls > self.after else 0), 0
+            return self.samples[self.calls > self.after], 0
+
+        def __len__(self):
+            return 1
 
     Random.after = 1
-    refused(r"Random: sample 0 has other pixels .*random transforms out", Random([0]))
+    refused(r"Random: sample 0 has other pixels .*random transforms out", Random([PIXELS, PIXELS * 0]))
     Random.after = 2
-    with pytest.raises(ImageError, match="has other pixels now"):
-        list_objects(Random([0])).files.read(0)
+    for other, message in (
+        (PIXELS * 0, "has other pixels now"),
+        (PIXELS[:6], r"is uint8 \(6, 5, 3\) now and was 7x5 .*Leave random transforms out"),
+    ):
+        with pytest.raises(ImageError, match=message):
+            list_objects(Random([PIXELS, other])).files.read(0)
 
 
 def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
@@ -269,12 +247,9 @@ def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
     refused(r"has a mask that is float64 \(7, 5\); expected integers", [{"image": PIXELS, "mask": mask / 2}])
 
 
-@pytest.mark.parametrize("source", [iter([PIXELS]), {"a": PIXELS}, 7, "folder", None])
-def test_what_has_no_samples_by_number_is_refused(source):
-    refused("has no length or no indexing", source)
-
-
-def test_an_empty_object_and_labels_of_several_kinds_are_refused():
+def test_what_has_no_samples_by_number_and_labels_of_several_kinds_are_refused():
+    for source in (iter([PIXELS]), {"a": PIXELS}, 7, "folder", None):
+        refused("has no length or no indexing", source)
     refused("list: has no sample", [])
     refused("labels of several kinds: 1 of sample 0, 'cat' of sample 2", [(PIXELS, 1), (PIXELS, None), (PIXELS, "cat")])
     refused(r"labels of several kinds: \(0, 1\) of sample 0, \(1,\) of sample 1", [(PIXELS, [0, 1]), (PIXELS, [1])])

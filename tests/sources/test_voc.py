@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_trees import archived, listed, notes_of, picture, refused, write
+from small_trees import archived, listed, notes_of, picture, refused, values, write
 
 from fastload.sources import detect_layout
 from fastload.sources.voc import CLASSES, Item, box_columns, parse_annotation
@@ -12,6 +12,9 @@ XML = """<annotation><filename>x.jpg</filename><size><width>8</width><height>6</
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>
 <xmax>{xmax}</xmax><xmin>{xmin}</xmin><ymin>{ymin}</ymin><ymax>{ymax}</ymax></bndbox>
 <part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part></object>"""
+
+
+DOGS, CATS = CLASSES.index("dog"), CLASSES.index("cat")
 
 
 def item(name: str, box: tuple[Any, ...], difficult: int = 0) -> str:
@@ -55,42 +58,33 @@ def test_the_images_with_masks_are_listed_and_palettes_stay_files(devkit: Path) 
     notes = notes_of(listing)
     assert "`--masks none` lists all" in notes and "do not name were left (2)" in notes
     assert listing.sizes[0] > (devkit / "VOC2012/JPEGImages/2007_3.jpg").stat().st_size
+    masks = listed(devkit, "instance").masks  # the objects
+    assert masks is not None and masks.names == () and masks.ignore_index == 255
+    assert masks.files.read(1) == (devkit / "VOC2012/SegmentationObject/2007_1.png").read_bytes()
 
 
-def test_boxes_count_from_0_and_parts_are_no_objects(devkit: Path) -> None:
-    columns = listed(devkit, "none").columns
-    boxes = columns["boxes"]
-    assert boxes.moves == "xywh" and boxes.values.dtype == np.float32
-    assert columns["num_boxes"].values.tolist() == [0, 2, 2, 2]
-    assert boxes.values[1].tolist() == [[0, 0, 8, 6], [1, 2, 3.5, 3]]
-    assert columns["box_labels"].values.tolist()[:2] == [[-1, -1], [CLASSES.index("dog"), CLASSES.index("cat")]]
-    assert columns["box_difficult"].values.tolist()[:2] == [[0, 0], [0, 1]]
-
-
-def test_all_images_have_labels_and_difficult_ones_apart(devkit: Path) -> None:
+def test_all_images_have_labels_boxes_from_0_without_parts_and_difficult_ones_apart(devkit: Path) -> None:
     listing = listed(devkit, "none")
     assert [key[-10:-4] for key in listing.keys] == ["2007_2", "2007_3", "2008_4", "2007_1"]
     assert listing.masks is None
-    dog, cat = CLASSES.index("dog"), CLASSES.index("cat")
     labels, difficult = listing.columns["labels"], listing.columns["difficult"]
     assert labels.values.dtype == np.uint8 and labels.attrs["names"] == CLASSES and len(CLASSES) == 20
-    assert labels.values[:, [dog, cat]].tolist() == [[0, 0], [1, 0], [0, 1], [0, 0]]
-    assert difficult.values[:, [dog, cat]].tolist() == [[0, 0], [0, 1], [1, 0], [0, 0]]
-
-
-def test_without_lists_of_classes_the_annotations_give_labels(devkit: Path) -> None:
+    assert labels.values[:, [DOGS, CATS]].tolist() == [[0, 0], [1, 0], [0, 1], [0, 0]]
+    assert difficult.values[:, [DOGS, CATS]].tolist() == [[0, 0], [0, 1], [1, 0], [0, 0]]
+    boxes = listing.columns["boxes"]
+    assert boxes.moves == "xywh" and boxes.values.dtype == np.float32
+    assert values(listing, "num_boxes") == [0, 2, 2, 2]
+    assert boxes.values[1].tolist() == [[0, 0, 8, 6], [1, 2, 3.5, 3]]
+    assert values(listing, "box_labels")[:2] == [[-1, -1], [DOGS, CATS]]
+    assert values(listing, "box_difficult")[:2] == [[0, 0], [0, 1]]
+    # Without lists of classes the annotations give labels; a difficult object does not hide a plain one.
     for path in (devkit / "VOC2012/ImageSets/Main").glob("*_*.txt"):
         path.unlink()
-    listing = listed(devkit, "none")
-    dog, cat = CLASSES.index("dog"), CLASSES.index("cat")
-    assert listing.columns["labels"].values[:, [dog, cat]].tolist() == [[0, 0], [1, 0], [1, 0], [1, 0]]
-    assert listing.columns["difficult"].values[:, [dog, cat]].tolist() == [[0, 0], [0, 1], [0, 1], [0, 1]]
-
-
-def test_instance_masks_are_the_objects(devkit: Path) -> None:
-    masks = listed(devkit, "instance").masks
-    assert masks is not None and masks.names == () and masks.ignore_index == 255
-    assert masks.files.read(1) == (devkit / "VOC2012/SegmentationObject/2007_1.png").read_bytes()
+    both = item("dog", (1, 1, 8, 6)) + item("dog", (1, 1, 2, 2), 1)
+    write(devkit / "VOC2012/Annotations/2007_1.xml", XML.format(both))
+    columns = listed(devkit, "none").columns
+    assert columns["labels"].values[:, [DOGS, CATS]].tolist() == [[0, 0], [1, 0], [1, 0], [1, 0]]
+    assert columns["difficult"].values[:, [DOGS, CATS]].tolist() == [[0, 0], [0, 1], [0, 1], [0, 0]]
 
 
 def test_the_folder_of_the_year_and_a_tar_give_the_same(devkit: Path, tmp_path: Path) -> None:
@@ -100,12 +94,6 @@ def test_the_folder_of_the_year_and_a_tar_give_the_same(devkit: Path, tmp_path: 
     assert [f"VOCdevkit/VOC2012/{key}" for key in outside.keys] == list(inside.keys)
     assert all((inside.columns[name].values == outside.columns[name].values).all() for name in outside.columns)
     assert inside.masks is not None and inside.masks.files.read(0) == outside.masks.files.read(0)  # type: ignore[union-attr]
-
-
-def test_several_years_are_an_error_that_names_them(devkit: Path) -> None:
-    picture(devkit / "VOC2007/JPEGImages/1.jpg")
-    write(devkit / "VOC2007/Annotations/1.xml", XML.format(""))
-    refused(r"several years of VOC: VOC2007/, VOC2012/.*VOC2012.*fastload merge", devkit)
 
 
 def test_the_augmented_masks_are_noted_and_used_when_alone(devkit: Path) -> None:
@@ -167,7 +155,7 @@ def test_damaged_lists_and_annotations_are_named(devkit: Path, path: str, text: 
     refused(message, devkit, masks="none" if "Main" in path else "auto")
 
 
-def test_no_images_no_masks_and_no_lists_are_errors(devkit: Path) -> None:
+def test_no_images_no_masks_no_lists_and_several_years_are_errors(devkit: Path) -> None:
     year = devkit / "VOC2012"
     (year / "SegmentationObject").rename(devkit / "objects")
     refused("there is no mask in VOC2012/SegmentationObject", devkit, masks="instance")
@@ -176,6 +164,9 @@ def test_no_images_no_masks_and_no_lists_are_errors(devkit: Path) -> None:
     (year / "JPEGImages").rename(devkit / "pictures")
     refused("there are no images in VOC2012/JPEGImages", devkit)
     refused("no folder with VOC's JPEGImages", devkit / "pictures", "voc")
+    picture(devkit / "VOC2007/JPEGImages/1.jpg")
+    write(devkit / "VOC2007/Annotations/1.xml", XML.format(""))
+    refused(r"several years of VOC: VOC2007/, VOC2012/.*VOC2012.*fastload merge", devkit)
 
 
 def test_other_classes_and_no_lists_at_all_are_packed_as_they_are(devkit: Path) -> None:
@@ -210,18 +201,12 @@ def test_the_whole_image_is_0_0_width_height() -> None:
     [
         *[(data, "is not well formed") for data in (b"", b"<a", b"<a>&b;</a>", "<a>é".encode())],
         (b"<?xml version='1.0' encoding='nonsense'?><a/>", "is not well formed"),
-        (
-            b'<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]><annotation>&c;</annotation>',
-            "declares a document type",
-        ),
+        (b'<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]><a>&c;</a>', "declares a document type"),
         ('<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a []><a/>'.encode("utf-16"), "is not in UTF-8"),
         (b"\x00", "is not in UTF-8"),
         (XML.format(item("", (1, 1, 2, 2))).encode(), "an object without a name"),
         *[(XML.format(item("dog", (x, 1, 2, 2))).encode(), r"\(dog\) without a box of four") for x in ("", "x")],
-        *[
-            (XML.format(item("dog", (x, 1, 8, 2))).encode(), r"\(dog\) with the box")
-            for x in ("inf", "nan", 9, "1e999")
-        ],
+        *[(XML.format(item("dog", (x, 1, 8, 2))).encode(), r"\(dog\) with the") for x in ("inf", "nan", 9, "1e999")],
     ],
 )
 def test_a_damaged_annotation_is_a_named_error(data: bytes, message: str) -> None:

@@ -58,10 +58,6 @@ def tar_order(tree: Tree) -> NDArray[np.int64]:
 def list_inner_tar(tree: Tree, position: int) -> Tree:
     """Returns the tree of a tar that is itself a file of a tree (of a folder or a tar); nothing is unpacked.
 
-    Args:
-        tree: of a folder or a .tar.
-        position: position of the inner tar in tree.names.
-
     Raises:
         SourceError: the file is no tar, is damaged, cut short or holds a name twice; or it lies in a zip.
     """

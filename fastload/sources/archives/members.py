@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,21 +33,14 @@ class Member(NamedTuple):
     crc: int = 0
 
 
+@dataclass
 class FoundMembers:
-    """Everything that listing an archive found, in the archive's order.
+    """Everything that listing an archive found, in the archive's order."""
 
-    Attributes:
-        members: the files.
-        folders: names of the folders.
-        broken: (name, reason) of images that cannot be read.
-        passed: (name, reason) of other files that cannot be read, which are passed over.
-    """
-
-    def __init__(self) -> None:
-        self.members: list[Member] = []
-        self.folders: list[str] = []
-        self.broken: list[tuple[str, str]] = []
-        self.passed: list[tuple[str, str]] = []
+    members: list[Member] = field(default_factory=list)  # the files
+    folders: list[str] = field(default_factory=list)  # names of the folders
+    broken: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of images that cannot be read
+    passed: list[tuple[str, str]] = field(default_factory=list)  # the same of other files, which are passed over
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes a member that cannot be read: as broken if it is an image, else as passed over."""

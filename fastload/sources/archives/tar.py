@@ -38,14 +38,8 @@ def list_tar(
 ) -> FoundMembers:
     """Returns the members of a tar, read header by header, with links between members resolved.
 
-    Offsets count from the start of the file at `path`, also if the tar is itself a member of that file.
-
-    Args:
-        path: the file.
-        archive_size: bytes of the file.
-        start: where the tar begins in the file.
-        size: bytes of the tar; None: up to the end of the file.
-        inner: name of the member that the tar is, for messages.
+    Offsets count from the start of the file at `path`, of `archive_size` bytes, also if the tar is itself a member of
+    that file, called `inner`, and begins at `start`.
 
     Raises:
         SourceError: the tar is damaged, cut short, or followed by a second one.

@@ -11,6 +11,7 @@ wnids (WordNet ids such as n01440764).
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import zlib
@@ -43,12 +44,7 @@ print(json.dumps([[int(one["ILSVRC2012_ID"]), str(one["WNID"]), str(one["words"]
 
 
 class GroundTruth:
-    """The tables and the devkit of a tree that hold words and classes, each read when it is needed.
-
-    Attributes:
-        words: wnid -> words of the classes of ImageNet; empty if unknown.
-        more_words: the same from a table that lists more than ImageNet's classes.
-    """
+    """The tables and the devkit of a tree that hold words and classes, each read when it is needed."""
 
     def __init__(self, draft: Draft, tree: Tree) -> None:
         self.tree = tree
@@ -56,7 +52,7 @@ class GroundTruth:
         devkit = next((i for base, i in self.at.items() if DEVKIT.fullmatch(base)), None)
         self.devkit = {} if devkit is None else read_devkit(tree, devkit)
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
-        self.words: dict[str, str] = {}
+        self.words: dict[str, str] = {}  # wnid -> words of the classes of ImageNet; empty if unknown
         self._meta: dict[int, tuple[str, str]] = {}
         if table := next((base for base in SYNSETS if base in self.at), ""):
             self.words = parse_synsets(tree.lines(self.at[table]))
@@ -87,7 +83,8 @@ class GroundTruth:
     def by_stem(self) -> dict[str, str]:
         """Returns stem of each validation image -> wnid; empty without a table or devkit."""
         if SOLUTION in self.at:
-            return parse_solution([(line, line.text.split(",")) for line in self.tree.lines(self.at[SOLUTION])])
+            lines = self.tree.lines(self.at[SOLUTION])
+            return parse_solution([(line, next(csv.reader([line.text]))) for line in lines])  # cells may be quoted
         if TINY in self.at:
             rows = [(line, line.text.split("\t")) for line in self.tree.lines(self.at[TINY])]
             return parse_solution([(line, [stem_of(row[0]), row[1]]) for line, row in rows if len(row) > 1])
