@@ -15,7 +15,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from fastload.device import DeviceMemory
+from fastload.device import Backend, DeviceMemory
 from gpu_meter import PretendNvml
 
 _CALIBRATION_CYCLES = 50_000_000
@@ -123,8 +123,11 @@ class _HostEvent:
         return (end.at - self.at) * 1e3
 
 
-class HostBackend:
+class HostBackend(Backend):
     """What `FastLoader` asks of a device, with memory and no streams: its device stage and caches run without one."""
+
+    def __init__(self) -> None:
+        pass
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
         return np.empty(num_bytes, np.uint8)

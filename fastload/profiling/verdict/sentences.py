@@ -28,7 +28,10 @@ _CHANGES = {
     "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
 }
 
-CAUSES = (*_CHANGES, "too few workers", "too many workers", "compute")
+CAUSES = (
+    "reading", "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
+    "too many workers", "worker start-up", "a slow sample now and then", "lock contention", "compute",
+)  # fmt: skip
 """The causes that a verdict can name."""
 
 _FASTLOADER_CHANGES = {
