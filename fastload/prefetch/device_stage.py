@@ -17,6 +17,7 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,13 +38,14 @@ CHANNELS_FIRST = (0, 3, 1, 2)
 class BatchStream(Iterator[FilledBatch]):
     """A stream of filled slots, in order: one pass of a feed."""
 
+    @abstractmethod
     def ready(self) -> bool:
         """Whether next() would return a batch at once, and neither end nor raise: then its copy can begin early."""
-        raise NotImplementedError
 
     def depth(self) -> int | None:
         """Returns how many batches lie ready; None: that is not known."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends the pass; nothing is written any more when this returns."""
 

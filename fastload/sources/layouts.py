@@ -167,10 +167,7 @@ def list_source(
     draft = Draft(name, tree, on_error)
     samples = LAYOUTS[name].source(draft, tree, options)
     if not draft.title:
-        try:
-            evidence = LAYOUTS[name].evidence(tree)
-        except SourceError:  # two layouts fit, and the user said which one it is
-            evidence = []
+        evidence = LAYOUTS[name].evidence(tree)
         how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
         draft.title = f"Layout {name}, {how}."
     if name != "exported" and (why := why_ignored(tree)):
