@@ -23,6 +23,10 @@ class Sizes:
         face_rows: rows of the packed faces, as wished and as they may be.
         batches: batch sizes, the usual one first.
         workers: threads that read; None is the default.
+        sanity_rows: rows of the file of the sanity section.
+        face: height and width of a packed face.
+        gather_threads: threads that copy rows to pinned memory.
+        lane_bytes: bytes that the kernel copies over the bus; a multiple of 2,048.
         copy_bytes: of the plain copies.
         repeats: timed calls of one way.
         pairs: times that two ways are run in turn.
@@ -42,6 +46,10 @@ class Sizes:
     face_rows: tuple[int, int] = (202_599, 50_000)
     batches: tuple[int, ...] = (256, 1024)
     workers: tuple[int | None, ...] = (None, 4, 8)
+    sanity_rows: int = 2048
+    face: tuple[int, int] = (218, 178)
+    gather_threads: tuple[int, ...] = (1, 2, 4, 8, 16)
+    lane_bytes: int = 1 << 28
     copy_bytes: int = 1 << 30
     repeats: int = 20
     pairs: int = 5
@@ -60,7 +68,7 @@ class Sizes:
             return cls()
         return cls(
             pictures=64, photo=48, large=64, crop=32, small_crop=32, photo_rows=96, face_rows=(96, 64), batches=(8, 16),
-            workers=(None, 1), copy_bytes=1 << 20, repeats=2, pairs=1, segment_s=0.05, watch_s=0.2, plain_workers=1,
+            workers=(None, 1), sanity_rows=64, face=(50, 40), gather_threads=(1, 2), lane_bytes=1 << 14, copy_bytes=1 << 20, repeats=2, pairs=1, segment_s=0.05, watch_s=0.2, plain_workers=1,
             rates=(500, 20_000), tiny=True,
         )  # fmt: skip
 

@@ -71,6 +71,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "machine": machine,
     "data": data,
     "plots": plots,
+    "sanity": _in("gpu_sanity", "sanity"),
     "copy": _in("gpu_kernel", "copy_rates"),
     "kernel": _in("gpu_kernel", "fused_kernel"),
     "host-to-device": _in("gpu_feed", "host_to_device"),
