@@ -1,6 +1,7 @@
-"""How fast is fastload on this GPU? Every GPU figure in one command, under nine minutes on a bare CUDA machine.
+"""How fast is fastload on this GPU? Three commands of under nine minutes each; the first one says most.
 
-    python benchmarks/gpu.py                                everything, into benchmarks/results/<device name>/
+    python benchmarks/gpu.py                                what matters most, into benchmarks/results/<device name>/
+    python benchmarks/gpu.py --set second                   then `--set third`: the rest, into the same record
     python benchmarks/gpu.py --out FOLDER --commit HASH     elsewhere; where there is no git to ask
     python benchmarks/gpu.py --only copy kernel             some of it (names below)
     python benchmarks/gpu.py --device cpu --tiny            every branch on the CPU, in a minute: figures mean nothing
@@ -8,10 +9,13 @@
 It needs the checkout, torch with CUDA, h5py, Pillow, xxhash and psutil; simplejpeg, torchvision, pynvml and matplotlib
 where they are. It draws its data into memory (--data, else /dev/shm or the folder for temporary files) and removes it.
 
-`copy`: plain copies, the yardsticks. `kernel`: the fused augmentation over a device copy of as many bytes, and over
+`sanity`: whether each path runs and gives the rows of the file, and what it costs the host. `copy`: plain copies, the
+yardsticks. `kernel`: the fused augmentation over a device copy of as many bytes, and over
 other ways. `train-*`: training from FastLoader over the same step on one cached batch, with the driver's counters;
 `plain-*`: from JPEG files, torchvision's transforms and a DataLoader. `host-to-device`, `host-cache`, `device-cache`:
-batches into device memory. `step-rate`: the shortest step that is not held up. `cpu-seconds`: for 1,000 images.
+batches into device memory. `stored`: training from JPEGs in the packed file, and decoding on the device beside.
+`workers`: Python transforms in processes. `step-rate`: the shortest step that is not held up. `cpu-seconds`: for 1,000
+images.
 
 Each section runs in a process of its own with a limit of time. What fails, hangs or is not there is written down, and
 the rest goes on. gpu.jsonl has one line a section: its `figures` by name, each with `value`, `unit` and `target`, and
@@ -38,17 +42,25 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT, RESULTS = HERE.parent, HERE / "results"
 
-LIMITS_S = {
-    "sanity": 40, "copy": 45, "data": 120, "kernel": 140, "train-resnet50": 100, "host-to-device": 60, "device-cache": 70,
-    "host-cache": 50, "train-resnet18": 80, "step-rate": 100, "cpu-seconds": 60, "plain-resnet50": 60,
-    "plain-resnet18": 60, "parallel": 90, "train-compiled": 120,
+SETS = {
+    "first": {
+        "sanity": 40, "data": 80, "kernel": 80, "train-resnet50": 90, "host-to-device": 40, "train-resnet18": 100,
+        "copy": 25,
+    },
+    "second": {
+        "data": 80, "device-cache": 60, "stored": 95, "host-cache": 40, "workers": 45, "step-rate": 90,
+        "cpu-seconds": 45,
+    },
+    "third": {"data": 80, "plain-resnet50": 60, "plain-resnet18": 60, "parallel": 90, "train-compiled": 120},
 }  # fmt: skip
-"""The sections in order of importance, and the seconds that each may take."""
+"""The sections of each command in order of worth, and the seconds that each may take: a command ends in its budget."""
 
+LIMITS_S = {name: limit for sections in SETS.values() for name, limit in sections.items()}
 NEED_DATA = set(LIMITS_S) - {"sanity", "copy", "data", "kernel", "parallel"}
 LEAST_S = {"parallel": 60.0, "train-compiled": 80.0}
 """A section is not begun with less time left; 15 s for the others."""
-PLOTS_S = 25  # kept for the plots
+MACHINE_S, PLOTS_S = 55, 25  # the first import of torch reads gigabytes; kept for the plots
+BUDGET_S = 540
 DATA_BYTES = 40 << 30  # what everything takes, worker processes' batches in /dev/shm included
 
 
@@ -74,7 +86,7 @@ class Run:
         Raises:
             SystemExit: it has no such device, or torch cannot use it: there is nothing to measure.
         """
-        record = self.section("machine", 90)  # the first import of torch reads gigabytes
+        record = self.section("machine", MACHINE_S)
         if "where" not in record["figures"] and "code" in record.get("error", ""):
             sys.exit(f"nothing can be measured with --device {self.options.device}: see the error above")
         where = record["figures"].get("where", {})
@@ -85,7 +97,7 @@ class Run:
         self.out = self.options.out or RESULTS / name
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "gpu.jsonl"
-        if not self.options.only:
+        if not self.options.only and self.options.set in ("first", "all"):
             path.unlink(missing_ok=True)  # else what is measured again is added, and the last one counts
         self.write(record)
         return path
@@ -208,8 +220,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Measure fastload on a GPU.")
     parser.add_argument("--out", type=Path, help="folder for gpu.jsonl and plots (benchmarks/results/<device name>)")
+    parser.add_argument("--set", choices=(*SETS, "all"), default="first", help="which sections (first)")
     parser.add_argument("--only", nargs="+", choices=list(LIMITS_S), metavar="SECTION", help=", ".join(LIMITS_S))
-    parser.add_argument("--budget-s", type=float, default=540, help="seconds for everything (540)")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help=f"seconds for everything ({BUDGET_S})")
     parser.add_argument("--limit", nargs="+", default=[], metavar="SECTION=SECONDS", help="other limits of time")
     parser.add_argument("--data", type=Path, help="folder for the data (/dev/shm where it has room)")
     parser.add_argument("--commit", help="commit of this tree, where git cannot tell")
@@ -241,7 +254,7 @@ def main() -> int:
     run = Run(options)
     try:
         record = run.begin()
-        run.sections(options.only or list(LIMITS_S))
+        run.sections(options.only or list(SETS.get(options.set, LIMITS_S)))
         run.write(run.section("plots", max(15, min(60, run.left_s())), record))
         run.summary()
     finally:

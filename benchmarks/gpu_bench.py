@@ -22,7 +22,7 @@ class Sizes:
         photo_rows: rows of the packed photos.
         face_rows: rows of the packed faces, as wished and as they may be.
         batches: batch sizes, the usual one first.
-        workers: threads that read; None is the default.
+        workers: threads that read; None is the default. `decoders` decode JPEGs, `plain_workers` are processes.
         sanity_rows: rows of the file of the sanity section.
         face: height and width of a packed face.
         gather_threads: threads that copy rows to pinned memory.
@@ -32,7 +32,6 @@ class Sizes:
         pairs: times that two ways are run in turn.
         segment_s: seconds of one way in a turn.
         watch_s: seconds that the counters are read while training.
-        plain_workers: processes of the plain DataLoader.
         rates: images/s that the synthetic step is made for.
         tiny: nothing is measured, only run.
     """
@@ -46,6 +45,7 @@ class Sizes:
     face_rows: tuple[int, int] = (202_599, 50_000)
     batches: tuple[int, ...] = (256, 1024)
     workers: tuple[int | None, ...] = (None, 4, 8)
+    decoders: tuple[int, ...] = (4, 8, 16)
     sanity_rows: int = 2048
     face: tuple[int, int] = (218, 178)
     gather_threads: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -68,7 +68,8 @@ class Sizes:
             return cls()
         return cls(
             pictures=64, photo=48, large=64, crop=32, small_crop=32, photo_rows=96, face_rows=(96, 64), batches=(8, 16),
-            workers=(None, 1), sanity_rows=64, face=(50, 40), gather_threads=(1, 2), lane_bytes=1 << 14, copy_bytes=1 << 20, repeats=2, pairs=1, segment_s=0.05, watch_s=0.2, plain_workers=1,
+            workers=(None, 1), decoders=(1, 2), sanity_rows=64, face=(50, 40), gather_threads=(1, 2),
+            lane_bytes=1 << 14, copy_bytes=1 << 20, repeats=2, pairs=1, segment_s=0.05, watch_s=0.2, plain_workers=1,
             rates=(500, 20_000), tiny=True,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ Device work is asynchronous: what is timed is waited for, or lies between two ev
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -62,6 +63,14 @@ class Device(Protocol):
         """Keeps the device busy for about so long; returns at once."""
         ...
 
+    def reset_peaks(self) -> None:
+        """Begins to look for the most memory in use anew."""
+        ...
+
+    def peaks(self) -> dict[str, int]:
+        """Most bytes in use since then: of the device, as held by torch's allocator, and pinned ones of the host."""
+        ...
+
     def nvml(self) -> Any:
         """What reads the device's counters; None: pynvml, if it is there."""
         ...
@@ -84,6 +93,8 @@ class CudaDevice:
             "multiprocessors": properties.multi_processor_count,
             "l2_mib": round(getattr(properties, "L2_cache_size", 0) / 2**20, 1),
             "capability": f"{properties.major}.{properties.minor}",
+            "devices": torch.cuda.device_count(),
+            "mig": "MIG" in properties.name or "MIG" in os.environ.get("CUDA_VISIBLE_DEVICES", ""),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
@@ -104,6 +115,20 @@ class CudaDevice:
                 end.synchronize()
             self._cycles_per_s = _CALIBRATION_CYCLES / begin.elapsed_time(end) * 1e3
         torch.cuda._sleep(int(seconds * self._cycles_per_s))
+
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch)
+        if hasattr(torch.cuda, "reset_peak_host_memory_stats"):
+            torch.cuda.reset_peak_host_memory_stats()
+
+    def peaks(self) -> dict[str, int]:
+        found = {
+            "device_bytes": torch.cuda.max_memory_allocated(self.torch),
+            "device_held_bytes": torch.cuda.max_memory_reserved(self.torch),
+        }
+        if hasattr(torch.cuda, "host_memory_stats"):
+            found["pinned_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
+        return found
 
     def nvml(self) -> Any:
         return None
@@ -184,6 +209,12 @@ class CpuDevice:
 
     def delay(self, seconds: float) -> None:
         pass
+
+    def reset_peaks(self) -> None:
+        pass
+
+    def peaks(self) -> dict[str, int]:
+        return {"host_bytes": psutil.Process().memory_info().rss}
 
     def nvml(self) -> Any:
         return PretendNvml()

@@ -1,4 +1,4 @@
-"""Section `sanity` of `gpu.py`, the first: does every path run here and give the rows of the file, and at what host time?
+"""Section `sanity` of `gpu.py`, the first: does each path run here, is it right, and what does it cost the host?
 
 It makes a small file of its own, so that it says something even where the data of the other sections cannot be made.
 """

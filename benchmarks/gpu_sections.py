@@ -77,6 +77,8 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "host-to-device": _in("gpu_feed", "host_to_device"),
     "host-cache": _in("gpu_feed", "host_cache"),
     "device-cache": _in("gpu_feed", "device_cache"),
+    "stored": _in("gpu_stored", "stored"),
+    "workers": _in("gpu_stored", "workers"),
     "cpu-seconds": _in("gpu_feed", "cpu_seconds"),
     "train-resnet50": _in("gpu_train", "train", **RESNET50),
     "train-resnet18": _in("gpu_train", "train", **RESNET18),

@@ -18,6 +18,7 @@ from torch import nn
 import gpu_data
 import gpu_pipelines as pipelines
 import harness
+from fastload import FastLoader
 from gpu_bench import Bench
 from gpu_device import Device
 from gpu_feed import open_loader, plain_loader
@@ -126,31 +127,52 @@ def _steps_for(device: Device, trainer: Trainer, batch: tuple[torch.Tensor, torc
 
 
 def train(bench: Bench, net: str, *, compiled: bool = False) -> None:
-    """FastLoader with augmentation on the device, over the same step on one cached batch; then the long run."""
+    """FastLoader with augmentation on the device, over the same step on one cached batch; then the long runs."""
     kind, size_name, target = TRAININGS[net]
-    for cache in (None,) if compiled else (None, "device"):
-        name = f"training {net}{', compiled' if compiled else ''}{f', cache {cache}' if cache else ''}"
-        found = bench.figure(name, lambda cache=cache: _train(bench, net, kind, getattr(bench.sizes, size_name), cache,
-                                                              compiled=compiled), target=target)  # fmt: skip
-        beside = f"while {name} is at {found.get('value', 0):.3f} of the cached-batch step"
-        void = {"void": found["void"]} if "void" in found else {}
-        if bench.device.kind == "cpu":
-            void = {"void": "there is no GPU; its readings are made up to try the plumbing"}
-        busy = found.get("counters", {}).get("utilization_percent")
-        if busy:
-            bench.note(f"GPU utilization, {name}", value=busy["mean"], unit=f"%, {beside}", target=">= 99", **void)
-        if "stall_share" in found:
-            share = 100 * found["stall_share"]
-            bench.note(f"stall share, {name}", value=share, unit=f"%, {beside}", target="<= 1", **void)
+    size, words = getattr(bench.sizes, size_name), f"training {net}{', compiled' if compiled else ''}"
+    usual, large = bench.sizes.batches[:2]
+    # A small step has the least time to hide anything in, and at a large batch the most bytes a second.
+    cases: list[tuple[str | None, int]] = [(None, usual)] if compiled else [(None, usual), ("device", usual)]
+    if net == "resnet18" and not compiled:
+        cases.insert(1, (None, large))
+    for cache, batch in cases:
+        name = words + (f", batch {batch}" if batch != usual else "") + (f", cache {cache}" if cache else "")
+
+        def measure(cache: str | None = cache, batch: int = batch) -> dict[str, Any]:
+            loader = open_loader(
+                bench, kind, batch, pipelines.augmentation(size), fields=("images", "labels"), cache=cache
+            )
+            return trained(bench, loader, net, batch, compiled=compiled, long=cache is None)
+
+        found = bench.figure(name, measure, target=target)
+        _note_watched(bench, name, found)
 
 
-def _train(bench: Bench, net: str, kind: str, size: int, cache: str | None, *, compiled: bool) -> dict[str, Any]:
+def _note_watched(bench: Bench, name: str, found: dict[str, Any]) -> None:
+    """Utilization and stall share of a training as figures of their own, beside the ratio that they belong to."""
+    beside = f"while {name} is at {found.get('value', 0):.3f} of the cached-batch step"
+    void = {"void": found["void"]} if "void" in found else {}
+    if bench.device.kind == "cpu":
+        void = {"void": "there is no GPU; its readings are made up to try the plumbing"}
+    busy = found.get("counters", {}).get("utilization_percent")
+    if busy:
+        bench.note(f"GPU utilization, {name}", value=busy["mean"], unit=f"%, {beside}", target=">= 99", **void)
+    if "stall_share" in found:
+        share = 100 * found["stall_share"]
+        bench.note(f"stall share, {name}", value=share, unit=f"%, {beside}", target="<= 1", **void)
+
+
+def trained(
+    bench: Bench, loader: FastLoader, net: str, batch_size: int, *, compiled: bool = False, long: bool = True
+) -> dict[str, Any]:
+    """Trains from a loader, in turn with the same step on one of its batches; closes the loader.
+
+    Args:
+        long: whether two long runs follow, from the loader and on the one batch: the driver's counters are theirs.
+    """
     device, sizes = bench.device, bench.sizes
     trainer = Trainer(device, net, tiny=sizes.tiny, compiled=compiled)
-    batch_size = sizes.batches[0]
-    loader = open_loader(
-        bench, kind, batch_size, pipelines.augmentation(size), fields=("images", "labels"), cache=cache
-    )
+    device.reset_peaks()
     try:
         batches = Endless(loader).batches()
         images, labels = next(batches)
@@ -164,17 +186,22 @@ def _train(bench: Bench, net: str, kind: str, size: int, cache: str | None, *, c
             segments[name].append(Segment(device, trainer, source, steps))
             return batch_size / segments[name][-1].step_s
 
-        pairs = sizes.pairs if cache is None else max(1, sizes.pairs // 2)
         result = harness.compare(
-            lambda: turn("loader", batches), lambda: turn("cached", _same(cached)), pairs=pairs, warm_up=0
-        )
-        watched = _watched(bench, trainer, loader, steps) if cache is None else {}
+            lambda: turn("loader", batches), lambda: turn("cached", _same(cached)),
+            pairs=sizes.pairs if long else max(1, sizes.pairs // 2), warm_up=0,
+        )  # fmt: skip
+        peaks, watched = device.peaks(), {}
+        if long:
+            endless = Endless(loader)
+            watched = _metered(bench, trainer, endless.batches(), steps) | {"stall_share": endless.stall_share()}
+            base = _metered(bench, trainer, _same(cached), steps)
+            watched |= {"cached_counters": base["counters"], "cached_watched_step_s": base["watched_step_s"]}
     finally:
         loader.close()
     return {
         "value": result["ratio"]["median"], "unit": "of the cached-batch step", **path, "ratio": result["ratio"],
-        "images_per_s": result["way"], "cached_images_per_s": result["base"], "batch_size": batch_size, "size": size,
-        "steps_a_segment": steps,
+        "images_per_s": result["way"], "cached_images_per_s": result["base"], "batch_size": batch_size,
+        "size": images.shape[-1], "steps_a_segment": steps, "peaks": peaks,
         "gap_share": statistics.median(one.gap_share for one in segments["loader"]),
         "gap_share_cached": statistics.median(one.gap_share for one in segments["cached"]),
         "next_share": statistics.median(one.next_share for one in segments["loader"]),
@@ -182,13 +209,8 @@ def _train(bench: Bench, net: str, kind: str, size: int, cache: str | None, *, c
     }  # fmt: skip
 
 
-def _watched(bench: Bench, trainer: Trainer, loader: Any, steps: int) -> dict[str, Any]:
-    """A long run without turns: the driver's counters, and the loader's own stall share."""
-    endless = Endless(loader)
-    return _metered(bench, trainer, endless.batches(), steps) | {"stall_share": endless.stall_share()}
-
-
 def _metered(bench: Bench, trainer: Trainer, batches: Batches, steps: int) -> dict[str, Any]:
+    """A long run without turns, and what the driver's counters say of it."""
     device, sizes = bench.device, bench.sizes
     steps = max(4, round(steps * sizes.watch_s / sizes.segment_s))
     with counters(

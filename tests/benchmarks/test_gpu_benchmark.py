@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 SECTIONS = [
-    "machine", "copy", "data", "kernel", "train-resnet50", "host-to-device", "device-cache", "host-cache",
-    "train-resnet18", "step-rate", "cpu-seconds", "plain-resnet50", "plain-resnet18", "parallel", "train-compiled",
-    "plots",
+    "machine", "sanity", "data", "kernel", "train-resnet50", "host-to-device", "train-resnet18", "copy", "device-cache",
+    "stored", "host-cache", "workers", "step-rate", "cpu-seconds", "plain-resnet50", "plain-resnet18", "parallel",
+    "train-compiled", "plots",
 ]  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def may_be_absent(reason):
 
 @pytest.mark.slow
 def test_every_section_gives_its_figures_and_nothing_is_left_behind(tmp_path):
-    records = run(tmp_path / "out")
+    records = run(tmp_path / "out", "--set", "all")
     assert list(records) == SECTIONS
     for record in records.values():
         assert "error" not in record and "skipped" not in record, record
@@ -61,11 +61,18 @@ def test_every_section_gives_its_figures_and_nothing_is_left_behind(tmp_path):
     assert {
         "copy device to device", "fused crop, batch 8", "correct crop, batch 8", "crop, batch 8, over plain torch",
         "fused crop and colour", "fused resize 64", "page cache to device, batch 8, workers default",
-        "training resnet50", "training resnet18", "training resnet18, compiled", "highest step rate, cache None",
+        "training resnet50", "training resnet18", "training resnet18, batch 16", "host time of next(), batch 8",
+        "training resnet50, stored JPEG, threads 2", "worker processes to device, pinned",
+        "training resnet18, compiled", "highest step rate, cache None",
         "CPU seconds per 1,000, fastload, cache None",
     } <= measured  # fmt: skip
     training = records["train-resnet50"]["figures"]["training resnet50"]
     assert training["counters"]["utilization_percent"]["count"] >= 1
+    assert training["cached_counters"]["power_w"]["count"] >= 1
+    assert training["peaks"]
+    wrong = {name: figure["value"] for name, figure in records["sanity"]["figures"].items() if "wrong" in name}
+    assert len(wrong) == 6
+    assert set(wrong.values()) == {0}
     assert 0 <= training["stall_share"] <= 1
     pictures = [tmp_path / "out" / f"gpu_{name}.png" for name in ("kernel", "feed", "training", "step_rate")]
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
@@ -108,7 +115,7 @@ def test_without_the_device_nothing_is_measured_or_left(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_section_runs_on_a_gpu(tmp_path):
-    records = run(tmp_path / "out", device="cuda")
+    records = run(tmp_path / "out", "--set", "all", device="cuda")
     assert list(records) == SECTIONS
     for record in records.values():
         assert "error" not in record and "skipped" not in record, record
@@ -125,6 +132,15 @@ def test_figures_of_a_cpu_are_kept_out_of_the_results(tmp_path):
         assert done.returncode == 2
         assert said in done.stderr
     assert not (results / "cpu").exists()
+
+
+def test_the_sections_of_a_command_end_within_its_budget_and_each_is_in_one(in_benchmarks):
+    import gpu
+    import gpu_sections
+
+    for sections in gpu.SETS.values():
+        assert gpu.MACHINE_S + sum(sections.values()) + gpu.PLOTS_S <= gpu.BUDGET_S
+    assert set(gpu.LIMITS_S) == set(gpu_sections.SECTIONS) - {"machine", "plots"}
 
 
 def test_one_figure_that_fails_leaves_the_next(tmp_path, in_benchmarks):
