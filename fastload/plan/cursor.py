@@ -55,15 +55,6 @@ class Position:
         """Whether no step is left."""
         return self.steps >= self.uses.num_steps
 
-    def progress(self) -> tuple[tuple[Segment, ...], int]:
-        """Returns `segments` and `echo_position` of a state."""
-        done = self.uses.finished(self.steps)
-        segments, echo_position = self.plan.segments_after(done // self.workers), self.steps - done * self.uses.factor
-        if echo_position:
-            # An empty segment says of which world and batch size the batches in use are.
-            segments = (*segments, Segment(self.plan.world_size, self.plan.batch_size, 0))
-        return segments, echo_position
-
     def after(self, done: int | None, name: str) -> Position:
         """Returns the position after those steps of the iteration that a caller counted; None: after all of them.
 
@@ -140,8 +131,13 @@ class EpochCursor:
 
     def state(self, position: Position, *, next_echo: int | None = None) -> dict[str, Any]:
         """Returns the state of a position; `next_echo` as in `PlanState`."""
-        plan, (segments, echo_position) = position.plan, position.progress()
-        shuffle = _shuffle_of(plan)
+        plan, shuffle = position.plan, _shuffle_of(position.plan)
+        done = position.uses.finished(position.steps)
+        segments = plan.segments_after(done // position.workers)
+        echo_position = position.steps - done * position.uses.factor
+        if echo_position:
+            # An empty segment says of which world and batch size the batches in use are.
+            segments = (*segments, Segment(plan.world_size, plan.batch_size, 0))
         return state_to_dict(
             PlanState(
                 header_digest=self._identity(),
@@ -223,19 +219,17 @@ class EpochCursor:
 
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
-    """Returns the position of a sampler that draws once each sample or batch that a plan has for one rank."""
-    return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), workers=workers)
+    """Returns the position of a sampler that draws once each sample or batch that a plan has for one rank.
 
-
-def num_batches(plan: EpochPlan, *, workers: int) -> int:
-    """Returns the batches of one rank whose share is cut among `workers`. All ranks have as many, and none is empty."""
+    The rank's share is cut among `workers`. All ranks have as many batches, and none is empty.
+    """
     batches = workers * plan.num_steps
-    if workers == 1 or not batches or plan.ends == "drop" or plan.world_size != workers:
-        return batches
-    # For a single rank, the last shares may have no row in the last step: then they end before it.
-    first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
-    shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
-    return batches - sum(share <= first for share in shares)
+    if workers > 1 and batches and plan.ends != "drop" and plan.world_size == workers:
+        # For a single rank, the last shares may have no row in the last step: then they end before it.
+        first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
+        shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
+        batches -= sum(share <= first for share in shares)
+    return Position(plan, EchoSchedule(batches), workers=workers)
 
 
 def _shuffle_of(plan: EpochPlan) -> ResolvedShuffle:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute_one
-from fastload.plan.shares import Positions, rank_share, share_bounds
+from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
 from fastload.system.whole_numbers import is_whole
 
 RowsAt = Callable[[Positions], NDArray[np.int64]]
@@ -113,11 +113,11 @@ def make_order(
     if shuffle is False:
         return partial(np.add, rows.start)
     if shuffle == "full":
-        return partial(_full_order, rows=rows, key=derive_key(seed, epoch, _FULL))
+        return partial(_full_order, rows, derive_key(seed, epoch, _FULL))
     return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
 
 
-def _full_order(positions: Positions, *, rows: range, key: int) -> NDArray[np.int64]:
+def _full_order(rows: range, key: int, positions: Positions) -> NDArray[np.int64]:
     return blockwise(lambda part: permute(part, len(rows), key) + rows.start, positions)
 
 
@@ -252,30 +252,23 @@ class PieceOrder:
         if not positions.size:
             return positions.copy()
         ends = np.array([positions.min(), positions.max()])
-        first, last = share_bounds(ends, len(self.rows), self.world_size)[0].tolist()
+        first, last = share_ranks(ends, len(self.rows), self.world_size).tolist()
         if first == last:  # positions of one rank, as always when it plans its batches
-            return self._order_of(first)(blockwise(lambda part: part - first, positions))
+            return self._rows_of(first, positions)
         rows = np.empty(positions.size, np.int64)
-        firsts, _ = share_bounds(positions, len(self.rows), self.world_size)
-        for first in set(firsts.tolist()):
-            here = firsts == first
-            rows[here] = self._order_of(first)(positions[here] - first)
+        ranks = share_ranks(positions, len(self.rows), self.world_size)
+        for rank in set(ranks.tolist()):
+            rows[ranks == rank] = self._rows_of(rank, positions[ranks == rank])
         return rows
 
-    def _order_of(self, first: int) -> RowsAt:
-        """Returns the order of the piece that begins at this position."""
-        if first not in self._orders:
-            short, longer = divmod(len(self.rows), self.world_size)
-            border = longer * (short + 1)
-            rank = first // (short + 1) if first < border else longer + (first - border) // short
-            share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
+    def _rows_of(self, rank: int, positions: Positions) -> NDArray[np.int64]:
+        """Returns rows of the file at positions of one rank's piece."""
+        share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
+        if rank not in self._orders:
+            piece = self.rows[share.start : share.stop]
             # A seed for each rank, since pieces of one length would else be permuted alike.
-            self._orders[first] = make_order(
-                self.rows[share.start : share.stop],
-                self.chunk_rows,
-                self.shuffle,
-                seed=derive_key(self.seed, _PIECES, rank),
-                epoch=self.epoch,
-                world_size=1,
+            seed = derive_key(self.seed, _PIECES, rank)
+            self._orders[rank] = make_order(
+                piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1
             )
-        return self._orders[first]
+        return self._orders[rank](blockwise(lambda part: part - share.start, positions))

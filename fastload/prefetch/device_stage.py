@@ -36,7 +36,13 @@ CHANNELS_FIRST = (0, 3, 1, 2)
 
 
 class BatchStream(Iterator[FilledBatch]):
-    """A stream of filled slots, in order: one pass of a feed."""
+    """A stream of filled slots, in order: one pass of a feed.
+
+    Attributes:
+        views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
+    """
+
+    views: Mapping[str, torch.dtype] = {}
 
     @abstractmethod
     def ready(self) -> bool:
@@ -48,6 +54,15 @@ class BatchStream(Iterator[FilledBatch]):
     @abstractmethod
     def close(self) -> None:
         """Ends the pass; nothing is written any more when this returns."""
+
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
+        """Queues copies that make a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`."""
+        hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+        fields = {
+            name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
+            for name, host in hosts.items()
+        }
+        return DeviceBatch(batch, fields)
 
 
 @dataclass(frozen=True)
@@ -68,20 +83,6 @@ class DeviceBatch:
     def tensors(self) -> list[torch.Tensor]:
         """The device tensors that the batch is read from."""
         return [*self.fields.values(), *self.cached]
-
-
-BeginCopy = Callable[[FilledBatch, Backend], DeviceBatch]
-"""Queues the work that makes a batch out of a filled slot on the side stream; called within `Backend.side_stream`."""
-
-
-def copy_fields(batch: FilledBatch, backend: Backend) -> DeviceBatch:
-    """Begins the copy of all arrays of a batch to the device, uint8 over the bus; see `BeginCopy`."""
-    hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-    fields = {
-        name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
-        for name, host in hosts.items()
-    }
-    return DeviceBatch(batch, fields)
 
 
 def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -105,8 +106,6 @@ class DeviceStage(Iterator[DeviceBatch]):
         backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
             one and keep one ready meanwhile.
-        views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
-        begin_copy: begins the copy of a slot; not called on the CPU.
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
     """
 
@@ -116,16 +115,12 @@ class DeviceStage(Iterator[DeviceBatch]):
         backend: Backend | None = None,
         *,
         slots_in_copy: int = SLOTS_IN_COPY,
-        views: Mapping[str, torch.dtype] | None = None,
-        begin_copy: BeginCopy = copy_fields,
         probe: Probe | None = None,
     ) -> None:
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
         self._source = source
         self._backend = backend
         self._slots_in_copy = slots_in_copy
-        self._views = views or {}
-        self._begin_copy = begin_copy
         self._probe = probe
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
@@ -134,7 +129,7 @@ class DeviceStage(Iterator[DeviceBatch]):
     def __next__(self) -> DeviceBatch:
         if self._backend is None:
             batch = next(self._source)
-            return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._views))
+            return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._source.views))
         try:
             return self._next_copied(self._backend)
         except BaseException:
@@ -180,7 +175,7 @@ class DeviceStage(Iterator[DeviceBatch]):
             return
         try:
             with span("copy"), backend.side_stream():
-                device_batch = self._begin_copy(batch, backend)
+                device_batch = self._source.begin_copy(batch, backend)
         finally:
             # Also when memory ran out half way: what was begun still reads the slot.
             event = backend.record()

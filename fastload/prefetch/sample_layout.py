@@ -34,11 +34,6 @@ class SampleLayout(NamedTuple):
     form: SampleForm  # names of the fields, and the keys of a dict
     leaves: tuple[Leaf | None, ...]  # one for each field; None for an extra field
 
-    @property
-    def extra_names(self) -> list[str]:
-        """Names of the extra fields."""
-        return [name for name, leaf in zip(self.form.names, self.leaves, strict=True) if leaf is None]
-
     def fits(self, other: SampleLayout) -> bool:
         """Whether samples of this layout fit a slot of the other, whatever their order in memory."""
         return self.form == other.form and [leaf and leaf[:2] for leaf in self.leaves] == [
@@ -110,24 +105,8 @@ def as_array(value: Any) -> NDArray[Any] | None:
     return None
 
 
-class Unwritten(NamedTuple):
-    """Fields of a sample that do not lie in its slot already."""
-
-    arrays: list[NDArray[Any] | None]  # one for each field that has to be copied to the slot; None for the others
-    extra: list[Any]  # the fields that have no array in the slot
-
-    def write(self, arrays: Sequence[NDArray[Any] | None], index: int) -> bool:
-        """Copies the fields to the slot; returns whether there was one."""
-        written = False
-        for array, value in zip(arrays, self.arrays, strict=True):
-            if array is not None and value is not None:
-                array[index] = value
-                written = True
-        return written
-
-
-def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, form: SampleForm) -> Unwritten | None:
-    """Returns what of a sample has to be copied to its slot; None when the sample does not fit.
+def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, form: SampleForm) -> list[Any] | None:
+    """Returns a sample's fields, None for those that lie in its slot already; None when the sample does not fit.
 
     Args:
         arrays: of the slot, (B, ...) with the axes of a sample; None for extra fields.
@@ -140,24 +119,33 @@ def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, fo
     values = fields_of(sample, form)
     if values is None:
         return None
-    new = Unwritten([], [])
+    new: list[Any] = []
     for array, value in zip(arrays, values, strict=True):
         if array is None:
             if value is None:
                 raise TypeError("a field of the sample is None")
-            new.extra.append(value)
-            new.arrays.append(None)
+            new.append(value)
             continue
         found = as_array(value)
         if found is None or found.shape != array.shape[1:] or found.dtype.newbyteorder("=") != array.dtype:
             return None
         if not np.may_share_memory(found, array):
-            new.arrays.append(found)
+            new.append(found)
             continue
         here = array[index, ...]
         same = found.__array_interface__["data"] == here.__array_interface__["data"] and found.strides == here.strides
-        new.arrays.append(None if same else found.copy())
+        new.append(None if same else found.copy())
     return new
+
+
+def write(arrays: Sequence[NDArray[Any] | None], index: int, new: list[Any]) -> bool:
+    """Moves fields of `unwritten` to their arrays in the slot; returns whether there was one."""
+    written = False
+    for field, array in enumerate(arrays):
+        if array is not None and new[field] is not None:
+            array[index], new[field] = new[field], None
+            written = True
+    return written
 
 
 def describe(sample: Any) -> str:
