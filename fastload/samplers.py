@@ -23,7 +23,7 @@ from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
 from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
-from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.inputs import PackedInput, shuffle_of
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.system.whole_numbers import check_whole
 
@@ -58,7 +58,7 @@ class _Feed:
                 f"dataset: chunk samplers draw from a PackedDataset, not from a {type(given).__name__}. {advice}."
             )
         self._data = PackedInput(dataset)
-        self._shuffle = self._data.resolve_shuffle(shuffle)
+        self._shuffle = shuffle_of(self._data, shuffle)
 
     def cursor(
         self, seed: int, *, ends: Ends, world_size: int = 1, batch_size: int = 1, workers: int = 1

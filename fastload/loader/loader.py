@@ -30,7 +30,7 @@ from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cached_feed import CachedFeed, load_cache
 from fastload.prefetch.device_stage import DeviceStage
-from fastload.prefetch.inputs import Input, PackedInput, as_input
+from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
@@ -123,7 +123,7 @@ class FastLoader:
         self._auto = AutoWorkers() if isinstance(workers, str) else None
         backend = open_backend(device)
         location, fixed_shares = choose_cache(cache, data, backend, resolved_share)
-        order = data.resolve_shuffle(shuffle, cached=location is not None)
+        order = shuffle_of(data, shuffle, cached=location is not None)
         if isinstance(data, PackedInput) and data.runs_python:
             dataset = data.dataset.reading(read)
             if isinstance(order, ChunkWindow):
@@ -180,7 +180,9 @@ class FastLoader:
         self._epochs.begin(position)
         self._counter = counter
         # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
-        planned = options.data.rows_of(position.plan.batches(options.share.rank))
+        planned = position.plan.batches(options.share.rank)
+        if (selected := options.data.selected) is not None:
+            planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
         filled = feed.stream(planned, position.plan.epoch, timed=probe is not None)
         batches = DeviceStage(filled, options.backend, probe=probe)
         if probe is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from fastload.errors import OptionError, StateError
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
-from fastload.plan.order import ResolvedShuffle, resolve_ends, resolve_shuffle
+from fastload.plan.order import resolve_ends
 from fastload.plan.shares import Segment, rank_share
 from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
 from fastload.system.whole_numbers import check_whole
@@ -20,21 +20,13 @@ from fastload.system.whole_numbers import check_whole
 
 @dataclass
 class Position:
-    """How far an iteration of an epoch is; a state saves it.
+    """How far an iteration of an epoch is; a state saves it."""
 
-    Attributes:
-        plan: plan of the epoch, or of what was left of it when it was resumed.
-        schedule: which of the plan's batches each step uses; None: the echo factor is not chosen yet.
-        steps: steps of the schedule that are done. Batches in use when the epoch was resumed are read again.
-        workers: workers of a `DataLoader` that take batches in turn: a step of the plan is one batch of each.
-        first: steps that were done when the iteration began.
-    """
-
-    plan: EpochPlan
-    schedule: EchoSchedule | None = None
-    steps: int = 0
-    workers: int = 1
-    first: int = field(init=False)
+    plan: EpochPlan  # of the epoch, or of what was left of it when it was resumed
+    schedule: EchoSchedule | None = None  # of the plan's batches; None: the echo factor is not chosen yet
+    steps: int = 0  # done of the schedule; batches in use when the epoch was resumed are read again
+    workers: int = 1  # of a `DataLoader`, which take batches in turn: a step of the plan is one batch of each
+    first: int = field(init=False)  # steps that were done when the iteration began
 
     def __post_init__(self) -> None:
         self.first = self.steps
@@ -77,14 +69,10 @@ class EpochCursor:
     """The epochs of a loader or sampler: each iteration is the next epoch, unless another one was asked for.
 
     Args:
-        plan: of any whole epoch; the plans of all others differ from it in the epoch alone.
+        plan: of any whole epoch; the plans of all others differ from it in the epoch alone. Fixed shares follow a
+            loaded state.
         identity: returns a string that identifies the data, for states.
         begin: returns the position at the beginning of a plan.
-
-    Attributes:
-        plan: as given; fixed shares follow a loaded state.
-        next: the next iteration; None: it is all of the epoch after the last one.
-        last: the running or last iteration.
     """
 
     def __init__(
@@ -93,8 +81,8 @@ class EpochCursor:
         self.plan = plan
         self._identity = identity
         self._begin = begin
-        self.next: Position | None = begin(plan)
-        self.last = self.next
+        self.next: Position | None = begin(plan)  # the next iteration; None: all of the epoch after the last one
+        self.last = self.next  # the running or last iteration
         self._finished: Position | None = None  # what a state left of its epoch, if that is nothing
 
     @property
@@ -131,7 +119,7 @@ class EpochCursor:
 
     def state(self, position: Position, *, next_echo: int | None = None) -> dict[str, Any]:
         """Returns the state of a position; `next_echo` as in `PlanState`."""
-        plan, shuffle = position.plan, _shuffle_of(position.plan)
+        plan, shuffle = position.plan, position.plan.resolved_shuffle
         done = position.uses.finished(position.steps)
         segments = plan.segments_after(done // position.workers)
         echo_position = position.steps - done * position.uses.factor
@@ -159,7 +147,7 @@ class EpochCursor:
         if not isinstance(state, Mapping):
             raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))
-        check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=_shuffle_of(self.plan))
+        check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=self.plan.resolved_shuffle)
         return loaded
 
     def rest(self, state: object) -> Position:
@@ -230,10 +218,6 @@ def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
         shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
         batches -= sum(share <= first for share in shares)
     return Position(plan, EchoSchedule(batches), workers=workers)
-
-
-def _shuffle_of(plan: EpochPlan) -> ResolvedShuffle:
-    return resolve_shuffle(plan.shuffle, file_shuffled=False)
 
 
 def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute_one
+from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
 from fastload.system.whole_numbers import is_whole
 
@@ -75,11 +75,7 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
 
 
 def resolve_ends(ends: Ends | None, shuffle: ResolvedShuffle) -> Ends:
-    """Returns what happens to shares that do not fill whole batches; None means "drop" when shuffling, else "exact".
-
-    Raises:
-        OptionError: ends is none of the accepted values, which the message lists.
-    """
+    """Returns what happens to shares that do not fill whole batches; None means "drop" when shuffling, else "exact"."""
     if ends is None:
         return "exact" if shuffle is False else "drop"
     if ends not in ("drop", "pad", "exact"):
@@ -99,14 +95,8 @@ def make_order(
 ) -> RowsAt:
     """Returns the function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
 
-    Args:
-        rows: rows planned, step 1.
-        chunk_rows: rows of a chunk of the file; chunk c begins at row c * chunk_rows. Only for ChunkWindow.
-        shuffle: resolved shuffle.
-        seed, epoch: keys of the permutations.
-        world_size: ranks that first share the sequence. Without fixed shares only windows depend on it, since no
-            window crosses a share.
-        fixed_shares: whether each rank's share of the sequence is the same piece of the rows in every epoch.
+    Chunk c of the file begins at row c * chunk_rows. The ranks are those that first share the sequence: without fixed
+    shares only windows depend on their number, since no window crosses a share.
     """
     if fixed_shares and world_size > 1:
         return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size)
@@ -150,7 +140,9 @@ class ChunkOrder:
         missing[last] = missing.get(last, 0) + -rows.stop % chunk_rows
         # (index in the sequence, empty slots) of each short chunk, in order of index.
         self._short_chunks = sorted(
-            (unpermute_one(chunk, self._num_chunks, self._chunk_key), n) for chunk, n in missing.items() if n
+            (int(unpermute(np.array([chunk]), self._num_chunks, self._chunk_key)[0]), n)
+            for chunk, n in missing.items()
+            if n
         )
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:

@@ -91,14 +91,9 @@ def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True)
 class Tails:
-    """The positions of a sequence that a finished segment left unread; they are the next sequence, in rank order.
+    """The positions of a sequence that a finished segment left unread; they are the next sequence, in rank order."""
 
-    Attributes:
-        num_rows: positions of the sequence that the segment's ranks shared.
-        segment: the finished segment.
-    """
-
-    num_rows: int
+    num_rows: int  # positions of the sequence that the segment's ranks shared
     segment: Segment
 
     @property

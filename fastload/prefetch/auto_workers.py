@@ -57,9 +57,13 @@ class MeasuredPass(NamedTuple):
 
     def followed_by(self, other: MeasuredPass) -> MeasuredPass:
         """Returns the measurements of both passes together."""
-        both_s = None if self.busy_s is None or other.busy_s is None else self.busy_s + other.busy_s
-        sums = (mine + theirs for mine, theirs in zip(self[:3], other[:3], strict=True))
-        return MeasuredPass(*sums, both_s, max(self.start_s, other.start_s))
+        return MeasuredPass(
+            self.batches + other.batches,
+            self.elapsed_s + other.elapsed_s,
+            self.starved_s + other.starved_s,
+            None if self.busy_s is None or other.busy_s is None else self.busy_s + other.busy_s,
+            max(self.start_s, other.start_s),
+        )
 
 
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
@@ -91,11 +95,7 @@ def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus:
     they wait themselves: if each wants a CPU for a share b of the time, more than cpus / b are of no use. The number
     rises at once to the smaller of the two, and falls again where the loop did not become faster by that. It never
     falls below what it was at first: workers that wait cost memory and no time. None: the epoch was too short to tell.
-
-    Args:
-        epoch, workers: its measurements, and the number that it ran with.
-        history: of the choice before; the first time an empty one.
-        cpus, room: CPUs that this rank may use; how many more workers the memory has room for.
+    `cpus` are those that this rank may use, `room` is how many more workers the memory has room for.
     """
     if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
         return None

@@ -73,9 +73,7 @@ class RowCache:
     def gather(self, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> dict[str, torch.Tensor | ImageRows]:
         """Returns the fields of a batch, made by the caller's current stream; the host waits for nothing.
 
-        Args:
-            index: int64 (B,), on the device, of `index_of`.
-            host_index: the same on the host, if the rows are there.
+        The index is int64 (B,) of `index_of`: on the device, and the same on the host if the rows are there.
         """
         fields: dict[str, torch.Tensor | ImageRows] = {}
         for name, rows in self.tensors.items():

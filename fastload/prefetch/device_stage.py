@@ -103,7 +103,7 @@ class DeviceStage(Iterator[DeviceBatch]):
 
     Args:
         source: filled slots; closed with the stage.
-        backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
+        backend: None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
             one and keep one ready meanwhile.
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
@@ -133,6 +133,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         try:
             return self._next_copied(self._backend)
         except BaseException:
+            self._begun.clear()
             self._give_back(self._backend)
             raise
 
@@ -144,6 +145,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         """Waits for copies that still run, gives back their slots, and closes the source."""
         try:
             if self._backend is not None:
+                self._begun.clear()
                 self._give_back(self._backend)
         finally:
             self._source.close()
@@ -153,8 +155,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         while self._copying and backend.finished(self._copying[0][0]):
             self._copying.popleft()[1].release()
         if not self._begun:
-            if len(self._copying) == self._slots_in_copy:  # out of slots: the only wait of the host
-                self._release(backend)
+            self._give_back(backend, leave=self._slots_in_copy - 1)  # out of slots: the only wait of the host
             self._begin_next(backend)
             if not self._begun:
                 raise StopIteration
@@ -182,17 +183,13 @@ class DeviceStage(Iterator[DeviceBatch]):
             self._copying.append((event, batch))
         self._begun.append(replace(device_batch, event=event))
 
-    def _release(self, backend: Backend) -> None:
-        """Waits for the oldest copy, and gives back its slot."""
-        event, batch = self._copying[0]
-        backend.synchronize(event)
-        self._copying.popleft()
-        batch.release()
-
-    def _give_back(self, backend: Backend) -> None:
-        self._begun.clear()
-        while self._copying:
-            self._release(backend)
+    def _give_back(self, backend: Backend, leave: int = 0) -> None:
+        """Waits for copies, the oldest first, until so many are left, and gives back their slots."""
+        while len(self._copying) > leave:
+            event, batch = self._copying[0]
+            backend.synchronize(event)
+            self._copying.popleft()
+            batch.release()
 
 
 def fields_on_cpu(

@@ -82,12 +82,6 @@ class ProcessFeed:
     """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
     The processes and the ring they fill stay from one finished epoch to the next.
-
-    Attributes:
-        starved_s: seconds of this pass that batches were waited for that were not ready when they were asked for. What
-            came before the first batch, such as imports, is left out, here and in `busy_before_s`.
-        busy_before_s: seconds that the workers had run or wanted a CPU when the pass gave its first batch; None: not
-            known, or not asked for.
     """
 
     def __init__(self, options: Resolved) -> None:
@@ -95,6 +89,9 @@ class ProcessFeed:
         self.warned = False  # of changing samples
         self._options = options
         self._passes = 0
+        # Seconds of this pass that batches were waited for that were not ready when they were asked for, and that the
+        # workers had run or wanted a CPU when it gave its first batch, if that is known and asked for: what came before
+        # that one, such as imports, does not count.
         self.starved_s = 0.0
         self.busy_before_s: float | None = None
         self._unpin: list[Callable[[], None]] = []
@@ -204,13 +201,11 @@ class ProcessFeed:
         _check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
-        self.requests.ring = Ring(fields, 0, manual_release=options.backend is not None)
-        self.add_slots(SLACK + PREFETCH * self._loader.num_workers + 1)
+        self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
+        self.add_slots(ring, SLACK + PREFETCH * self._loader.num_workers + 1)
 
-    def add_slots(self, count: int) -> None:
+    def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
-        ring = self.requests.ring
-        assert ring is not None, "the layout of a slot is known"
         num_bytes = max(1, ring.slot_bytes)
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
@@ -232,10 +227,7 @@ class ProcessFeed:
         """Ends the workers; they finish the sample they are at, unless killed. Batches handed over stay valid."""
         workers, self._workers, self._closed = self._workers, None, True
         if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
-            if kill or workers.dead():
-                workers.kill()
-            else:
-                workers._shutdown_workers()
+            workers.end(kill=kill)
         self._loader._iterator = None
         while self._unpin:
             self._unpin.pop()()
@@ -337,7 +329,7 @@ class ProcessStream(BatchStream):
         else:
             if result.kept:
                 # The transform holds a part of the slot, and expects that to stay as it is.
-                self._feed.add_slots(1)
+                self._feed.add_slots(ring, 1)
             else:
                 ring.give_back(slot)
             if not self._feed.warned and not result.layout.fits(layout):

@@ -59,13 +59,7 @@ class SampleLayout(NamedTuple):
 
 
 def layout_of(sample: Any, names: Sequence[str] | None) -> SampleLayout:
-    """Returns the layout of a sample.
-
-    Args:
-        sample: as the dataset or its transform made it.
-        names: of the dataset's own fields; used when the sample is a tuple of as many. A field keeps the name "images"
-            only if its value has three axes.
-    """
+    """Returns the layout of a sample; `names` are those of the dataset's own fields, for tuples of as many."""
     if sample is None:
         raise TypeError("the sample is None")
     form = _form(sample, names)
@@ -108,11 +102,8 @@ def as_array(value: Any) -> NDArray[Any] | None:
 def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, form: SampleForm) -> list[Any] | None:
     """Returns a sample's fields, None for those that lie in its slot already; None when the sample does not fit.
 
-    Args:
-        arrays: of the slot, (B, ...) with the axes of a sample; None for extra fields.
-        index: of the sample in the batch.
-        sample: as the dataset or its transform made it; it may lie in the slot, or be a view of a part of it.
-        form: of the slot.
+    The slot's arrays are (B, ...) with the axes of a sample, None for extra fields; the sample has this index in the
+    batch, and may lie in the slot, or be a view of a part of it.
     """
     if sample is None:
         raise TypeError("the sample is None")
@@ -172,6 +163,7 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
     shapes = [None if array is None else array.shape for array in arrays]
     images = [i for i, shape in enumerate(shapes) if shape is not None and len(shape) == 3]
     if keys is None and names is not None and len(names) == len(values):
+        # Only what has three axes keeps the name of images.
         own = ["0" if name == "images" and i not in images else name for i, name in enumerate(names)]
         return SampleForm(tuple(own), None)
     # Transforms look for "images", and move "masks" along.

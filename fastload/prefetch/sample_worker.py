@@ -100,13 +100,13 @@ class Filler(Dataset[Any]):
             yield from self._source.samples(rows[first : first + _BLOCK])
 
     def _fill(self, request: BatchRequest, layout: SampleLayout) -> BatchResult:
-        """Writes the samples to the slot; where one does not fit, torch collates them.
-
-        If possible the rows of a packed file are gathered into the slot and the transform is handed its samples there:
-        one copy of the pixels, not two.
-        """
-        rows, stopwatch = request.rows, self._stopwatch
-        memory = self._slot_arrays(request.slot, layout)
+        """Writes the samples to the slot, or has them made there; where one does not fit, torch collates them."""
+        rows, slot, stopwatch = request.rows, request.slot, self._stopwatch
+        if slot not in self._slots:
+            fields = layout.slot_fields(self._batch_size)
+            num_bytes = max(1, slot_bytes(fields))
+            self._slots[slot] = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
+        memory = self._slots[slot]  # in its order
         named = layout.in_axes_of_sample(memory)
         arrays = [named.get(name) for name in layout.form.names]
         samples, transform = self._made(rows), None
@@ -167,11 +167,17 @@ class Filler(Dataset[Any]):
     ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]]:
         """Gathers rows of a packed file into the slot, if samples can be made there.
 
-        Returns:
-            All samples of each field, and those of the fields that were gathered; nothing if none was.
+        Returns all samples of each field, and those of the fields that were gathered; nothing if none was.
         """
         source = self._source
-        if not self._in_place or not isinstance(source, PackedInput) or not (into := source.gathered_into(memory)):
+        if not self._in_place or not isinstance(source, PackedInput):
+            return [], []
+        into = {
+            name: memory[name]
+            for name, shape, dtype in source.dataset.layout()
+            if name in memory and memory[name].shape[1:] == shape and memory[name].dtype == dtype
+        }
+        if not into:
             return [], []
         columns = source.dataset.columns(rows, into)
         raw = [one if isinstance(one, list) else [one[index, ...] for index in range(len(one))] for one in columns]
@@ -195,14 +201,6 @@ class Filler(Dataset[Any]):
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
         fields = {name: default_collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
         return BatchResult(request.slot, layout, fields, found)
-
-    def _slot_arrays(self, slot: int, layout: SampleLayout) -> dict[str, NDArray[Any]]:
-        """Returns the slot's arrays in memory order, by name."""
-        if slot not in self._slots:
-            fields = layout.slot_fields(self._batch_size)
-            num_bytes = max(1, slot_bytes(fields))
-            self._slots[slot] = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
-        return self._slots[slot]
 
     def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:
         """Returns an error that names the sample, as far as it is known."""
