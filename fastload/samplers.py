@@ -23,7 +23,7 @@ from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
 from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
-from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.inputs import PackedInput, shuffle_of
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.system.whole_numbers import check_whole
 
@@ -58,7 +58,7 @@ class _Feed:
                 f"dataset: chunk samplers draw from a PackedDataset, not from a {type(given).__name__}. {advice}."
             )
         self._data = PackedInput(dataset)
-        self._shuffle = self._data.resolve_shuffle(shuffle)
+        self._shuffle = shuffle_of(self._data, shuffle)
 
     def cursor(
         self, seed: int, *, ends: Ends, world_size: int = 1, batch_size: int = 1, workers: int = 1
@@ -144,7 +144,44 @@ class _Epochwise(Sampler[Drawn]):
         return self._epochs.epoch
 
 
-class ChunkSampler(_Epochwise[int]):
+class _SampleStates:
+    """The states of samplers whose steps are samples."""
+
+    _epochs: EpochCursor
+
+    def _standing(self) -> Position:
+        return self._epochs.standing
+
+    def _load(self, rest: Position) -> None:
+        self._epochs.load(rest)
+
+    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
+        """Returns where training stands, the same on every rank, as numbers, strings and lists.
+
+        `FastLoader` reads it, too.
+
+        Args:
+            samples_done: samples of the running or last iteration that the loop has consumed on this rank; of a
+                `ChunkSampler` that a framework shards, over all ranks. None: all that were drawn, which is more if the
+                `DataLoader` has workers.
+
+        Raises:
+            OptionError: more than were drawn of an unfinished iteration.
+        """
+        return self._epochs.state(self._standing().after(samples_done, "samples_done"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration the rest of the epoch that was saved, of ranks also with another number of them.
+
+        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
+
+        Raises:
+            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
+        """
+        self._load(self._epochs.rest(state))
+
+
+class ChunkSampler(_SampleStates, _Epochwise[int]):
     """Draws every position once an epoch, in the plan's order: for one process, or a framework that shards.
 
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between. Upcoming
@@ -165,30 +202,8 @@ class ChunkSampler(_Epochwise[int]):
     def __iter__(self) -> Iterator[int]:
         return self._feed.samples(self._epochs.begin(self._epochs.coming()), rank=0)
 
-    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Returns where training stands, as numbers, strings and lists; `FastLoader` reads it, too.
 
-        Args:
-            samples_done: samples of the running or last iteration that the loop has consumed, over all ranks if a
-                framework shards them. None: all that were drawn, which is more if the `DataLoader` has workers.
-
-        Raises:
-            OptionError: more than were drawn of an unfinished iteration.
-        """
-        return self._epochs.state(self._epochs.standing.after(samples_done, "samples_done"))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration the rest of the epoch that was saved.
-
-        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
-
-        Raises:
-            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
-        """
-        self._epochs.load(self._epochs.rest(state))
-
-
-class DistributedChunkSampler(DistributedSampler[Any]):
+class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
     """A `torch.utils.data.DistributedSampler` in the plan's order: one rank's share, as many samples on every rank.
 
     Signature and meaning are torch's: without `set_epoch` each iteration repeats the same order, drop_last=False
@@ -253,31 +268,11 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         self._begun = None
         super().set_epoch(epoch)
 
-    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Returns where training stands, the same on every rank, as numbers, strings and lists.
-
-        `FastLoader` reads it, too.
-
-        Args:
-            samples_done: samples of the running or last iteration that the loop has consumed on this rank. None: all
-                that were drawn, which is more if the `DataLoader` has workers.
-
-        Raises:
-            OptionError: more than were drawn of an unfinished iteration.
-        """
+    def _standing(self) -> Position:
         begun = self._begun
-        standing = begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
-        return self._epochs.state(standing.after(samples_done, "samples_done"))
+        return begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration the rest of the epoch that was saved, also with another number of ranks.
-
-        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
-
-        Raises:
-            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
-        """
-        rest = self._epochs.rest(state)
+    def _load(self, rest: Position) -> None:
         self._rest, self._begun = rest, None
         self.epoch = rest.plan.epoch + rest.finished
 

@@ -17,12 +17,9 @@ _log = logging.getLogger("fastload")
 
 
 class EchoPolicy:
-    """Decides the echo factors of a loader's epochs.
+    """Decides the echo factors of a loader's epochs: always the same, or chosen from each pass by `choose_factor`.
 
-    Args:
-        factor, distance: of all epochs; one that chooses begins with 1 and 0.
-        chooses: whether each pass chooses the factor of the next epoch, by `choose_factor`.
-        agreement: with the other ranks on what was chosen, if there are any.
+    A choice is agreed on with the other ranks, if there are any.
     """
 
     def __init__(

@@ -25,7 +25,11 @@ class SharedMemory:
     """One mapped file. It can be pickled only into a process that is being started, and is the same memory there."""
 
     def __init__(self) -> None:
-        self._fd = _nameless_file()
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("fastload-ring", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
         self._num_bytes = 0
         self._whole: NDArray[np.uint8] | None = None
 
@@ -79,10 +83,3 @@ class SharedMemory:
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_fd", -1) >= 0 and not _is_finalizing():
             self.close()
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("fastload-ring", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

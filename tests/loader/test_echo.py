@@ -21,7 +21,7 @@ from fastload.loader.echo_policy import EchoPolicy
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import DeviceStage
+from fastload.prefetch.device_stage import BatchStream, DeviceStage
 from fastload.prefetch.ring import FilledBatch, SampleForm
 
 N = 48
@@ -47,7 +47,7 @@ class Clock:
         return self.now
 
 
-class Source:
+class Source(BatchStream):
     """A stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
 
     def __init__(self, clock, source_s, slots=4):
@@ -67,6 +67,9 @@ class Source:
         batch = FilledBatch({"labels": planned.rows.copy()}, planned, 8 * len(planned.rows), form)
         self.made.append(weakref.ref(batch))
         return batch
+
+    def ready(self):
+        raise AssertionError("on the CPU nothing is copied early")
 
     def close(self):
         pass

@@ -8,16 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
-from fastload.plan.permutation import (
-    MAX_POSITIONS,
-    blockwise,
-    derive_key,
-    mix64,
-    permute,
-    subkeys,
-    unpermute,
-    unpermute_one,
-)
+from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key, mix64, permute, subkeys, unpermute
 
 # Numbers alone are quickly made: more examples than elsewhere.
 EXAMPLES = settings().max_examples
@@ -38,7 +29,6 @@ def test_the_inverse_undoes_the_permutation(data, n, key):
     there = permute(positions, n, key)
     assert there.min() >= 0 and there.max() < n
     assert np.array_equal(unpermute(there, n, key), positions)
-    assert unpermute_one(int(there[0]), n, key) == positions[0]
 
 
 def test_large_ranges_up_to_the_limit_are_bijections_on_a_sample():

@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload import FastLoader, OptionError
-from fastload.prefetch.auto_workers import (
-    MOST_WORKERS,
-    AutoWorkers,
-    History,
-    MeasuredPass,
-    WorkerStats,
-    choose_workers,
-)
+from fastload.prefetch.auto_workers import MOST_WORKERS, AutoWorkers, History, MeasuredPass, choose_workers
 from fastload.prefetch.resolved import default_workers
 from fastload.system.machine import busy_processes_s
 from sample_files import write_packed
@@ -111,10 +104,9 @@ def test_a_number_that_helps_stays():
 
 def test_short_epochs_are_seen_together():
     auto = AutoWorkers()
-    force = WorkerStats(2, 0.05, 0.3, were_started=False, worker_bytes=1)
     numbers = []
     for _ in range(3):
-        auto.ended(force, batches=20, elapsed_s=0.4, first_s=0.1)
+        auto.ended(epoch_of(batches=20, elapsed=0.4, starved=0.3, busy=0.05), 2, worker_bytes=1)
         numbers.append(auto.number)
     assert numbers[:2] == [2, 2] and numbers[2] > 2
 
@@ -151,10 +143,9 @@ class Told(AutoWorkers):
         super().__init__()
         self.starved_s = starved_s
 
-    def ended(self, force, **measured):
-        assert force.busy_s is not None and measured["batches"] == 79 and measured["elapsed_s"] > 0
-        told = force._replace(busy_s=0.1, starved_s=self.starved_s, were_started=False, worker_bytes=1)
-        super().ended(told, batches=79, elapsed_s=10.0, first_s=0.1)
+    def ended(self, measured, workers, *, worker_bytes):
+        assert measured.busy_s is not None and measured.batches == 79 and measured.elapsed_s > 0 and worker_bytes > 1
+        super().ended(epoch_of(batches=79, starved=self.starved_s, busy=0.1), workers, worker_bytes=1)
 
 
 def epochs_of(loader, count):
@@ -179,9 +170,9 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert [text.replace("Slow", "Fast") if isinstance(text, str) else text for text in found] == epochs_of(given, 2)
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited 50% of the time" in said[0]
-    assert auto._feed.worker_stats().number > default_workers(processes=True, computing=False)
-    assert auto._feed.worker_stats().busy_s is not None, "a choice that is made is made by what was measured"
-    assert given._feed.worker_stats().busy_s is None, "a number that was given is not watched"
+    assert auto._feed.worker_info.workers > default_workers(processes=True, computing=False)
+    assert auto._feed.measured(0, 0.0, 0.0).busy_s is not None, "a choice that is made is made by what was measured"
+    assert given._feed.measured(0, 0.0, 0.0).busy_s is None, "a number that was given is not watched"
     auto.close()
     given.close()
 

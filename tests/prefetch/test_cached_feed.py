@@ -20,7 +20,7 @@ from late_backend import LateBackend
 from small_files import write_random
 
 import fastload.prefetch.cache_choice
-import fastload.prefetch.cache_load
+import fastload.prefetch.cached_feed
 from fastload.dataset import PackedDataset
 from fastload.device import DeviceMemory
 from fastload.errors import CacheError, FileChangedError, OptionError, StateError
@@ -203,7 +203,7 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
         return gather(self, rows, outs)
 
     monkeypatch.setattr(RowReader, "gather", counted)
-    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
+    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
     dataset = PackedDataset(packed, split="val")
     loader = FastLoader(dataset, 5, cache=cache, device=Device(), workers=1)
     assert rows_read == []
@@ -319,7 +319,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
 @pytest.mark.parametrize("cache", ["device", "host"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.cuda.OutOfMemoryError])
 def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monkeypatch):
-    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 8 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 8 * ROW_BYTES)
     device = Device()
     loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
     hand_over, calls = Ring.hand_over, []
@@ -353,7 +353,7 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(device, "room", DeviceMemory(left, 10**6))
         patch.setattr(device, "empty", full)
-        patch.setattr(fastload.prefetch.cache_load, "available_memory", lambda: left)
+        patch.setattr(fastload.prefetch.cached_feed, "available_memory", lambda: left)
         with pytest.raises(CacheError, match=f'cache="{cache}".*{said}'):
             iter(loader)
     assert len(list(loader)) == 7
@@ -361,7 +361,7 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, monkeypatch, loaded):
-    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 2 * ROW_BYTES)
     path, device = write_random(tmp_path / "a.h5", **WHOLE), Device()
     loader = FastLoader(path, 8, cache="device", device=device)
     if loaded:

@@ -13,7 +13,7 @@ from late_backend import POISON, LateBackend
 
 from fastload.device import open_backend
 from fastload.errors import OptionError
-from fastload.prefetch.device_stage import DeviceStage
+from fastload.prefetch.device_stage import BatchStream, DeviceStage
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Slot:
 
 
 @dataclass
-class Ring:
+class Ring(BatchStream):
     """Slots filled one after another with what `expected` gives; `ready` follows a script."""
 
     backend: LateBackend
@@ -54,9 +54,6 @@ class Ring:
                 images.reshape(2, 3, 4, 5).transpose(0, 2, 3, 1) if self.channels_first else images.reshape(2, 4, 5, 3)
             )
             self.free.append({"images": images, "labels": memory[2 * 3 * 4 * 5 :].view(np.int64)})
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         if self.made == self.batches:
@@ -202,12 +199,22 @@ class Plain:
         raise AssertionError("on the CPU a slot comes back by its references")
 
 
+class OnCPU(list, BatchStream):
+    def __next__(self):
+        return Plain(self.pop(0))
+
+    def ready(self):
+        raise AssertionError("nothing is copied early")
+
+    def close(self):
+        self.clear()
+
+
 def test_on_the_cpu_tensors_are_the_arrays_memory_and_nothing_else_keeps_them():
-    arrays = [expected(number) for number in range(3)]
+    arrays = OnCPU(expected(number) for number in range(3))
     alive = [weakref.ref(fields["images"]) for fields in arrays]
     addresses = [fields["images"].ctypes.data for fields in arrays]
-    source = (Plain(arrays.pop(0)) for _ in range(3))
-    stage = DeviceStage(source)
+    stage = DeviceStage(arrays)
     for number in range(3):
         fields = next(stage).fields
         assert fields["images"].data_ptr() == addresses[number]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastload.prefetch.ring import slot_arrays, slot_bytes
-from fastload.prefetch.sample_layout import as_array, describe, fields_of, layout_of, unwritten
+from fastload.prefetch.sample_layout import as_array, describe, fields_of, layout_of, unwritten, write
 
 
 def image(height=4, width=5, channels=3):
@@ -77,7 +77,7 @@ def test_a_sample_comes_back_out_of_the_slot_as_it_went_in():
     places = [arrays.get(name) for name in layout.form.names]
     for place, sample in enumerate(samples):
         new = unwritten(places, place, sample, layout.form)
-        assert new.extra == [f"{place}"] and new.write(places, place)
+        assert new[2] == f"{place}" and write(places, place, new) and new == [None, None, f"{place}", None]
     assert torch.equal(torch.from_numpy(arrays["images"]), torch.stack([sample[0] for sample in samples]))
     assert arrays["images"].transpose(0, 2, 3, 1).flags.c_contiguous
     assert arrays["labels"].tolist() == [0, 1, 2, 3] and arrays["3"].dtype == np.float64
