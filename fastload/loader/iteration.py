@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -105,13 +106,17 @@ class PassCounter:
 
 
 class Iteration(Iterator[Batch | DictBatch]):
-    """An iterator over the batches from a position on. Exhaustion, an error, `close` or its end stop the feed's pass.
+    """An iterator over the batches from a position on.
+
+    At its end the stage is left as it is: it reads the next epoch ahead, and the loader begins that with it. If the
+    iteration ends before, by an error or by `close`, the stage is closed.
 
     Args:
-        batches: on their device, from the position on; closed with the iteration.
+        batches: on their device, from the position on.
         position: moved on as batches are handed over; its schedule is decided.
         on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
         probe: takes note of each batch; None: nobody measures.
+        resources: closed with the iteration.
     """
 
     _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
@@ -124,6 +129,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter: PassCounter,
         on_end: Callable[[Pace], None] = lambda _: None,
         probe: Probe | None = None,
+        resources: ExitStack | None = None,
     ) -> None:
         self._options = options
         self._batches = batches
@@ -133,6 +139,8 @@ class Iteration(Iterator[Batch | DictBatch]):
         self._counter = counter
         self._on_end: Callable[[Pace], None] | None = on_end
         self._probe = probe
+        self._resources = resources or ExitStack()
+        self._num_batches = position.plan.num_steps
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
@@ -162,8 +170,6 @@ class Iteration(Iterator[Batch | DictBatch]):
         try:
             counter.asked += 1
             use = next(self._uses, None)
-            # After the last use the stream is asked once more: then it ends by itself and keeps its workers for the
-            # next pass.
             with span("wait"):
                 while use is None or use.batch >= counter.batches:
                     if not self._read():
@@ -220,7 +226,7 @@ class Iteration(Iterator[Batch | DictBatch]):
                 on_end(self._counter.pace())
 
     def close(self) -> None:
-        """Ends the pass: nothing reads any more when this returns. Batches handed over stay as they are.
+        """Ends the pass; unless it was at its end, nothing reads any more then. Batches handed over stay as they are.
 
         While the interpreter ends, as when a generator with `yield from loader` is still there then, nothing is done:
         daemon threads are frozen and cannot be waited for, globals are gone, and worker processes end by themselves.
@@ -230,17 +236,21 @@ class Iteration(Iterator[Batch | DictBatch]):
         self.running = False
         self.end_measuring()
         self._kept.clear()
-        self._batches.close()
+        self._resources.close()
+        if self._counter.batches < self._num_batches:
+            self._batches.close()
+        else:
+            self._batches.ahead = self._position.plan.following()
 
     def __del__(self) -> None:
         if getattr(self, "running", False):
             self.close()
 
     def _read(self) -> bool:
-        """Takes one more batch from the stages below; False when there is none."""
-        batch = next(self._batches, None)
-        if batch is None:
+        """Takes one more batch from the stages below; False when the epoch has no more."""
+        if self._counter.batches == self._num_batches:
             return False
+        batch = next(self._batches)
         counter, source = self._counter, batch.source
         self._kept[counter.batches] = batch
         if self._probe is not None:

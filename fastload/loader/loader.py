@@ -12,6 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -24,7 +25,7 @@ from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
 from fastload.loader.echo_policy import EchoPolicy, open_echo
 from fastload.loader.iteration import Batch, Iteration, PassCounter
-from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, Shuffle
+from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, PlannedBatch, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
@@ -35,6 +36,7 @@ from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import Read
+from fastload.system.threads import ShortSwitchInterval
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.probe import LoaderStats, Probe
 
@@ -163,6 +165,7 @@ class FastLoader:
         self._counter = PassCounter()
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
+        self._stage: DeviceStage | None = None
         self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -179,16 +182,22 @@ class FastLoader:
         feed = self._open_feed(counter)
         self._epochs.begin(position)
         self._counter = counter
-        # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
-        planned = position.plan.batches(options.share.rank)
-        if (selected := options.data.selected) is not None:
-            planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
-        filled = feed.stream(planned, position.plan.epoch, timed=probe is not None)
-        batches = DeviceStage(filled, options.backend, probe=probe)
+        stage = self._stage
+        if stage is None or stage.ahead != position.plan or (stage.probe is None) != (probe is None):
+            self._close_stage()
+            # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
+            filled = feed.stream(_epochs_from(position.plan, options), timed=probe is not None)
+            self._stage = stage = DeviceStage(filled, options.backend)
+        stage.ahead, stage.probe = None, probe
+        if isinstance(feed, ProcessFeed):
+            feed.begin_pass()
         if probe is not None:
             probe.worker_info = feed.worker_info
         on_end = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
-        iteration = Iteration(options, batches, position, counter, on_end, probe)
+        resources = ExitStack()
+        if feed.short_switches:
+            resources.callback(ShortSwitchInterval().end)
+        iteration = Iteration(options, stage, position, counter, on_end, probe, resources)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
@@ -244,6 +253,7 @@ class FastLoader:
         if self._is_finalizing():
             return  # from a generator that outlived its script; see Iteration.close
         self._end_active()
+        self._close_stage()
         if self._feed is not None and self._pid == os.getpid():
             self._feed.close()
             self._feed = None
@@ -272,18 +282,25 @@ class FastLoader:
         if active is not None:
             active.displace()
 
+    def _close_stage(self) -> None:
+        """Throws away what was read ahead."""
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
+
     def _open_feed(self, counter: PassCounter) -> Feed:
         """Returns the feed, which is kept from one epoch to the next, but not across a fork."""
         options = self._options
         if self._pid != os.getpid():
             # Kept, though of no use: freeing memory of the device takes a device, which a forked child does not have.
             self._feed_of_parent = self._feed if isinstance(self._feed, CachedFeed) else None
-            self._feed, self._pid = None, os.getpid()
+            self._feed, self._stage, self._pid = None, None, os.getpid()
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
         feed = self._feed
         chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_info.workers)
         if feed is not None and (chosen_anew or not feed.usable):
+            self._close_stage()
             feed.close()
             self._feed = None
         if self._feed is None and options.cache is not None:
@@ -293,6 +310,17 @@ class FastLoader:
         elif self._feed is None:
             self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
         return self._feed
+
+
+def _epochs_from(first: EpochPlan, options: Resolved) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
+    """Yields what is left of an epoch, and the whole epochs after it: their numbers, and their batches."""
+    plan: EpochPlan | None = first
+    while plan is not None:
+        planned = plan.batches(options.share.rank)
+        if (selected := options.data.selected) is not None:
+            planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
+        yield plan.epoch, planned
+        plan = plan.following()
 
 
 def _check_reading(read: object, workers: object, data: Input) -> None:

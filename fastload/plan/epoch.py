@@ -9,7 +9,7 @@ so ranks agree without communication on the number of steps, on who reads which 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -226,6 +226,11 @@ class EpochPlan:
         if positions.size and positions.min() < 0:
             raise OptionError(f"position {positions.min()} is negative: positions count from 0, the next row to come")
         return self._planned(rank, positions)
+
+    def following(self) -> EpochPlan | None:
+        """Returns the plan of the whole next epoch; None after the last one that has a number."""
+        is_last = self.epoch == _BOUNDS["epoch"][1]
+        return None if is_last else replace(self, epoch=self.epoch + 1, segments=())
 
     def segments_after(self, steps: int) -> tuple[Segment, ...]:
         """Returns the segments of a state saved after `steps` of this plan's steps, merged.

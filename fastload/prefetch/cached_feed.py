@@ -27,7 +27,7 @@ from fastload.dataset import PackedDataset
 from fastload.device import Backend
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, moved_as_stored
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.prefetch.thread_stream import ThreadFeed
@@ -106,7 +106,7 @@ def _gathered(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.in
 class CachedFeed:
     """Gathers batches from a cache of every row that will be planned; needs neither threads nor processes."""
 
-    usable = True
+    usable, short_switches = True, False
     worker_info = WorkerInfo(0, 0, by_threads=False)
 
     def __init__(self, cache: RowCache, options: Resolved) -> None:
@@ -115,9 +115,10 @@ class CachedFeed:
         facts = SlotField("facts", (17 * options.plan.batch_size,), np.dtype(np.uint8))
         self._ring = Ring([facts], SLOTS_IN_COPY, options.backend.allocate, manual_release=True)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
-        """Begins a pass, which reads nothing."""
+    def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
+        """Begins a stream, which reads nothing."""
         assert self._cache is not None, "the feed was closed"
+        planned = (batch for _, batches in epochs for batch in batches)
         return _IndexStream(planned, self._cache, self._ring)
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class _IndexStream(BatchStream):
         return self._coming is not None
 
     def close(self) -> None:
-        """Ends the pass, and lets go of the cache."""
+        """Ends the stream, and lets go of the cache."""
         self._coming = self._cache = None
 
 
@@ -203,7 +204,7 @@ def load_cache(options: Resolved) -> RowCache:
     in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
     planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
-    with closing(ThreadFeed(in_file_order)) as feed, closing(feed.stream(planned, epoch=0)) as stream:
+    with closing(ThreadFeed(in_file_order)) as feed, closing(feed.stream([(0, planned)])) as stream:
         for batch in stream:
             first, count = batch.planned.step * batch_rows, len(batch.planned.rows)  # the last may not fill its slot
             try:

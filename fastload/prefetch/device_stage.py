@@ -17,9 +17,10 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend
+from fastload.plan import EpochPlan, PlannedBatch
 from fastload.prefetch.ring import FilledBatch
 from fastload.timing.probe import Probe
 from fastload.timing.ranges import span
@@ -35,8 +37,12 @@ from fastload.transforms.engine.placement import ImageRows
 CHANNELS_FIRST = (0, 3, 1, 2)
 
 
+Epochs = Iterable[tuple[int, Iterator[PlannedBatch]]]
+"""Epochs one after another: their numbers, and their batches with rows of the file or indices of the dataset."""
+
+
 class BatchStream(Iterator[FilledBatch]):
-    """A stream of filled slots, in order: one pass of a feed.
+    """A stream of filled slots, in order, from one epoch to the next.
 
     Attributes:
         views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
@@ -53,7 +59,7 @@ class BatchStream(Iterator[FilledBatch]):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the pass; nothing is written any more when this returns."""
+        """Ends the stream; nothing is written to its slots any more when this returns, or nobody looks at them."""
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Queues copies that make a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`."""
@@ -106,7 +112,11 @@ class DeviceStage(Iterator[DeviceBatch]):
         backend: None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
             one and keep one ready meanwhile.
+
+    Attributes:
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
+        ahead: the plan of the epoch whose first batch comes next, as far as nothing of it was taken; None: it is amid
+            an epoch, or closed.
     """
 
     def __init__(
@@ -115,13 +125,13 @@ class DeviceStage(Iterator[DeviceBatch]):
         backend: Backend | None = None,
         *,
         slots_in_copy: int = SLOTS_IN_COPY,
-        probe: Probe | None = None,
     ) -> None:
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
         self._source = source
         self._backend = backend
         self._slots_in_copy = slots_in_copy
-        self._probe = probe
+        self.probe: Probe | None = None
+        self.ahead: EpochPlan | None = None
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
 
@@ -143,6 +153,7 @@ class DeviceStage(Iterator[DeviceBatch]):
 
     def close(self) -> None:
         """Waits for copies that still run, gives back their slots, and closes the source."""
+        self.ahead = None
         try:
             if self._backend is not None:
                 self._begun.clear()
@@ -150,8 +161,12 @@ class DeviceStage(Iterator[DeviceBatch]):
         finally:
             self._source.close()
 
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_copying", None) and not _is_finalizing():
+            self.close()
+
     def _next_copied(self, backend: Backend) -> DeviceBatch:
-        probe = self._probe
+        probe = self.probe
         while self._copying and backend.finished(self._copying[0][0]):
             self._copying.popleft()[1].release()
         if not self._begun:

@@ -9,7 +9,6 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
-import functools
 import logging
 import multiprocessing.process
 import os
@@ -20,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pickle import PicklingError
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from torch.utils.data import Sampler
 from fastload.errors import OptionError, WorkerError
 from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.auto_workers import MeasuredPass
-from fastload.prefetch.device_stage import BatchStream
+from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
@@ -51,44 +50,58 @@ PREFETCH = 2
 _PROCESS_BYTES = 256 * 2**20
 
 
+class Planned(NamedTuple):
+    """A batch that is to be made."""
+
+    batch: PlannedBatch
+    seed: int  # for random numbers that Python code draws
+    stream: int  # number of the stream that asks for it
+
+
 class Requests(Sampler[BatchRequest]):
-    """The sampler of the `DataLoader`: yields a request for each batch of the current epoch."""
+    """The sampler of the `DataLoader`: yields a request for each batch, from one epoch and stream to the next."""
 
     def __init__(self) -> None:
-        # Of the current epoch.
-        self.planned: Iterator[PlannedBatch] = iter(())
-        self.seed: Callable[[int], int] = int  # of a step's batch, for random numbers that Python code draws
+        self.coming: Iterator[Planned] = iter(())
         self.timed = False
         # Of the slots; None: not known yet.
         self.layout: SampleLayout | None = None
         self.ring: Ring | None = None
-        self.under_way: deque[tuple[PlannedBatch, Slot]] = deque()  # the requested batches, in order
+        self.under_way: deque[tuple[Planned, Slot]] = deque()  # the requested batches, in order
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        assert not self.under_way, "an epoch that was left early ends its workers"
-        asked = False
-        for batch in self.planned:
+        while (planned := next(self.coming, None)) is not None:
+            (rows, *_), seed, stream = planned
+            asked = False
             while self.ring is None:
                 # The batch's first sample says what a slot has to hold; until then other requests only keep their turn.
-                yield BatchRequest(-1, batch.rows[:0] if asked else batch.rows[:1], self.seed(batch.step), None)
+                yield BatchRequest(-1, rows[:0] if asked else rows[:1], seed, None, stream)
                 asked = True
             slot = self.ring.take()
             assert slot is not None, "there are more slots than batches under way or in the user's hands"
-            self.under_way.append((batch, slot))
-            yield BatchRequest(slot.number, batch.rows, self.seed(batch.step), self.layout, self.timed)
+            self.under_way.append((planned, slot))
+            yield BatchRequest(slot.number, rows, seed, self.layout, stream, self.timed)
 
 
 class ProcessFeed:
     """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
-    The processes and the ring they fill stay from one finished epoch to the next.
+    The processes and the ring they fill stay from one epoch and stream to the next. What is left of a stream that was
+    closed early they skip.
+
+    Attributes:
+        short_switches: see `ThreadFeed`.
     """
+
+    short_switches = False
 
     def __init__(self, options: Resolved) -> None:
         self.requests = Requests()
         self.warned = False  # of changing samples
         self._options = options
-        self._passes = 0
+        self._streams = 0
+        self.passes = 0
+        self.has_begun = False  # whether a batch of this pass was handed over
         # Seconds of this pass that batches were waited for that were not ready when they were asked for, and that the
         # workers had run or wanted a CPU when it gave its first batch, if that is known and asked for: what came before
         # that one, such as imports, does not count.
@@ -96,12 +109,14 @@ class ProcessFeed:
         self.busy_before_s: float | None = None
         self._unpin: list[Callable[[], None]] = []
         self._memory = SharedMemory()
+        self._wanted = SharedMemory()
+        self._wanted.extend(8)
         self._workers: Workers | None = None
         with warnings.catch_warnings():
             if options.auto_workers:  # more workers than CPUs are right where they wait
                 warnings.filterwarnings("ignore", "This DataLoader will create")
             self._loader = WorkerLoader(
-                Filler(options.data, self._memory, options.plan.batch_size),
+                Filler(options.data, self._memory, self._wanted, options.plan.batch_size),
                 batch_size=None,
                 sampler=self.requests,
                 num_workers=options.num_workers,
@@ -113,6 +128,7 @@ class ProcessFeed:
                 generator=torch.Generator(),  # the user's global one is not drawn from
             )
         self._closed = False
+        self.exhausted = False  # whether the last stream came to an end
         self._pid = os.getpid()
 
     @property
@@ -127,8 +143,8 @@ class ProcessFeed:
         ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
-        """Begins a pass, see `ThreadFeed`; starts the workers if they do not wait from the last one.
+    def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
+        """Begins to make batches, see `ThreadFeed`; starts the workers if there are none.
 
         Raises:
             OptionError: this process may not have workers, or the dataset cannot be sent to them.
@@ -138,24 +154,41 @@ class ProcessFeed:
         if isinstance(options.data, PackedInput):
             file, layout = options.data.dataset.file, options.data.dataset.layout()
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
+        self._streams += 1
+        number, seed, rank = self._streams, options.plan.seed, options.share.rank
+        planned = (
+            Planned(batch, batch_seed(seed, epoch, rank, batch.step), number)
+            for epoch, batches in epochs
+            for batch in batches
+        )
         with ExitStack() as resources:
-            self.requests.planned = announced(options, planned, lambda batch: batch.rows, batch_bytes, resources)
-            self.requests.seed = functools.partial(batch_seed, options.plan.seed, epoch, options.share.rank)
+            self.requests.coming = announced(options, planned, lambda one: one.batch.rows, batch_bytes, resources)
             self.requests.timed = timed
+            self.skip_before(number)
             try:
-                self._workers = self._begin()
+                if self._workers is None or self.exhausted:
+                    self.exhausted = False
+                    self._workers = self._begin()
             except BaseException:
                 self.close(kill=True)
                 raise
-            self._passes += 1
-            self.starved_s, self.busy_before_s = 0.0, None
-            return ProcessStream(self, self._workers, resources.pop_all(), watched=options.auto_workers)
+            return ProcessStream(self, self._workers, resources.pop_all(), number=number, watched=options.auto_workers)
+
+    def skip_before(self, stream: int) -> None:
+        """Lets the workers skip the batches of streams with lower numbers; they finish the sample they are at."""
+        if not self._closed:
+            self._wanted.view(0, 8).view(np.int64)[0] = stream
+
+    def begin_pass(self) -> None:
+        """Begins the measurements of a pass."""
+        self.passes += 1
+        self.has_begun, self.starved_s, self.busy_before_s = False, 0.0, None
 
     def measured(self, batches: int, elapsed_s: float, first_s: float) -> MeasuredPass:
         """Returns the measurements of the current pass, whose first batch was waited for `first_s`."""
         before_s, now_s = self.busy_before_s, self.busy_s()
         busy_s = None if before_s is None or now_s is None else now_s - before_s
-        return MeasuredPass(batches, elapsed_s, self.starved_s, busy_s, first_s if self._passes == 1 else 0.0)
+        return MeasuredPass(batches, elapsed_s, self.starved_s, busy_s, first_s if self.passes == 1 else 0.0)
 
     @property
     def worker_bytes(self) -> int:
@@ -164,7 +197,7 @@ class ProcessFeed:
         return _PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0)
 
     def _begin(self) -> Workers:
-        """Begins an epoch of the workers, and returns their results."""
+        """Begins the requests of the `DataLoader`, and returns the workers with their results."""
         process = multiprocessing.process.current_process()
         if process.daemon:
             raise OptionError(
@@ -219,12 +252,20 @@ class ProcessFeed:
                     self._unpin.append(unpin)
             ring.add(memory)
 
+    def take_back(self, ring: Ring, slot: Slot, *, kept: bool) -> None:
+        """Makes a slot free whose batch is not handed over; `kept`: the transform refers to it, expecting no change."""
+        if kept:
+            self.add_slots(ring, 1)
+        else:
+            ring.give_back(slot)
+
     def busy_s(self) -> float | None:
         """Returns the seconds that the workers ran or wanted a CPU so far; None: there are none, or one died."""
         return busy_processes_s(self._workers.pids) if self._workers is not None else None
 
     def close(self, *, kill: bool = False) -> None:
         """Ends the workers; they finish the sample they are at, unless killed. Batches handed over stay valid."""
+        self.skip_before(self._streams + 1)
         workers, self._workers, self._closed = self._workers, None, True
         if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
             workers.end(kill=kill)
@@ -234,6 +275,7 @@ class ProcessFeed:
         self.requests.layout = self.requests.ring = None
         self.requests.under_way.clear()
         self._memory.close()
+        self._wanted.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_workers", None) is not None and not _is_finalizing():
@@ -262,57 +304,74 @@ def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -
 class ProcessStream(BatchStream):
     """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
-    def __init__(self, feed: ProcessFeed, results: Workers, resources: ExitStack, *, watched: bool) -> None:
+    def __init__(
+        self, feed: ProcessFeed, results: Workers, resources: ExitStack, *, number: int, watched: bool
+    ) -> None:
         self._feed = feed
         self._results: Workers | None = results
         self._resources = resources
+        self._number = number
         self._watched = watched
-        self._begun = self._exhausted = False
         self._pid = os.getpid()
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""
         if self._results is None:
             raise StopIteration
+        feed = self._feed
         ready = self._watched and self.ready()
         asked_s = time.perf_counter()
         try:
             while True:
+                self._skip_stale()
                 result: BatchResult = next(self._results)
                 if result.error is not None:
                     raise result.error
                 if result.slot >= 0:
                     break
                 if result.layout is not None:
-                    self._feed.prepare(result.layout)
+                    feed.prepare(result.layout)
             batch = self._hand_over(result)
         except StopIteration:
-            self._exhausted = True
+            feed.exhausted = True
             self.close()
             raise
         except BaseException as error:
             self._results = None
-            self._feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
+            feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
             raise
-        if self._watched and not self._begun:
-            self._feed.busy_before_s = self._feed.busy_s()
+        if self._watched and not feed.has_begun:
+            feed.busy_before_s = feed.busy_s()
         elif self._watched and not ready:
-            self._feed.starved_s += time.perf_counter() - asked_s
-        self._begun = True
+            feed.starved_s += time.perf_counter() - asked_s
+        feed.has_begun = True
         return batch
 
+    def _skip_stale(self, *, waiting: bool = True) -> None:
+        """Takes back the slots of batches that an earlier stream asked for; `waiting`: also of those not done yet."""
+        under_way, ring = self._feed.requests.under_way, self._feed.requests.ring
+        while self._results is not None and under_way and under_way[0][0].stream != self._number:
+            if not waiting and not self._results.waiting():
+                return
+            result: BatchResult = next(self._results)
+            assert ring is not None, "a batch is made in a slot"
+            self._feed.take_back(ring, under_way.popleft()[1], kept=result.kept)
+
     def ready(self) -> bool:
+        self._skip_stale(waiting=False)
         return self._results is not None and self._results.waiting()
 
     def depth(self) -> int | None:
         return self._results.num_waiting() if self._results is not None else 0
 
     def close(self) -> None:
-        """Ends the epoch; the workers stay for the next one only if this one was finished."""
+        """Ends the stream; the workers skip what is left of it, and stay."""
         results, self._results = self._results, None
         try:
-            if results is not None and not self._exhausted and self._pid == os.getpid():
-                self._feed.close()
+            if results is not None and self._pid == os.getpid():
+                self._feed.skip_before(self._number + 1)
+                if self._feed.requests.ring is None:  # nobody knows yet what a slot has to hold
+                    self._feed.close()
         finally:
             self._resources.close()
 
@@ -320,18 +379,14 @@ class ProcessStream(BatchStream):
         requests = self._feed.requests
         ring, layout = requests.ring, requests.layout
         assert ring is not None and layout is not None, "a batch is made in a slot"
-        planned, slot = requests.under_way.popleft()
+        (planned, _, _), slot = requests.under_way.popleft()
         assert slot.number == result.slot, "results come in order"
         if result.layout is None:
             batch = ring.hand_over(slot, planned, ring.slot_bytes)
             batch.arrays = layout.in_axes_of_sample(batch.arrays)
             batch.form, batch.extra = layout.form, result.fields
         else:
-            if result.kept:
-                # The transform holds a part of the slot, and expects that to stay as it is.
-                self._feed.add_slots(ring, 1)
-            else:
-                ring.give_back(slot)
+            self._feed.take_back(ring, slot, kept=result.kept)
             if not self._feed.warned and not result.layout.fits(layout):
                 self._feed.warned = True
                 expected = ", ".join(f"{leaf.dtype} {leaf.shape}" if leaf else "other" for leaf in layout.leaves)

@@ -37,6 +37,7 @@ class BatchRequest(NamedTuple):
     rows: NDArray[np.int64]  # (B,), of the file, or indices of the dataset
     seed: int  # for Python's, NumPy's and torch's random numbers, so that no worker draws others
     layout: SampleLayout | None  # of the slot; None: find it out from the first sample
+    stream: int  # number of the stream of batches that it is for
     timed: bool = False  # whether the result says what it cost
 
 
@@ -53,11 +54,19 @@ class BatchResult(NamedTuple):
 
 
 class Filler(Dataset[Any]):
-    """A dataset for torch's fetcher whose keys are requests and whose items are results; pickled into the workers."""
+    """A dataset for torch's fetcher whose keys are requests and whose items are results; pickled into the workers.
 
-    def __init__(self, source: Input, memory: SharedMemory, batch_size: int) -> None:
+    Args:
+        source: makes the samples.
+        memory: the slots.
+        wanted: int64 (1,): batches of streams with lower numbers are skipped, also in the middle of one.
+        batch_size: samples of a batch.
+    """
+
+    def __init__(self, source: Input, memory: SharedMemory, wanted: SharedMemory, batch_size: int) -> None:
         self._source = source
         self._memory = memory
+        self._wanted = wanted
         self._batch_size = batch_size
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._in_place = True
@@ -68,7 +77,7 @@ class Filler(Dataset[Any]):
         """Carries out a request."""
         self._num_made = 0
         try:
-            if not len(request.rows):
+            if not len(request.rows) or (request.layout is not None and self._is_stale(request)):
                 return BatchResult(request.slot)
             random.seed(request.seed)
             torch.manual_seed(request.seed)
@@ -93,6 +102,10 @@ class Filler(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_slots": {}, "_stopwatch": None}
+
+    def _is_stale(self, request: BatchRequest) -> bool:
+        """Whether nobody waits for the batch any more."""
+        return int.from_bytes(self._wanted.view(0, 8), sys.byteorder) > request.stream
 
     def _made(self, rows: NDArray[np.int64]) -> Iterator[Any]:
         """Yields the samples of rows, made some at a time."""
@@ -119,6 +132,8 @@ class Filler(Dataset[Any]):
         unfit: list[Any] = []  # the first sample that does not fit the slot, or must not be written to it
         num_written = 0
         for index in range(len(rows)):
+            if self._is_stale(request):
+                return BatchResult(request.slot, kept=_any_referenced(gathered))
             self._num_made = index
             # Not by zip, which keeps the last tuple that it gave.
             given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None
@@ -147,7 +162,7 @@ class Filler(Dataset[Any]):
                 stopwatch.lap("collate")
                 stopwatch.sample()
         self._num_made = len(made) + len(unfit)
-        if not unfit and not any(max(map(sys.getrefcount, column)) > _UNREFERENCED_MAPPED for column in gathered):
+        if not unfit and not _any_referenced(gathered):
             if gathered:
                 # A transform that mostly makes new images is better off with samples that are still in the cache.
                 self._in_place = 2 * num_written <= len(rows)
@@ -216,6 +231,11 @@ class Filler(Dataset[Any]):
         return WorkerError(
             f"{where}: the dataset or its transform raised {said}\n\nIn a worker process:\n{traceback.format_exc()}"
         )
+
+
+def _any_referenced(raw: Sequence[Sequence[NDArray[Any]]]) -> bool:
+    """Whether anything but these lists refers to any sample's arrays."""
+    return any(max(map(sys.getrefcount, column)) > _UNREFERENCED_MAPPED for column in raw)
 
 
 def _is_referenced(raw: Sequence[Sequence[NDArray[Any]]], index: int) -> bool:

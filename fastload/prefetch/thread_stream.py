@@ -1,6 +1,8 @@
-"""Batches filled by threads that read a packed file ahead of their use: the feed of a loader, and one pass of it.
+"""Batches filled by threads that read a packed file ahead of their use: the feed of a loader, and a stream of it.
 
     planned batches --coalesce--> requests --threads fill slots of the ring--> results --split--> batches, in order
+
+The threads stay from one stream to the next, and a stream goes on from epoch to epoch.
 
 Small batches are filled several at a time into one slot, and handed over one by one: a batch of a few megabytes is
 copied in less time than two threads need to wake each other, so that a thread that reads one batch at a time runs in
@@ -20,20 +22,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, Epochs
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.read.readahead import announced_ahead, has_read_ahead
-from fastload.system.threads import ShortSwitchInterval
 from fastload.timing.probe import WorkerInfo
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
@@ -48,11 +49,17 @@ Item = TypeVar("Item")
 GROUP_BYTES = 12 * 2**20
 """Bytes that are filled at a time, about, where batches are smaller."""
 
-Group = tuple[list[PlannedBatch], PlannedBatch]
-"""Batches that are filled at a time, and one batch of all their rows."""
 
-Fill = Callable[[PlannedBatch, Mapping[str, NDArray[Any]]], int]
-"""Writes a batch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
+class Group(NamedTuple):
+    """Batches of one epoch that are filled at a time."""
+
+    epoch: int
+    members: list[PlannedBatch]
+    whole: PlannedBatch  # of all their rows
+
+
+Fill = Callable[[int, PlannedBatch, Mapping[str, NDArray[Any]]], int]
+"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
 
 
 class ThreadFeed:
@@ -63,13 +70,17 @@ class ThreadFeed:
 
     Args:
         options: of the loader; its dataset has no Python transform.
+
+    Attributes:
+        usable: whether another stream can begin; else a new feed is needed.
+        short_switches: whether the threads decode or compute, so that they need a `ShortSwitchInterval`.
     """
 
-    usable = True  # whether another pass can begin; else a new feed is needed
+    usable = True
 
     def __init__(self, options: Resolved) -> None:
         self._options, dataset = options, options.packed.dataset
-        self._workers = workers = options.num_workers
+        workers = options.num_workers
         window, backend, augmentation = options.window, options.backend, options.augmentation
         # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
@@ -96,37 +107,51 @@ class ThreadFeed:
             facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
             num_slots = SLOTS_IN_COPY + 1 + workers
             self._ring = Ring(layout + facts, num_slots, backend.allocate, manual_release=True)
+        self._threads = FillThreads(workers)
+        self._stream: ThreadStream | None = None  # the last one
+        self.short_switches = options.decodes or self._transformer is not None
 
-    def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
-        """Begins a pass over batches of rows of the file; `timed`: whether they say what they cost to make."""
-        options, reader, transformer, group = self._options, self._reader, self._transformer, self._group
+    def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
+        """Begins to read batches of rows of the file, and ends the stream before it.
 
-        def gather(planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+        `timed`: whether batches say what they cost to make.
+        """
+        reader, transformer, group = self._reader, self._transformer, self._group
+        if timed != self._threads.timed:
+            self._threads.close()
+            self._threads = FillThreads(self._threads.number, timed=timed)
+
+        def gather(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
             return reader.gather(planned.rows, arrays)
 
-        fill = gather if transformer is None else functools.partial(transformer.fill, epoch)
+        fill = gather if transformer is None else transformer.fill
+        if self._stream is not None:
+            self._stream.close()  # which may still wait for a thread, if it was collected by one
         with ExitStack() as resources:
             groups = announced(
-                options, coalesced(planned, group), lambda one: one[1].rows, self._ring.slot_bytes, resources
+                self._options, coalesced(epochs, group), lambda one: one.whole.rows, self._ring.slot_bytes, resources
             )
-            stream = ThreadStream(
-                groups, fill, self._ring, workers=self._workers, group=group, present=self._present, timed=timed
-            )
+            stream = ThreadStream(groups, fill, self._ring, self._threads, group=group, present=self._present)
             if transformer is not None:
                 stream.views = transformer.views
-            if options.decodes or transformer is not None:
-                resources.callback(ShortSwitchInterval().end)
             stream.resources = resources.pop_all()
+        self._stream = stream
         return stream
 
     @property
     def worker_info(self) -> WorkerInfo:
         """The reading threads, and the batches in the ring."""
         ratio = self._options.packed.compression_ratio()
-        return WorkerInfo(self._workers, self._group * len(self._ring.slots), by_threads=True, compression_ratio=ratio)
+        return WorkerInfo(
+            self._threads.number, self._group * len(self._ring.slots), by_threads=True, compression_ratio=ratio
+        )
 
     def close(self) -> None:
-        """Closes the file. Batches handed over stay valid."""
+        """Ends the stream and the threads, and closes the file. Batches handed over stay valid."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._threads.close()
         self._reader.close()
 
 
@@ -154,26 +179,87 @@ def announced(
 class _Request:
     """Batches that a thread is to fill a slot with, and what came of it."""
 
-    members: list[PlannedBatch]
-    whole: PlannedBatch  # of all their rows
+    group: Group
     slot: Slot
+    fill: Fill
+    results: queue.SimpleQueue[_Request]  # where the thread gives it back
     bytes_read: int = 0  # copied into the slot
     work: BatchWork | None = None  # what it cost, if that is measured
     error: BaseException | None = None  # came instead
     done: bool = False  # whether the thread has given it back
 
 
+class FillThreads:
+    """Threads that fill slots, for one stream after another; they start with the first request.
+
+    Attributes:
+        number: of threads.
+        timed: whether they measure what a batch costs.
+    """
+
+    def __init__(self, number: int, *, timed: bool = False) -> None:
+        self.number = number
+        self.timed = timed
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+
+    def put(self, request: _Request) -> None:
+        """Lets a thread fill a slot."""
+        self._requests.put(request)
+        if self._threads:
+            return
+        # The threads know the queue and not this object, so that it can be collected, and end them.
+        for i in reversed(range(self.number)):
+            following = self._threads[0] if self._threads else None
+            thread = threading.Thread(
+                target=_work, args=(self._requests, following, self.timed), name=f"fastload-worker-{i}", daemon=True
+            )
+            self._threads.insert(0, thread)
+        # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
+        self._threads[0].start()
+
+    def drop(self) -> list[_Request]:
+        """Takes back the requests that no thread has begun."""
+        dropped: list[_Request] = []
+        with suppress(queue.Empty):
+            while True:
+                request = self._requests.get_nowait()
+                assert request is not None, "close() is not called before the stream is closed"
+                dropped.append(request)
+        return dropped
+
+    def may_wait(self) -> bool:
+        """Whether the caller may wait for the threads: it is none of them, where garbage collection may run."""
+        return threading.current_thread() not in self._threads
+
+    def close(self) -> None:
+        """Ends the threads. Returns when none is left; requests put later start new ones."""
+        may_wait, threads, self._threads = self.may_wait(), self._threads, []
+        if self._pid != os.getpid():  # a forked child has none of them
+            return
+        for _ in threads:
+            self._requests.put(None)
+        for thread in threads:
+            if may_wait and thread.ident is not None:
+                thread.join()
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
+        if getattr(self, "_threads", None) and not _is_finalizing():
+            self.close()
+
+
 class ThreadStream(BatchStream):
     """Batches in the order planned, filled ahead of their use by threads. An iterator for one thread; `close` ends it.
 
     Args:
-        coming: batches of equal size to read, in order, `group` at a time; the last ones may be fewer.
+        coming: batches of equal size to read, in order, `group` at a time; the last ones of an epoch may be fewer.
         fill: writes a batch; called by the threads.
         ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
-        workers: threads, 1 or more.
+        threads: fill the slots; no other stream uses them meanwhile.
         group: batches that are filled at a time; see `group_size`.
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
-        timed: whether batches say what they cost.
 
     Attributes:
         resources: closed with the stream.
@@ -184,33 +270,23 @@ class ThreadStream(BatchStream):
         coming: Iterator[Group],
         fill: Fill,
         ring: Ring,
+        threads: FillThreads,
         *,
-        workers: int,
         group: int = 1,
         present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
-        timed: bool = False,
     ) -> None:
         self.resources = ExitStack()
         self._coming = coming
-        self._group = group
+        self._fill = fill
         self._ring = ring
+        self._threads = threads
+        self._group = group
         self._present = present
         self._begun: deque[_Request] = deque()  # with a slot, in order; the first is handed over next
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
-        self._stopped = False
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._pid = os.getpid()
-        # The threads know the queues and not this object, so that it can be collected, and end them.
-        self._threads: list[threading.Thread] = []
-        for i in reversed(range(workers)):
-            following = self._threads[0] if self._threads else None
-            args = (self._requests, self._results, fill, following, timed)
-            thread = threading.Thread(target=_work, args=args, name=f"fastload-worker-{i}", daemon=True)
-            self._threads.insert(0, thread)
         self._begin()
-        # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
-        self._threads[0].start()
 
     # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
     def __next__(self) -> FilledBatch:
@@ -226,7 +302,8 @@ class ThreadStream(BatchStream):
             if (error := self._begun[0].error) is not None:
                 raise error
             request = self._begun.popleft()
-            batch = self._ring.hand_over(request.slot, request.whole, request.bytes_read, request.work)
+            members, whole = request.group.members, request.group.whole
+            batch = self._ring.hand_over(request.slot, whole, request.bytes_read, request.work)
             if self._present is not None:
                 batch.arrays = self._present(batch.arrays)
         except BaseException:
@@ -235,9 +312,9 @@ class ThreadStream(BatchStream):
         if self._group == 1:
             return batch
         # Each member has its part of the arrays, and the slot returns when all parts are gone.
-        size, count = len(request.members[0].rows), len(request.members)
+        size, count = len(members[0].rows), len(members)
         work = request.work / count if request.work is not None else None
-        for first, planned in zip(range(0, count * size, size), request.members, strict=True):
+        for first, planned in zip(range(0, count * size, size), members, strict=True):
             arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
             self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
         return self._split.popleft()
@@ -251,60 +328,36 @@ class ThreadStream(BatchStream):
     def depth(self) -> int:
         """Returns how many batches next() would give without waiting, one after the other."""
         self.ready()
-        return len(self._split) + self._group * sum(1 for _ in takewhile(lambda request: request.done, self._begun))
+        done = takewhile(lambda request: request.done, self._begun)
+        return len(self._split) + sum(len(request.group.members) for request in done)
 
     def close(self) -> None:
-        """Ends the threads and takes back every slot that is not lent. Returns when no thread writes any more."""
+        """Takes back every slot that is not lent. Returns when no thread writes for this stream any more."""
         self._coming = iter(())
         try:
             if self._pid == os.getpid():  # a forked child has neither the threads nor their results
-                with suppress(queue.Empty):
-                    while True:
-                        self._requests.get_nowait()
-                self._stopped = False
-                self._stop_workers()
-                threads, self._threads = self._threads, []
-                for thread in threads:
-                    if thread.ident is None:
-                        break  # never started, and so nor were those after it
-                    if thread is not threading.current_thread():
-                        thread.join()
-                while self._begun:
-                    self._ring.give_back(self._begun.popleft().slot)
+                for request in self._threads.drop():
+                    request.done = True
                 self._split.clear()
+                if self._threads.may_wait():  # else the feed does before its next stream
+                    while not all(request.done for request in self._begun):
+                        self._results.get().done = True
+                    while self._begun:
+                        self._ring.give_back(self._begun.popleft().slot)
         finally:
             self.resources.close()
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
-        if getattr(self, "_threads", None) and not _is_finalizing():
-            self.close()
 
     def _begin(self) -> None:
         """Gives every free slot to a thread."""
         for _ in range(self._ring.collect()):
-            coming = next(self._coming, None)
-            if coming is None:
-                # Asked to end now, the threads are gone when the last batch is handed over, and nobody waits for them.
-                self._stop_workers()
+            group = next(self._coming, None)
+            if group is None:
                 return
-            self._begun.append(_Request(*coming, self._ring.free.popleft()))
-            self._requests.put(self._begun[-1])
-
-    def _stop_workers(self) -> None:
-        if not self._stopped:
-            self._stopped = True
-            for _ in self._threads:
-                self._requests.put(None)
+            self._begun.append(_Request(group, self._ring.free.popleft(), self._fill, self._results))
+            self._threads.put(self._begun[-1])
 
 
-def _work(
-    requests: queue.SimpleQueue[_Request | None],
-    results: queue.SimpleQueue[_Request],
-    fill: Fill,
-    following: threading.Thread | None,
-    timed: bool,
-) -> None:
+def _work(requests: queue.SimpleQueue[_Request | None], following: threading.Thread | None, timed: bool) -> None:
     """Fills requested batches until None is requested; the body of a thread, which starts the following one."""
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (request := requests.get()) is not None:
@@ -312,17 +365,17 @@ def _work(
             if stopwatch is not None:
                 stopwatch.begin()
             with span("read"):
-                whole, count = request.whole, len(request.whole.rows)
-                # The last request of a pass may not fill its slot.
+                whole, count = request.group.whole, len(request.group.whole.rows)
+                # The last request of an epoch may not fill its slot.
                 arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
                 if "row" in arrays:
                     arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
-                request.bytes_read = fill(whole, arrays)
+                request.bytes_read = request.fill(request.group.epoch, whole, arrays)
             if stopwatch is not None:
                 request.work = stopwatch.end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
             request.error = error
-        results.put(request)
+        request.results.put(request)
         del request
         if following is not None:
             following.start()
@@ -337,16 +390,17 @@ def group_size(batch_bytes: int, num_steps: int) -> int:
     return max(1, min(GROUP_BYTES // max(1, batch_bytes), num_steps // 8))
 
 
-def coalesced(planned: Iterator[PlannedBatch], group: int) -> Iterator[Group]:
-    """Yields so many batches at a time, and one batch of all their rows."""
-    while members := list(islice(planned, group)):
-        if group == 1:
-            yield members, members[0]
-            continue
-        whole = PlannedBatch(
-            rows=np.concatenate([batch.rows for batch in members]),
-            valid=np.concatenate([batch.valid for batch in members]),
-            global_valid=sum(batch.global_valid for batch in members),
-            step=members[0].step,
-        )
-        yield members, whole
+def coalesced(epochs: Epochs, group: int) -> Iterator[Group]:
+    """Yields so many batches of an epoch at a time; the last ones of each may be fewer."""
+    for epoch, planned in epochs:
+        while members := list(islice(planned, group)):
+            if group == 1:
+                yield Group(epoch, members, members[0])
+                continue
+            whole = PlannedBatch(
+                rows=np.concatenate([batch.rows for batch in members]),
+                valid=np.concatenate([batch.valid for batch in members]),
+                global_valid=sum(batch.global_valid for batch in members),
+                step=members[0].step,
+            )
+            yield Group(epoch, members, whole)
