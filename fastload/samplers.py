@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -112,16 +113,20 @@ class _Feed:
                 yield (block - first_row).tolist()
 
     def samples(self, begun: Position, *, rank: int) -> Iterator[int]:
-        """Yields the positions of one rank's samples, and counts them as they are drawn."""
+        """Returns the positions of one rank's samples, which are counted as they are drawn."""
         plan, total = begun.plan, begun.length
         blocks = (
             plan.rows_at(rank, np.arange(first, min(first + _BLOCK_ROWS, total)))
             for first in range(0, total, _BLOCK_ROWS)
         )
-        for piece in self.announced(plan, blocks):
-            for position in piece:
-                begun.steps += 1
-                yield position
+        return _counted(begun, chain.from_iterable(self.announced(plan, blocks)))
+
+
+def _counted(begun: Position, items: Iterator[Drawn]) -> Iterator[Drawn]:
+    """Yields what is drawn, and counts it as steps of the iteration."""
+    for one in items:
+        begun.steps += 1
+        yield one
 
 
 class _Epochwise(Sampler[Drawn]):
@@ -358,7 +363,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         begun = self._epochs.begin(self._epochs.coming())
-        return self._count(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
+        return _counted(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
         """Returns where training stands, the same on every rank, as numbers, strings and lists.
@@ -382,26 +387,25 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             StateError: the state belongs to another file, split, seed, shuffle, number of workers or of ranks, or
                 batch size, or is damaged.
         """
-        own, of_plan = {}, state
+        own, of_plan = (*self._cut, "batches_in_round"), state
         if isinstance(state, Mapping):
-            own = {name: state[name] for name in (*self._cut, "batches_in_round") if name in state}
             of_plan = {name: value for name, value in state.items() if name not in own}
         rest = self._epochs.rest(of_plan)
         plan = rest.plan
-        if missing := [name for name in (*self._cut, "batches_in_round") if name not in own]:
+        if missing := [name for name in own if name not in state]:
             raise StateError(
                 f"the state has no {', '.join(missing)}: it is not what a ChunkBatchSampler's state_dict() gave"
             )
         if differing := [
-            f"{name} is {here!r} here and {own[name]!r} in the state"
+            f"{name} is {here!r} here and {state[name]!r} in the state"
             for name, here in self._cut.items()
-            if own[name] != here
+            if state[name] != here
         ]:
             raise StateError(
                 f"the state's batches differ from this sampler's: {'; '.join(differing)}. Make the sampler with the "
                 f"state's values, or begin the epoch anew without the state."
             )
-        in_round = own["batches_in_round"]
+        in_round = state["batches_in_round"]
         foreign = any(segment[:2] != (plan.world_size, plan.batch_size) for segment in plan.segments)
         if foreign or in_round not in range(self._num_shares) or in_round > rest.length:
             raise StateError(f"the state is damaged: batches_in_round={in_round!r}, segments={list(plan.segments)}")
@@ -420,11 +424,6 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             own = self.num_replicas == 1 or self.drop_last
             size = int(batch.valid.sum()) if own else most - batch.step * self.batch_size
             yield batch.rows[:size]
-
-    def _count(self, begun: Position, batches: Iterator[list[int]]) -> Iterator[list[int]]:
-        for batch in batches:
-            begun.steps += 1
-            yield batch
 
 
 def _check_rank(rank: int, num_replicas: int) -> None:

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -159,7 +159,7 @@ class FastLoader:
             )
         warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
-        self._active: weakref.ref[Iteration] | None = None
+        self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._counter = PassCounter()
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
@@ -255,7 +255,7 @@ class FastLoader:
         )
 
     def _running(self) -> Iteration | None:
-        iteration = self._active() if self._active is not None else None
+        iteration = self._active()
         return iteration if iteration is not None and iteration.running else None
 
     def _decided(self, position: Position) -> Position:
@@ -267,8 +267,7 @@ class FastLoader:
         return position
 
     def _end_active(self) -> None:
-        active = self._active() if self._active is not None else None
-        self._active = None
+        active, self._active = self._active(), lambda: None
         if active is not None:
             active.displace()
 

@@ -36,13 +36,9 @@ CHANNELS_FIRST = (0, 3, 1, 2)
 
 
 class BatchStream(Iterator[FilledBatch]):
-    """A stream of filled slots, in order: one pass of a feed.
+    """A stream of filled slots, in order: one pass of a feed."""
 
-    Attributes:
-        views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
-    """
-
-    views: Mapping[str, torch.dtype] = {}
+    views: Mapping[str, torch.dtype] = {}  # on the CPU, of fields that lie in their arrays as another dtype
 
     @abstractmethod
     def ready(self) -> bool:

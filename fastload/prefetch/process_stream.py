@@ -198,7 +198,8 @@ class ProcessFeed:
     def prepare(self, layout: SampleLayout) -> None:
         """Makes the ring, now that the layout of a sample is known."""
         options = self._options
-        _check_samples(options.augmentation.transforms, options.data.name, layout)
+        if options.augmentation.transforms:
+            _check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
         self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
@@ -242,8 +243,6 @@ class ProcessFeed:
 
 def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
     """Raises OptionError if transforms do not fit the samples."""
-    if not transforms:
-        return
     leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
     if leaf is None:
         raise OptionError(

@@ -170,13 +170,9 @@ class ThreadStream(BatchStream):
         coming: batches of equal size to read, in order, `group` at a time; the last ones may be fewer.
         fill: writes a batch; called by the threads.
         ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
-        workers: threads, 1 or more.
         group: batches that are filled at a time; see `group_size`.
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
         timed: whether batches say what they cost.
-
-    Attributes:
-        resources: closed with the stream.
     """
 
     def __init__(
@@ -190,7 +186,7 @@ class ThreadStream(BatchStream):
         present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
         timed: bool = False,
     ) -> None:
-        self.resources = ExitStack()
+        self.resources = ExitStack()  # closed with the stream
         self._coming = coming
         self._group = group
         self._ring = ring
