@@ -257,12 +257,9 @@ def test_a_state_of_auto_holds_the_factor_of_its_epoch(packed, stop, through):
     whole = rows_of(auto_with(packed, 3))
     assert len(whole) == 36
     loader = auto_with(packed, 3)
-    for number, _ in enumerate(loader if stop else (), 1):
-        if number == stop:
-            state = through(loader.state_dict())
-            break
-    else:
-        state = through(loader.state_dict())
+    state = through(loader.state_dict())
+    for _ in zip(range(stop), loader if stop else (), strict=False):
+        state = through(loader.state_dict())  # in the loop body
     # Within the body of the last step the next factor is not known.
     assert state["echo"] == ["auto", 3, 0]
     resumed = FastLoader(packed, 4, echo="auto")

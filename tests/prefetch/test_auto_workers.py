@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload import FastLoader, OptionError
+from fastload import FastLoader
 from fastload.prefetch.auto_workers import MOST_WORKERS, AutoWorkers, History, MeasuredPass, choose_workers
 from fastload.prefetch.resolved import default_workers
 from fastload.system.machine import busy_processes_s
@@ -191,10 +191,3 @@ def test_threads_stay_as_many_as_they_are(tmp_path):
     assert len(feeds) == 1 and auto._auto.number is None
     auto.close()
     given.close()
-
-
-@pytest.mark.parametrize("workers", ["fast", 0, -1, 1.5, True])
-def test_what_is_no_number_of_workers_is_refused(tmp_path, workers):
-    path = write_packed(tmp_path / "file.h5", np.zeros((40, 4, 4, 3), np.uint8))
-    with pytest.raises(OptionError, match=r'workers=.*: give a whole number, 1 or more, "auto" or None'):
-        FastLoader(path, 4, workers=workers)

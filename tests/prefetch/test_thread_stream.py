@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -120,11 +121,7 @@ def test_a_loop_that_keeps_one_batch_gets_no_copies_and_small_arrays_hold_no_slo
 
 def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring():
     ring = Ring([FIELD], SLACK + 2)
-    kept = []
-    for batch in stream(ring, 25):
-        kept.append(batch)
-        if len(kept) == SLACK:
-            break
+    kept = list(islice(stream(ring, 25), SLACK))
     gc.collect()
     assert sum(is_right(batch) for batch in stream(ring, 25)) == 25
     assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
