@@ -25,6 +25,7 @@ from fastload.errors import OptionError, ShareError, StateError
 from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
 from fastload.prefetch.inputs import PackedInput, shuffle_of
+from fastload.prefetch.thread_stream import AHEAD_BYTES, MAX_AHEAD
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.system.whole_numbers import check_whole
 
@@ -33,11 +34,9 @@ Drawn = TypeVar("Drawn", int, list[int])
 # Rows planned at a time; see `plan.epoch`.
 _BLOCK_ROWS = 8192
 
-# Bytes of rows announced beyond what was drawn: enough for a disk to work on, and little of the memory. In pieces, so
-# that announcing keeps pace with drawing. Of a window whole chunks are announced, at most its own and the next one's.
-_AHEAD_BYTES = 64 * 2**20
+# Rows are announced in pieces, so that announcing keeps pace with drawing. Of a window whole chunks are announced, at
+# most its own and the next one's.
 _AHEAD_PIECES = 8
-_MAX_AHEAD = 64
 
 
 class _Feed:
@@ -95,7 +94,7 @@ class _Feed:
             # In file order the kernel's own read-ahead is better.
             if row_bytes and self._shuffle is not False and has_read_ahead():
                 if piece_rows is None:
-                    size = piece_rows = max(1, min(_BLOCK_ROWS, _AHEAD_BYTES // _AHEAD_PIECES // row_bytes))
+                    size = piece_rows = max(1, min(_BLOCK_ROWS, AHEAD_BYTES // _AHEAD_PIECES // row_bytes))
                     blocks = (block[at : at + size] for block in blocks for at in range(0, len(block), size))
                 window, chunk_rows = 0, 0
                 if isinstance(self._shuffle, ChunkWindow):
@@ -105,7 +104,7 @@ class _Feed:
                 read_ahead = dataset.read_ahead(chunk_rows=chunk_rows, recent_chunks=max(64, 2 * window))
                 resources.callback(read_ahead.close)
                 selected = self._data.selected
-                depth = min(_MAX_AHEAD, _AHEAD_BYTES // (piece_rows * row_bytes))
+                depth = min(MAX_AHEAD, AHEAD_BYTES // (piece_rows * row_bytes))
                 blocks = announced_ahead(
                     blocks, lambda block: read_ahead.announce(block if selected is None else selected[block]), depth
                 )

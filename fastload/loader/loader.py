@@ -281,7 +281,7 @@ class FastLoader:
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
         feed = self._feed
-        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_info.workers)
+        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.num_workers)
         if feed is not None and (chosen_anew or not feed.usable):
             feed.close()
             self._feed = None
@@ -312,4 +312,4 @@ def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter:
     echo.ended(pace, counter.echo)
     if auto is not None and isinstance(feed, ProcessFeed):
         measured = feed.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s)
-        auto.ended(measured, feed.worker_info.workers, worker_bytes=feed.worker_bytes)
+        auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

@@ -88,6 +88,7 @@ class ProcessFeed:
         self.requests = Requests()
         self.warned = False  # of changing samples
         self._options = options
+        self.num_workers = options.num_workers
         self._passes = 0
         # Seconds of this pass that batches were waited for that were not ready when they were asked for, and that the
         # workers had run or wanted a CPU when it gave its first batch, if that is known and asked for: what came before
@@ -104,7 +105,7 @@ class ProcessFeed:
                 Filler(options.data, self._memory, options.plan.batch_size),
                 batch_size=None,
                 sampler=self.requests,
-                num_workers=options.num_workers,
+                num_workers=self.num_workers,
                 collate_fn=_as_it_is,
                 prefetch_factor=PREFETCH,
                 worker_init_fn=end_with_parent,
@@ -123,7 +124,7 @@ class ProcessFeed:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        data, number = self._options.data, self._loader.num_workers
+        data, number = self._options.data, self.num_workers
         ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
@@ -203,7 +204,7 @@ class ProcessFeed:
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
         self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
-        self.add_slots(ring, SLACK + PREFETCH * self._loader.num_workers + 1)
+        self.add_slots(ring, SLACK + PREFETCH * self.num_workers + 1)
 
     def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""

@@ -115,8 +115,7 @@ def test_short_epochs_are_seen_together():
 
 
 def test_a_process_that_is_gone_is_not_known():
-    assert busy_processes_s([2**22 + 1]) is None
-    assert busy_processes_s([]) == 0.0
+    assert busy_processes_s([2**22 + 1]) is None and busy_processes_s([]) == 0.0
 
 
 # In a loader
@@ -170,7 +169,7 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert [text.replace("Slow", "Fast") if isinstance(text, str) else text for text in found] == epochs_of(given, 2)
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited 50% of the time" in said[0]
-    assert auto._feed.worker_info.workers > default_workers(processes=True, computing=False)
+    assert auto._feed.num_workers > default_workers(processes=True, computing=False)
     assert auto._feed.measured(0, 0.0, 0.0).busy_s is not None, "a choice that is made is made by what was measured"
     assert given._feed.measured(0, 0.0, 0.0).busy_s is None, "a number that was given is not watched"
     auto.close()

@@ -77,6 +77,11 @@ def test_a_sample_comes_back_out_of_the_slot_as_it_went_in():
     assert torch.equal(torch.from_numpy(arrays["images"]), torch.stack([sample[0] for sample in samples]))
     assert arrays["images"].transpose(0, 2, 3, 1).flags.c_contiguous
     assert arrays["labels"].tolist() == [0, 1, 2, 3] and arrays["3"].dtype == np.float64
+    # What lies in its place is not copied; a view of it in another order is.
+    lying = ["1" if array is None else array[1, ...] for array in places]
+    assert unwritten(places, 1, lying, layout.form) == [None, None, "1", None]
+    turned = lying[0][:, ::-1]
+    assert np.array_equal(unwritten(places, 1, [turned, *lying[1:]], layout.form)[0], turned)
 
 
 @pytest.mark.parametrize("value", [image(4, 6), image().float(), "text", image().permute(1, 0, 2)])

@@ -127,10 +127,10 @@ def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring(
     assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_after_close_no_thread_writes_and_all_slots_are_back(forgotten):
-    ring = Ring([FIELD], 5)
-    batches = stream(ring, 1000)
+@pytest.mark.parametrize(("forgotten", "group"), [(False, 1), (True, 1), (False, 3)])
+def test_after_close_no_thread_writes_and_all_slots_are_back(forgotten, group):
+    ring = Ring([SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))], 5)
+    batches = stream(ring, 1000, group=group)
     next(batches)
     if forgotten:
         del batches
