@@ -134,7 +134,12 @@ def test_a_second_iterator_ends_the_first(packed):
     second = iter(loader)
     with pytest.raises(OptionError, match=r"ended by a newer iter\(\)"):
         next(first)
-    assert len(list(second)) == 7
+    next(second)
+    loader.close()
+    loader.close()
+    with pytest.raises(OptionError, match=r"or its close\(\)"):
+        next(second)
+    assert len(list(loader)) == 7
 
 
 def wait_until_read_ahead(iterator):

@@ -423,20 +423,12 @@ def test_auto_never_keeps_a_share_and_counts_the_ranks_of_the_machine(packed, mo
         assert has_shares(loader.state_dict()) is False and loader.stats.bytes_read == rows * ROW_BYTES
 
 
-class Squares(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return torch.tensor(index**2)
-
-
 @pytest.mark.parametrize("cache", ["device", "host"])
 def test_caches_that_cannot_be_are_refused_with_a_mend(packed, cache, caplog):
     with pytest.raises(OptionError, match=rf"cache='{cache}'.*device is None.*Give device='cuda'"):
         FastLoader(packed, 8, cache=cache)
     python = PackedDataset(packed, transform=lambda sample: sample)
-    for source in (Squares(), python):
+    for source in (torch.utils.data.TensorDataset(torch.arange(20)), python):
         with pytest.raises(OptionError, match=rf"cache='{cache}'.*Python code for each sample.*fastload pack"):
             FastLoader(source, 8, cache=cache, device=Device())
     caplog.set_level(logging.INFO, "fastload")
