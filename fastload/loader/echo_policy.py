@@ -39,8 +39,7 @@ class EchoPolicy:
     def next_schedule(self, num_batches: int) -> EchoSchedule:
         """Returns the schedule of so many batches of the next epoch, with the factor that the ranks agree on.
 
-        Raises:
-            ShareError: a rank does not publish in time what it needs.
+        Raises ShareError if a rank does not publish in time what it needs.
         """
         if not self._decided:
             factor, reason = self._wish, self._reason
@@ -87,11 +86,7 @@ class EchoPolicy:
 
 
 def open_echo(echo: Echo, share: Share) -> EchoPolicy:
-    """Returns the policy of an `echo` option.
-
-    Raises:
-        OptionError: the option is none of the accepted values, or "auto" where ranks cannot agree.
-    """
+    """Returns the policy of an `echo` option. Raises OptionError if it is none, or "auto" where ranks cannot agree."""
     echo = check_echo(echo)
     if isinstance(echo, int):
         return EchoPolicy(echo)

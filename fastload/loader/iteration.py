@@ -150,15 +150,15 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter.echo = position.uses.factor
         counter.begun_s = counter.last_s = counter.clock()
 
+    def __next__(self) -> Batch | DictBatch:
+        with self._lock:
+            return self._next()
+
     def displace(self) -> None:
         """Ends the pass because the loader begins another one; asking for more batches is an error from now on."""
         with self._lock:
             self._displaced = self.running
             self.close()
-
-    def __next__(self) -> Batch | DictBatch:
-        with self._lock:
-            return self._next()
 
     def _next(self) -> Batch | DictBatch:
         if not self.running or self._pid != os.getpid():

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -161,7 +161,7 @@ class FastLoader:
             )
         warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
-        self._active: weakref.ref[Iteration] | None = None
+        self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._counter = PassCounter()
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
@@ -265,7 +265,7 @@ class FastLoader:
         )
 
     def _running(self) -> Iteration | None:
-        iteration = self._active() if self._active is not None else None
+        iteration = self._active()
         return iteration if iteration is not None and iteration.running else None
 
     def _decided(self, position: Position) -> Position:
@@ -277,8 +277,7 @@ class FastLoader:
         return position
 
     def _end_active(self) -> None:
-        active = self._active() if self._active is not None else None
-        self._active = None
+        active, self._active = self._active(), lambda: None
         if active is not None:
             active.displace()
 
@@ -298,7 +297,7 @@ class FastLoader:
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
         feed = self._feed
-        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_info.workers)
+        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.num_workers)
         if feed is not None and (chosen_anew or not feed.usable):
             self._close_stage()
             feed.close()
@@ -341,4 +340,4 @@ def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter:
     echo.ended(pace, counter.echo)
     if auto is not None and isinstance(feed, ProcessFeed):
         measured = feed.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s)
-        auto.ended(measured, feed.worker_info.workers, worker_bytes=feed.worker_bytes)
+        auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

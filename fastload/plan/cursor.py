@@ -232,10 +232,10 @@ def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> Pl
         # With other shares the first batch is another one, so its echoes do not count.
         as_saved = state.fixed_shares == plan.fixed_shares
         return state if as_saved else replace(state, fixed_shares=plan.fixed_shares, echo_position=0)
-    alike = all(segment[:2] == here[:2] for segment in done)
-    if state.fixed_shares == plan.fixed_shares and (alike or not plan.fixed_shares):
+    if not state.fixed_shares and not plan.fixed_shares:
         return state
-    if state.fixed_shares and alike and keeps_all:
+    alike = all(segment[:2] == here[:2] for segment in done)
+    if state.fixed_shares and alike and (plan.fixed_shares or keeps_all):
         return state
     last = done[-1]
     saved = replace(

@@ -54,11 +54,7 @@ class RowCache:
     nbytes: int  # of all of them
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices in the cache of rows of the file, int64 (B,), a new array.
-
-        Raises:
-            IndexError: a row is not in the cache.
-        """
+        """Returns the indices of rows of the file, int64 (B,), a new array; IndexError if one is not in the cache."""
         if isinstance(self.rows, range):
             index = rows - self.rows.start
             known = (index >= 0) & (index < len(self.rows))

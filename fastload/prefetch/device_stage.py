@@ -42,13 +42,9 @@ Epochs = Iterable[tuple[int, Iterator[PlannedBatch]]]
 
 
 class BatchStream(Iterator[FilledBatch]):
-    """A stream of filled slots, in order, from one epoch to the next.
+    """A stream of filled slots, in order, from one epoch to the next."""
 
-    Attributes:
-        views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
-    """
-
-    views: Mapping[str, torch.dtype] = {}
+    views: Mapping[str, torch.dtype] = {}  # on the CPU, of fields that lie in their arrays as another dtype
 
     @abstractmethod
     def ready(self) -> bool:

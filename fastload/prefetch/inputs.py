@@ -178,11 +178,7 @@ Input = PackedInput | OtherInput
 
 
 def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
-    """Returns the shuffle that is carried out; warns where chunks are decoded again and again, and rows not `cached`.
-
-    Raises:
-        OptionError: the shuffle has no meaning.
-    """
+    """Returns the shuffle that is carried out; warns where chunks are decoded again and again, unless `cached`."""
     # Without chunks, as in a subset or in contiguous storage, there is no window to read.
     chosen_by_file = shuffle is True or shuffle == "auto"
     resolved = "full" if chosen_by_file and not data.chunk_rows else resolve_shuffle(shuffle, data.shuffled)

@@ -99,6 +99,7 @@ class ProcessFeed:
         self.requests = Requests()
         self.warned = False  # of changing samples
         self._options = options
+        self.num_workers = options.num_workers
         self._streams = 0
         self.passes = 0
         self.has_begun = False  # whether a batch of this pass was handed over
@@ -119,7 +120,7 @@ class ProcessFeed:
                 Filler(options.data, self._memory, self._wanted, options.plan.batch_size),
                 batch_size=None,
                 sampler=self.requests,
-                num_workers=options.num_workers,
+                num_workers=self.num_workers,
                 collate_fn=_as_it_is,
                 prefetch_factor=PREFETCH,
                 worker_init_fn=end_with_parent,
@@ -139,7 +140,7 @@ class ProcessFeed:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        data, number = self._options.data, self._loader.num_workers
+        data, number = self._options.data, self.num_workers
         ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
@@ -231,11 +232,12 @@ class ProcessFeed:
     def prepare(self, layout: SampleLayout) -> None:
         """Makes the ring, now that the layout of a sample is known."""
         options = self._options
-        _check_samples(options.augmentation.transforms, options.data.name, layout)
+        if options.augmentation.transforms:
+            _check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
         self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
-        self.add_slots(ring, SLACK + PREFETCH * self._loader.num_workers + 1)
+        self.add_slots(ring, SLACK + PREFETCH * self.num_workers + 1)
 
     def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
@@ -284,8 +286,6 @@ class ProcessFeed:
 
 def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
     """Raises OptionError if transforms do not fit the samples."""
-    if not transforms:
-        return
     leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
     if leaf is None:
         raise OptionError(

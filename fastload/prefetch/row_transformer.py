@@ -151,7 +151,11 @@ class RowTransformer:
         if placement is None:
             self._one_by_one(rows, index, draws, fields, output)
         else:
-            factors = shrink_factors(index, placement)
+            # By how much each image may be shrunk while it is decoded and still cover the output.
+            factors = np.ones(len(index), np.int64)
+            for factor in sorted(FACTORS):
+                large = (placement.window >= factor * placement.scaled).all(axis=1)
+                factors[large & (index.encoding == JPEG)] = factor
             placement = placement.snapped(factors, index.shape)
             self._place_images(rows, index, placement, factors, output)
             if self._has_masks:
@@ -257,15 +261,6 @@ def writable(mapped: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the bytes of a read-only mapping, uint8 (T,), as an array that claims to be writable; it is not."""
     # torch warns of arrays that cannot be written to, as if somebody would.
     return np.ctypeslib.as_array((ctypes.c_uint8 * mapped.nbytes).from_address(mapped.ctypes.data))
-
-
-def shrink_factors(index: RaggedIndex, placement: Placement) -> NDArray[np.int64]:
-    """Returns by how much each image may be shrunk while it is decoded and still cover the output, int64 (B,)."""
-    factors = np.ones(len(index), np.int64)
-    for factor in sorted(FACTORS):
-        large = (placement.window >= factor * placement.scaled).all(axis=1)
-        factors[large & (index.encoding == JPEG)] = factor
-    return factors
 
 
 def runs(sizes: NDArray[np.int64]) -> Iterator[slice]:

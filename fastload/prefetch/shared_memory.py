@@ -36,8 +36,7 @@ class SharedMemory:
     def extend(self, num_bytes: int) -> int:
         """Adds bytes, and returns their offset; the pages are reserved when this returns, so that no write can fail.
 
-        Raises:
-            SharedMemoryError: there is not enough memory, or a limit forbids it.
+        Raises SharedMemoryError if there is not enough memory, or a limit forbids it.
         """
         free = available_memory()
         if num_bytes > free:

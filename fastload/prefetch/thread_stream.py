@@ -40,9 +40,9 @@ from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
 
-# Announced beyond the batches that have a slot: enough for a disk to work on, and not much of the memory.
-_AHEAD_BYTES = 64 * 2**20
-_MAX_AHEAD = 64
+# Announced beyond what has a slot or was drawn: enough for a disk to work on, and not much of the memory.
+AHEAD_BYTES = 64 * 2**20
+MAX_AHEAD = 64
 
 Item = TypeVar("Item")
 
@@ -103,10 +103,9 @@ class ThreadFeed:
         if backend is None:
             self._ring = Ring(layout, SLACK + workers)
         else:
-            facts = [SlotField("row", (batch_size,), np.dtype(np.int64))]
-            facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
-            num_slots = SLOTS_IN_COPY + 1 + workers
-            self._ring = Ring(layout + facts, num_slots, backend.allocate, manual_release=True)
+            facts = (("row", np.int64), ("valid", np.bool_))
+            layout += [SlotField(name, (batch_size,), np.dtype(dtype)) for name, dtype in facts]
+            self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, backend.allocate, manual_release=True)
         self._threads = FillThreads(workers)
         self._stream: ThreadStream | None = None  # the last one
         self.short_switches = options.decodes or self._transformer is not None
@@ -171,7 +170,7 @@ def announced(
         return coming
     read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
-    depth = min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, item_bytes)))
+    depth = min(MAX_AHEAD, max(1, AHEAD_BYTES // max(1, item_bytes)))
     return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth)
 
 
@@ -260,9 +259,6 @@ class ThreadStream(BatchStream):
         threads: fill the slots; no other stream uses them meanwhile.
         group: batches that are filled at a time; see `group_size`.
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
-
-    Attributes:
-        resources: closed with the stream.
     """
 
     def __init__(
@@ -275,7 +271,7 @@ class ThreadStream(BatchStream):
         group: int = 1,
         present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
     ) -> None:
-        self.resources = ExitStack()
+        self.resources = ExitStack()  # closed with the stream
         self._coming = coming
         self._fill = fill
         self._ring = ring
