@@ -31,6 +31,9 @@ from fastload.profiling.bench.training_loop import LoopFigures, run_loop
 from fastload.read.reader import Read, RowReader
 
 KILL_WORKER = "kill-worker"
+PAIRS = 3
+KILL_STEPS = 24
+"""Largest number of batches in the epoch in which a worker is killed."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +84,23 @@ class Delays:
 class DelayedReader(RowReader):
     """A `RowReader` that sleeps before it reads, as `delays` decides."""
 
-    delays: Delays | None = None
+    delays: Delays
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Sleeps if it is time to, then reads the rows."""
-        if self.delays is not None:
-            self.delays.before(len(rows))
+        self.delays.before(len(rows))
         return super().gather(rows, outs)
 
 
 class DelayedDataset(PackedDataset):
     """A `PackedDataset` whose reads are delayed, when threads of this process read it."""
 
-    delays: Delays | None = None
+    delays: Delays
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Opens a `DelayedReader` with the same options."""
-        reader = DelayedReader(
-            self.file, [name for name, _, _ in self.layout()], read, cache_chunks=cache_chunks, windows=windows
-        )
+        names = [name for name, _, _ in self.layout()]
+        reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows)
         reader.delays = self.delays
         return reader
 
@@ -107,11 +108,6 @@ class DelayedDataset(PackedDataset):
 def signed(sample: tuple[Any, ...]) -> tuple[Any, ...]:
     """A transform that appends the id of its process to the sample."""
     return (*sample, os.getpid())
-
-
-PAIRS = 3
-KILL_STEPS = 24
-"""Largest number of batches in the epoch in which a worker is killed."""
 
 
 @dataclass(frozen=True)
@@ -195,13 +191,13 @@ def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigu
 
     def train(batch: Any) -> int:
         step(batch)
-        rows.extend(batch.rows.cpu().numpy()[batch.valid.cpu().numpy()].tolist())
+        rows.extend(batch.rows.cpu()[batch.valid.cpu()].tolist())
         return int(batch[-1][0])  # the process that made its first sample
 
     try:
         loader.set_epoch(0)
         planned = len(loader)
-        kill_at, killed, killed_s, steps = max(1, planned // 3), 0, 0.0, 0
+        kill_at, killed, killed_s, steps, error = max(1, planned // 3), 0, 0.0, 0, ""
         try:
             for steps, batch in enumerate(loader, 1):
                 pid = train(batch)
@@ -209,13 +205,12 @@ def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigu
                 if steps == kill_at:
                     killed, killed_s = pid, time.perf_counter()
                     os.kill(pid, signal.SIGKILL)
-            error: WorkerError | None = None
         except WorkerError as exc:
-            error = exc
+            error = str(exc)
         error_after_s = time.perf_counter() - killed_s
         loader.load_state_dict(loader.state_dict())
         begin, resumed_s, steps_after = time.perf_counter(), 0.0, 0
-        for batch in loader if error is not None else ():
+        for batch in loader if error else ():
             resumed_s = resumed_s or time.perf_counter() - begin
             steps_after += 1
             train(batch)
@@ -228,9 +223,9 @@ def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigu
         pid=killed,
         steps_before=steps,
         steps_until_error=steps - kill_at,
-        error_after_s=error_after_s if error is not None else 0.0,
-        error=str(error or ""),
-        names_worker=str(killed) in str(error or ""),
+        error_after_s=error_after_s if error else 0.0,
+        error=error,
+        names_worker=str(killed) in error,
         resumed_after_s=resumed_s,
         steps_after=steps_after,
         samples=len(np.unique(rows)),

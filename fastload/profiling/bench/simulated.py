@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastload.profiling.meter.clocks import Clock
 
-class SimulatedAccelerator:
+
+class SimulatedAccelerator(Clock):
     """Does to a training loop what a GPU of a given speed would do. For one thread.
 
     It is a `TrainingStep`, and the meter's `Clock` of that step, as CUDA events are one of a GPU: with it a `Meter`
@@ -100,10 +102,3 @@ class SimulatedAccelerator:
         """Sleeps until that time, again if it wakes too early."""
         while (left_s := mark - self._clock()) > 0:
             self._sleep(left_s)
-
-    def between_s(self, earlier: float, later: float) -> float:
-        """Returns the seconds between two marks."""
-        return later - earlier
-
-    def drop(self, mark: float) -> None:
-        """Does nothing: a mark is a number."""

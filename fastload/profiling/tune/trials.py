@@ -16,7 +16,7 @@ from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.steps import TouchStep, TrainingStep
 from fastload.profiling.meter import Meter
 from fastload.profiling.meter.sampler import family_of, process_memory
-from fastload.profiling.tune.candidates import Candidate
+from fastload.profiling.tune.candidates import Candidate, DataTraits
 from fastload.profiling.tune.selection import Row, Trial
 
 # Batches before the clock starts: the system allocates the memory of a new ring while the first ones are read.
@@ -31,16 +31,11 @@ class TrialMode:
     """How the trials of some data are run."""
 
     make: Callable[[Candidate], FastLoader]  # returns the loader of a candidate
-    cpus: int  # that this rank may use
-    # Trials are slices of one pass, because starting a pass starts processes; batches that were ready before a slice do
-    # not count
-    continues: bool = False
-    # A trial counts a pass from its start, in whole windows: a window first decodes its chunks and yields most rows
-    # after that
-    whole: bool = False
-    # Called before each trial, with the loader closed, for example to drop the file from the page cache; None: the
-    # loader stays open between trials
-    before: Callable[[], object] | None = None
+    # With processes, trials are slices of one pass, because starting a pass starts them. With whole windows, a trial
+    # counts a pass from its start
+    traits: DataTraits
+    # Called before each trial from a cold page cache, with the loader closed, which else stays open between trials
+    drop: Callable[[], object] = lambda: None
     step: TrainingStep | None = None  # training step; None: one byte of each memory page of a batch is read
 
 
@@ -53,7 +48,7 @@ class Runner:
     def __init__(self, candidate: Candidate, mode: TrialMode, least_rows: int = 0) -> None:
         self.candidate = candidate
         self._mode = mode
-        self._least_rows = least_rows if mode.whole else 0
+        self._least_rows = least_rows if mode.traits.whole else 0
         self._step: TrainingStep = mode.step or TouchStep()
         self._loader: FastLoader | None = None
         self._stack = ExitStack()
@@ -69,15 +64,15 @@ class Runner:
 
     def run(self, seconds: float) -> Trial:
         """Runs a trial of about so many seconds, keeps it and returns it."""
-        mode, step = self._mode, self._step
-        if mode.before is not None:
+        traits, step = self._mode.traits, self._step
+        if traits.cold:
             self.close()
-            mode.before()
+            self._mode.drop()
         if self._loader is None:
             self._open(seconds)
         # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
         batches = self._pass()
-        ready = 2 * self.candidate.workers if mode.continues else 0 if mode.whole or mode.before else 1
+        ready = 2 * self.candidate.workers if traits.processes else 0 if traits.whole or traits.cold else 1
         for _ in range(ready):
             next(batches)
         step.begin()
@@ -89,11 +84,11 @@ class Runner:
         found = run_for(batches, seconds, step, discard=0, synchronize=step.finish, enough=enough)
         assert found.samples, "a loader has one batch at least"
         stall_share = None
-        if mode.step is not None:  # from the accelerator if it knows, else from the meter
+        if self._meter is not None:  # from the accelerator if it knows, else from the meter
             waited_s, taken_s = (now - before for now, before in zip(self._waited(), (waited_s, taken_s), strict=True))
             stalled = waited_s / max(1e-9, taken_s) if step.utilization is None else 1 - step.utilization
             stall_share = min(1.0, max(0.0, stalled))
-        cost_s, share = 1000 * found.cpu_s / found.samples, found.cpu_s / found.seconds / mode.cpus
+        cost_s, share = 1000 * found.cpu_s / found.samples, found.cpu_s / found.seconds / traits.cpus
         self.trials.append(Trial(found.samples_per_s, cost_s, share, stall_share))
         return self.trials[-1]
 
@@ -113,11 +108,11 @@ class Runner:
             # torch warns of more processes than CPUs; here that is only a candidate.
             warnings.simplefilter("ignore")
             loader = self._loader = self._mode.make(self.candidate)
-            batches = iter(loader)
-            batch: Any = next(batches)
+            batches: Iterator[Any] = iter(loader)
+            batch = next(batches)
         first_s = time.perf_counter() - begin
         self.first_batch_s = min(self.first_batch_s or first_s, first_s)
-        if self._mode.before is None and not self._mode.whole:
+        if not self._mode.traits.cold and not self._mode.traits.whole:
             for _ in range(_WARM_UP + self.candidate.workers):
                 if batch is None or time.perf_counter() - begin > seconds:
                     break
@@ -126,16 +121,16 @@ class Runner:
         self.memory_bytes = max(self.memory_bytes, _memory() - before)
         if self._mode.step is not None:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
-        elif self._mode.continues:
+        elif self._mode.traits.processes:
             self._batches = chain(batches, repeat_epochs(loader))
 
     def _pass(self) -> Iterator[Any]:
         """Returns the batches to come. From a cold cache only one epoch: a second would come from the page cache."""
-        if self._batches is None or not self._mode.continues:
+        if self._batches is None or not self._mode.traits.processes:
             self._end_pass()
             assert self._loader is not None, "it was opened"
             watched = self._meter.watch(self._loader) if self._meter is not None else self._loader
-            self._batches = repeat_epochs(watched, epochs=1 if self._mode.before else None)
+            self._batches = repeat_epochs(watched, epochs=1 if self._mode.traits.cold else None)
         return self._batches
 
     def _waited(self) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fastload.profiling.verdict.sentences import bytes_text, number_text, seconds_text, share_text
+from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,7 @@ def test_numbers(value, text):
     assert number_text(value) == text
 
 
-def test_shares_and_bytes():
+def test_shares():
     assert [share_text(share) for share in (0, 0.004, 0.0949, 0.62, 1, math.inf)] == [
         "0 %", "0.4 %", "9.5 %", "62 %", "100 %", "not known",
-    ]  # fmt: skip
-    assert [bytes_text(count) for count in (0, 812, 1.5 * 2**30, 3 * 2**50)] == [
-        "0 bytes", "812 bytes", "1.50 GiB", "3,072 TiB",
     ]  # fmt: skip

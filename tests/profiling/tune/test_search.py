@@ -12,7 +12,8 @@ from small_files import random_pixels, write_foreign
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow
-from fastload.profiling.tune.candidates import Candidate, TuneOptions
+from fastload.profiling.bench.steps import TouchStep
+from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
 from fastload.profiling.tune.search import Search
 from fastload.profiling.tune.tables import measured, table_of, to_dict
 from fastload.profiling.tune.trials import Runner, TrialMode
@@ -71,19 +72,27 @@ class Samples(torch.utils.data.Dataset):
         return torch.zeros(3, 4, 4, dtype=torch.uint8), index
 
 
-def test_trials_go_on_from_epoch_to_epoch():
+class BusyStep(TouchStep):
+    """A step whose accelerator says how busy it was."""
+
+    utilization = 0.75
+
+
+def test_trials_go_on_from_epoch_to_epoch_and_a_step_stalls_as_long_as_its_accelerator_is_idle():
     made = []
 
     def make(candidate):
         made.append(FastLoader(Samples(), 16, workers=candidate.workers, shuffle=candidate.shuffle))
         return made[-1]
 
-    runner = Runner(Candidate(1, "full"), TrialMode(make, cpus=1, continues=True))
-    for _ in range(4):
-        runner.run(0.05)
-    assert len(made) == 1 and made[0].epoch >= 1
-    assert len(runner.row().trials) == 4 and len(runner.row(since=3).trials) == 1
-    runner.close()
+    traits = DataTraits(processes=True, linear=True, num_chunks=0, cpus=1)
+    for step, stall_share in ((None, None), (BusyStep(), 0.25)):
+        runner = Runner(Candidate(1, "full"), TrialMode(make, traits, step=step))
+        for _ in range(4):
+            assert runner.run(0.05).stall_share == stall_share
+        assert len(made) == 1 and made.pop().epoch >= 1
+        assert len(runner.row().trials) == 4 and len(runner.row(since=3).trials) == 1
+        runner.close()
 
 
 @pytest.mark.parametrize("trials", [0, 3])

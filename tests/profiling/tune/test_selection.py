@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -10,16 +11,7 @@ from hypothesis import strategies as st
 
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow
-from fastload.profiling.tune.candidates import (
-    STAGES,
-    Candidate,
-    DataTraits,
-    TuneOptions,
-    parse_share,
-    reads_of,
-    windows_of,
-    workers_of,
-)
+from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of, parse_share
 from fastload.profiling.tune.selection import FED, TIE, WORSE_MIX, Row, Trial, can_still_win, choose
 
 CANDIDATES = st.builds(
@@ -145,21 +137,27 @@ SOURCES = st.builds(
 
 @given(CANDIDATES, SOURCES)
 def test_candidates_differ_from_the_best_in_one_argument(best, source):
-    changed = {"windows": "shuffle", "workers": "workers", "read": "read"}
-    for stage, candidates_of in STAGES.items():
-        for candidate in candidates_of(best, source):
-            differing = [name for name in changed.values() if getattr(candidate, name) != getattr(best, name)]
-            assert differing == [changed[stage]]
+    for stage, argument in STAGES.items():
+        for candidate in candidates_of(stage, best, source):
+            differing = [name for name in STAGES.values() if getattr(candidate, name) != getattr(best, name)]
+            assert differing == [argument]
 
 
 def test_what_was_measured_to_bring_nothing_is_not_tried():
-    best = Candidate(2, ChunkWindow(16))
+    def tried(stage, traits, **others):
+        best = replace(Candidate(2, ChunkWindow(16)), **others)
+        return [getattr(one, STAGES[stage]) for one in candidates_of(stage, best, traits)]
+
     packed = DataTraits(processes=False, linear=True, num_chunks=100, cpus=2)
-    assert windows_of(best, packed) == []
+    assert tried("windows", packed) == [] and tried("read", packed) == ["pread"]
+    assert tried("windows", replace(packed, cold=True))[0] == ChunkWindow(1)
+    assert tried("windows", replace(packed, cold=True), shuffle=False) == []
+    assert tried("workers", replace(packed, cpus=64)) == [1, 4, 8, 16]
     compressed = DataTraits(processes=False, linear=False, num_chunks=100, cpus=64, chunks_kept=20)
-    assert [one.workers for one in workers_of(best, compressed)] == [1]
-    assert reads_of(best, compressed) == []
-    assert [one.shuffle for one in windows_of(best, compressed)] == [ChunkWindow(1), ChunkWindow(4), "full"]
+    assert tried("workers", compressed) == [1] and tried("read", compressed) == []
+    assert tried("windows", compressed) == [ChunkWindow(1), ChunkWindow(4), "full"]
+    python = replace(packed, processes=True, cold=True)
+    assert tried("windows", python) == tried("read", python) == [] and tried("workers", python) == [1, 4, 8, 16]
 
 
 def test_only_arguments_that_differ_are_to_be_pasted():
