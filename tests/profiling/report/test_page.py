@@ -155,7 +155,7 @@ def test_what_was_not_measured_is_said_with_its_reason(pages):
 def test_a_slice_of_a_gpu_has_memory_but_no_utilization():
     run = replace(usual(gpus=0), readings=({"at_s": 0.1, "gpu0.memory_bytes": 2.0**30},))
     text = Page(make_page([run])).text()
-    assert "a slice of a GPU (MIG) has none" in text and "1.00 GiB" in text
+    assert "a slice of a GPU (MIG) has none" in text and "1.0 GiB" in text
 
 
 def test_utilization_never_stands_without_what_it_means(pages):
