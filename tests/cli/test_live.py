@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fastload.cli.live import HISTORY, _Lines, _Panel, figure_text, live_panel, sparkline, times_text
+from fastload.cli.live import HISTORY, _lines, _Panel, figure_text, live_panel, sparkline, times_text
 
 SHOWING = """
 import sys, time
@@ -98,7 +98,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path):
 def test_in_a_log_a_line_comes_now_and_then(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr("fastload.cli.live.time.monotonic", lambda: clock[0])
-    show = _Lines("bench x.h5", 12.0)
+    show = _lines("bench x.h5", 12.0)
     for second in range(12):
         clock[0] = 100.0 + second
         show({"images/s": 61234.0 + second, "GPU": "no\ncounters"})

@@ -33,7 +33,7 @@ class Demands:
     receive_blocked_s: float = 0.0
     step_running_s: float = 0.0  # mean CPU time of the loop's process, all threads, in a step outside its wait
     step_runnable_s: float = 0.0  # mean time in a step, outside its wait, in which the loop's thread lacked a CPU
-    # A trial: number of workers allowed to work at once, mean seconds of a step with those, and with all; None: no trial
+    # A trial: workers allowed to work at once, mean seconds of a step with those, and with all; None: there was none
     fewer_workers: tuple[int, float, float] | None = None
     by_threads: bool = False  # whether workers are threads of the loop's process
     persistent: bool = False  # whether workers live from epoch to epoch
