@@ -17,8 +17,10 @@ from fastload.cli.output import (
 from fastload.errors import SourceError
 
 
-def test_control_characters_and_undecodable_bytes_are_written_out() -> None:
+def test_control_characters_and_undecodable_bytes_are_written_out_and_durations_are_for_people() -> None:
     assert one_line("a\nb\x1b[31m\udcff é") == "a\\nb\\x1b[31m\\udcff é"
+    durations = {0.04: "40 ms", 4.24: "4.2 s", 200: "3 min 20 s", 7500: "2 h 5 min"}
+    assert {seconds: format_seconds(seconds) for seconds in durations} == durations
 
 
 @pytest.mark.parametrize(
@@ -36,9 +38,7 @@ def test_what_ends_a_command_is_one_line(
         raise error
     assert end.value.exit_code == code
     assert capsys.readouterr().err == message
-
-
-def test_our_own_bugs_keep_their_traceback() -> None:
+    # Our own bugs keep their traceback.
     with pytest.raises(ZeroDivisionError), one_line_errors():
         raise ZeroDivisionError
 
@@ -70,10 +70,3 @@ def test_progress_lines_come_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         "packing: 400 of 1,000, 80 images/s, 7.5 s left",
         "packing: 800 of 1,000, 80 images/s, 2.5 s left",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "40 ms"), (4.24, "4.2 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
-)
-def test_durations_are_written_for_people(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text

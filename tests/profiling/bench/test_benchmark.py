@@ -29,11 +29,10 @@ def quick(**more: object) -> BenchOptions:
     return BenchOptions(**{"seconds": 0.2, **more})  # type: ignore[arg-type]
 
 
-def test_the_loader_alone_is_measured_beside_the_bare_copy(packed):
+def test_the_loader_alone_is_measured_beside_the_bare_copy(packed, tmp_path):
     found = run_bench(packed, quick())
     assert found.batch_size == 96 // 8 and found.image_shape == (3, 16, 12)
     alone = found.alone
-    assert alone is not None and alone.over_take is not None
     assert alone.samples_per_s["lowest"] > 0 and alone.over_take["count"] == alone.samples_per_s["count"]
     assert alone.bytes_per_s == pytest.approx(alone.samples_per_s["median"] * (16 * 12 * 3 + 8))
     assert found.loop is None
@@ -44,12 +43,10 @@ def test_the_loader_alone_is_measured_beside_the_bare_copy(packed):
     # It names nobody.
     assert str(packed.parent) not in text and os.uname().nodename not in json.dumps(environment())
 
-
-def test_a_file_whose_rows_are_compressed_has_no_bare_copy_and_says_why(tmp_path):
+    # Compressed rows cannot be copied.
     path = write_foreign(tmp_path / "a.h5", np.zeros((64, 8, 8, 3), np.uint8), chunk_rows=8)
     found = run_bench(path, quick(shuffle="chunk"))
-    assert found.alone is not None and found.alone.over_take is None
-    assert "compressed" in found.alone.why_no_take
+    assert found.alone.over_take is None and "compressed" in found.alone.why_no_take
 
 
 def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
@@ -66,7 +63,7 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     assert loop.samples_per_s <= 4000 * 1.001
 
 
-def test_training_has_headspace_and_a_verdict(packed):
+def test_training_has_headspace_a_verdict_and_the_utilization_of_a_simulated_accelerator(packed):
     found = run_bench(packed, quick(batch_size=8, step="sim:0.5x"))
     assert found.headspace is not None and found.loop is not None and found.alone is not None
     rate = 0.5 * found.alone.samples_per_s["median"]
@@ -74,12 +71,8 @@ def test_training_has_headspace_and_a_verdict(packed):
     (run,) = found.runs
     assert run.headspace_samples_per_s == found.headspace["base"]["median"] <= rate * 1.001
     assert run.verdict is not None and run.title == "fastload bench file.h5"
-
-
-def test_a_real_network_has_no_utilization_without_a_gpu(packed):
     found = run_bench(packed, quick(batch_size=8, step="tiny"))
-    assert found.loop is not None and found.loop.utilization is None
-    assert found.loop.step == "tiny on cpu"
+    assert found.loop.step == "tiny on cpu" and found.loop.utilization is None  # of a real network, without a GPU
 
 
 def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
@@ -120,7 +113,7 @@ def test_plain_ways_are_measured_and_trained_with(photos):
     assert len(found.runs) == 3
 
 
-def test_plain_ways_read_the_same_samples(photos):
+def test_plain_ways_read_the_same_samples_also_of_a_split(photos, packed):
     folder, path = photos
     subject = Subject(path, quick(batch_size=4, compare=True, source=folder, workers=1))
     rows = subject.rows(8, 10)
@@ -131,9 +124,6 @@ def test_plain_ways_read_the_same_samples(photos):
         assert len(expected) == len(a[0])
         assert np.array_equal(a[0].numpy(), b[0].numpy()) and a[1].tolist() == b[1].tolist()
     subject.close()
-
-
-def test_plain_ways_read_the_rows_of_a_split(packed):
     subject = Subject(packed, quick(batch_size=4, split="val", workers=1))
     rows = subject.rows(2, 10)
     (way,) = plain_loaders(subject, rows).values()
@@ -218,12 +208,8 @@ def test_the_bare_copy_is_that_of_the_rows(packed):
 def test_a_pass_counts_what_comes_after_the_clock_begins():
     settled = []
     found = run_for(
-        repeat_epochs([3, 4, 5], epochs=2),
-        0.0,
-        lambda batch: batch,
-        discard=1,
-        enough=lambda batches, samples, taken_s: batches >= 5,
+        repeat_epochs([3, 4, 5], epochs=2), 0.0, lambda batch: batch, enough=lambda batches, *_: batches >= 5,
         synchronize=lambda: settled.append(1),
-    )
+    )  # fmt: skip
     assert found.samples == 4 + 5 + 3 + 4 + 5
     assert len(settled) == 2
