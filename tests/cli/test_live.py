@@ -76,10 +76,7 @@ def test_beside_a_script_nothing_is_drawn_where_it_writes(tmp_path, redirect):
             assert (tmp_path / name).read_text() in ("", "the result\n")
     if not both:
         assert sent.strip() in ("", "the result")
-
-
-def test_beside_a_script_without_any_terminal_nothing_is_said(tmp_path):
-    (tmp_path / "showing.py").write_text(SHOWING)
+    # Nor where there is no terminal at all.
     result = subprocess.run(
         [sys.executable, tmp_path / "showing.py", "beside"], capture_output=True, text=True, start_new_session=True
     )

@@ -81,7 +81,7 @@ def test_a_dry_run_writes_nothing(image_folder, tmp_path):
     assert "--overwrite" in run(source, tmp_path / "out.h5", "--dry-run", code=1).stderr
 
 
-def test_a_dry_run_measures_what_is_asked_for_and_tells_what_cannot_be_decoded(image_folder, tmp_path):
+def test_a_dry_run_measures_what_is_asked_for_and_tells_how_it_is_stored_and_what_is_damaged(image_folder, tmp_path):
     source = image_folder()
     first = sorted(source.rglob("*.jpg"))[0]
     first.write_bytes(first.read_bytes()[:-30])
@@ -89,9 +89,7 @@ def test_a_dry_run_measures_what_is_asked_for_and_tells_what_cannot_be_decoded(i
     assert "jpeg:40" in text and "jpeg:90" not in text
     assert "stores, from 19 samples" in text
     assert "note 1 more samples could not be decoded; `fastload pack` names them" in text
-
-
-def test_a_dry_run_tells_how_images_of_several_sizes_are_stored(image_folder, tmp_path):
+    # How images of several sizes are stored.
     image_folder(name="all/a")
     image_folder(name="all/b", size=(30, 20), classes=("x",))
     text = said(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--store", "mixed:0.5", "--max-size", "16")

@@ -10,7 +10,7 @@ from fastload.pack import pack_images
 from sample_files import write_packed
 
 
-def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_keys(packed_copy):
+def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_keys(packed_copy, tmp_path):
     result = run("verify", packed_copy)
     assert result.stdout.startswith("file.h5: 20 rows, every digest matches")
     assert result.stderr == ""
@@ -27,10 +27,8 @@ def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_key
     with h5py.File(packed_copy, "r+") as file:
         file.attrs["seed"] = 5
     assert "its header is damaged" in run("verify", packed_copy, code=1).stderr
-
-
-def test_a_long_list_of_damage_is_counted(tmp_path):
-    path = write_packed(tmp_path / "a.h5", np.ones((150, 4, 4, 1), np.uint8))
+    # A long list of damage is counted.
+    path = write_packed(tmp_path / "long.h5", np.ones((150, 4, 4, 1), np.uint8))
     with h5py.File(path, "r+") as file:
         file["images"][:130] = 0
     result = run("verify", path, code=1)

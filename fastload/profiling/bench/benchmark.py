@@ -146,10 +146,10 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
         measured = replace(result.loop.measured, headspace_samples_per_s=rate, headspace_how=HOW_IN_TURN)
         result.loop = replace(result.loop, measured=measured)
     if options.compare:
-        measure_rivals(
-            subject, result.rivals, show,
-            lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None,
-        )  # fmt: skip
+        for rival in measure_rivals(
+            subject, show, lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None
+        ):
+            result.rivals.append(rival)
     for fault in faults:
         if not fault.every:
             result.faults.append(measure_kill(subject, step, fault))

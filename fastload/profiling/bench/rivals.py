@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ class Rival:
 
 
 def measure_rivals(
-    subject: Subject, found: list[Rival], show: Show, train: Callable[[str, DataLoader[Any]], LoopFigures | None]
-) -> None:
-    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all, and appends it to `found`.
+    subject: Subject, show: Show, train: Callable[[str, DataLoader[Any]], LoopFigures | None]
+) -> Iterator[Rival]:
+    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all, and yields its figures.
 
     `train` is called with the name of each and the loader, while its workers run; its result becomes `Rival.loop`.
     """
@@ -58,23 +59,19 @@ def measure_rivals(
     def ours() -> float:
         return subject.run(seconds, touch_batch).samples_per_s
 
-    def measured(name: str, loader: DataLoader[Any]) -> Rival:
-        costs = []
-
-        def plain() -> float:
-            subject.make_cold()
-            # The workers may have that many batches ready before the clock starts.
-            ready = min(loader.num_workers, len(loader) - 1)
-            found = run_for(repeat_epochs(loader, epochs=subject.epochs), seconds, touch_batch, discard=ready)
-            costs.append(1000 * found.cpu_s / found.samples)
-            return found.samples_per_s
-
-        result = compare(ours, plain, pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
-        cost = statistics.median(costs[-PAIRS:])
-        return Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader))
+    def plain(loader: DataLoader[Any], costs: list[float]) -> float:
+        subject.make_cold()
+        # The workers may have that many batches ready before the clock starts.
+        ready = min(loader.num_workers, len(loader) - 1)
+        found = run_for(repeat_epochs(loader, epochs=subject.epochs), seconds, touch_batch, discard=ready)
+        costs.append(1000 * found.cpu_s / found.samples)
+        return found.samples_per_s
 
     for name, loader in ways.items():
-        found.append(measured(name, loader))
+        costs = list[float]()
+        result = compare(ours, partial(plain, loader, costs), pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
+        cost = statistics.median(costs[-PAIRS:])
+        yield Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader))
         tick()
 
 

@@ -13,17 +13,7 @@ def test_a_fault_is_parsed_and_what_is_none_is_refused_with_those_there_are():
     faults = {"slow-disk=20": (0.02, 1), "stall=300@50": (0.3, 50), "stall=1.5@1": (0.0015, 1), "kill-worker": (0.0, 0)}
     for text, (delay_s, every) in faults.items():
         assert parse_fault(text) == Fault(text, delay_s, every)
-    for text in (
-        "",
-        "slow-disk",
-        "slow-disk=",
-        "slow-disk=-1",
-        "stall=300",
-        "stall=300@0",
-        "stall=@5",
-        "kill",
-        "stall=a@b",
-    ):
+    for text in ["", *"slow-disk slow-disk= slow-disk=-1 stall=300 stall=300@0 stall=@5 kill stall=a@b".split()]:
         with pytest.raises(OptionError, match=r"slow-disk=MS.*stall=MS@EVERY.*kill-worker"):
             parse_fault(text)
 

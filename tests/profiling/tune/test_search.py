@@ -46,20 +46,15 @@ def test_a_compressed_file_has_its_orders_tried_and_judged(tmp_path):
     assert "mixing" in head and "shuffle" in head and "stall" not in head
 
 
-def test_with_a_step_its_stalls_are_measured(packed):
+def test_with_a_step_its_stalls_are_measured_and_a_network_on_the_cpu_is_part_of_the_share(packed):
     result = Search(packed, TuneOptions(**BRIEF, step="sim:2000")).run()
     assert result.step.startswith("simulated accelerator")
     # The accelerator's own arithmetic: what it was given cannot be done sooner.
     assert all(row.stall_share is not None and row.samples_per_s < 2000 * 1.001 for row in result.rows)
     assert "stall" in table_of(result).head and "; loading may take all of " in table_of(result).title
-
-
-def test_a_network_on_the_cpu_is_part_of_the_share_and_that_is_said(packed):
     result = Search(packed, TuneOptions(**BRIEF, step="tiny", cpu_budget=0.9)).run()
     assert result.step_on_cpu and "; loading and this training together may take 90% of " in table_of(result).title
-
-
-def test_a_part_of_the_loaders_own_rate_is_measured_first(packed):
+    # A part of the loader's own rate, which is measured first.
     result = Search(packed, TuneOptions(**BRIEF, step="sim:0.5x")).run()
     assert result.chosen is not None and "images/s" in result.step
 
@@ -118,7 +113,7 @@ def test_what_was_found_goes_into_json_and_reports(packed):
     assert all("over" in " ".join(row) for row in shown.tables[0].rows)
 
 
-def test_split_and_cold(packed_file):
+def test_a_split_is_named_in_the_call_also_from_a_cold_cache(packed_file):
     path = packed_file(rows=100, splits={"train": 80, "val": 20}, chunk_rows=10)
     result = Search(path, TuneOptions(seconds=0.5, split="train", cold=True)).run()
     assert f'FastLoader(PackedDataset("{path}", split="train"), batch_size=10' in result.call
