@@ -59,11 +59,35 @@ class BenchResult:
         facts = []
         if self.crop is not None:
             facts.append(("images", crop_text(RandomResizedCrop(self.crop), self.options.size)))
-        if self.alone is not None:
-            facts += _alone_facts(self.alone)
+        if (alone := self.alone) is not None:
+            over_take = f"not known: {alone.why_no_take}"
+            if alone.over_take is not None and alone.take_samples_per_s is not None:
+                bare = (
+                    f"{alone.take_samples_per_s['median']:,.0f} images/s by one thread that only copies the same rows"
+                )
+                over_take = f"{_ratio(alone.over_take)}; {bare}"
+            first, *others = (seconds_text(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
+            facts += [
+                ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s"),
+                ("over np.take", over_take),
+                ("CPU", f"{alone.cpu_s_per_1000:.3g} s for 1,000 images"),
+                ("first batch", f"{first} ({' to '.join(others)}) from opening the file on"),
+            ]
+            if alone.peak_memory_bytes:
+                whole, loader = format_bytes(alone.peak_memory_bytes), format_bytes(alone.loader_memory_bytes)
+                facts.append(("memory", f"{whole} at most, of which {loader} for the loader"))
         if self.options.cold:
             facts.append(("page cache", _cold_text(self.left_in_cache)))
-        return facts + (_loop_facts(self.loop, self.headspace) if self.loop is not None else [])
+        if (loop := self.loop) is not None:
+            facts.append(("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}"))
+            if loop.utilization is not None:
+                facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is})"))
+            wait = f"longest wait for a batch {seconds_text(loop.longest_wait_s)}"
+            facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}"))
+            if self.headspace is not None:
+                rate = f"{self.headspace['base']['median']:,.0f} images/s on one cached batch"
+                facts.append(("headspace", f"{rate}; with the loader {_ratio(self.headspace['ratio'])} of it"))
+        return facts
 
     @property
     def runs(self) -> list[Measured]:
@@ -159,24 +183,6 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
             result.faults.append(found)
 
 
-def _alone_facts(alone: AloneFigures) -> Facts:
-    over_take = f"not known: {alone.why_no_take}"
-    if alone.over_take is not None and alone.take_samples_per_s is not None:
-        bare = f"{alone.take_samples_per_s['median']:,.0f} images/s by one thread that only copies the same rows"
-        over_take = f"{_ratio(alone.over_take)}; {bare}"
-    first, earliest, latest = (seconds_text(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
-    facts = [
-        ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s"),
-        ("over np.take", over_take),
-        ("CPU", f"{alone.cpu_s_per_1000:.3g} s for 1,000 images"),
-        ("first batch", f"{first} ({earliest} to {latest}) from opening the file on"),
-    ]
-    if alone.peak_memory_bytes:
-        loader = format_bytes(alone.loader_memory_bytes)
-        facts.append(("memory", f"{format_bytes(alone.peak_memory_bytes)} at most, of which {loader} for the loader"))
-    return facts
-
-
 def _cold_text(left: list[float]) -> str:
     """Returns whether the file could be dropped from the page cache."""
     if not left:
@@ -185,18 +191,6 @@ def _cold_text(left: list[float]) -> str:
     if max(left) > 0.01:
         return f"dropped before each pass, but up to {stayed}: these figures are warm"
     return f"dropped before each of {len(left)} passes; {stayed}"
-
-
-def _loop_facts(loop: LoopFigures, headspace: dict[str, Spread] | None) -> Facts:
-    facts = [("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}")]
-    if loop.utilization is not None:
-        facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is})"))
-    wait = f"longest wait for a batch {seconds_text(loop.longest_wait_s)}"
-    facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}"))
-    if headspace is not None:
-        rate = f"{headspace['base']['median']:,.0f} images/s on one cached batch"
-        facts.append(("headspace", f"{rate}; with the loader {_ratio(headspace['ratio'])} of it"))
-    return facts
 
 
 def rival_table(rivals: list[Rival]) -> Table:

@@ -193,7 +193,7 @@ def table_of_gpus(run: Measured, names: Sequence[str]) -> Table:
     for gpu in gpus:
         cells = (_reading_text(f"{gpu}.{kind}", mean_of(run, f"{gpu}.{kind}")) for kind in kinds)
         rows.append((gpu_name(gpu), *cells))
-    return Table("", ("Means", *(_SPOKEN.get(kind, kind) for kind in kinds)), tuple(rows))
+    return Table("", ("Means", *(_KINDS.get(kind, (kind,))[0] for kind in kinds)), tuple(rows))
 
 
 def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
@@ -206,10 +206,10 @@ def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
     for name, values in known.items():
         if name not in left_out:
             first, _, rest = name.partition(".")
-            spoken = _SPOKEN.get(name, name)
-            if rest in _SPOKEN:
-                spoken = f"{gpu_name(name)} {_SPOKEN[rest]}"
-            elif rest and first in _SPOKEN:
+            spoken = _KINDS.get(name, (name,))[0]
+            if rest in _KINDS:
+                spoken = f"{gpu_name(name)} {_KINDS[rest][0]}"
+            elif rest and first in _KINDS:
                 spoken = f"process {rest}"
             figures = (values.min(), values.mean(), values.max())
             rows.append((spoken, *(_reading_text(name, float(figure)) for figure in figures)))
@@ -231,15 +231,16 @@ def mean_of(run: Measured, name: str) -> float:
     return math.nan if series is None else float(series.mean[0])
 
 
-_SPOKEN = {
-    "utilization_percent": "utilization",
-    "memory_bytes": "memory",
-    "power_w": "power",
-    "sm_mhz": "clock",
-    "cpu_percent": "CPU",
-    "disk_read_bytes_per_s": "read from disk",
-    "disk_busy_percent": "disk busy",
+_KINDS = {
+    "utilization_percent": ("utilization", 1, " %"),
+    "memory_bytes": ("memory", 1, ""),
+    "power_w": ("power", 1, " W"),
+    "sm_mhz": ("clock", 1, " MHz"),
+    "cpu_percent": ("CPU", 0.01, " cores"),
+    "disk_read_bytes_per_s": ("read from disk", 1e-6, " MB/s"),
+    "disk_busy_percent": ("disk busy", 1, " %"),
 }
+"""Kind of a reading -> its name, a factor for its values, and their unit; bytes have units of their own."""
 
 
 def gpu_name(name: str) -> str:
@@ -250,9 +251,6 @@ def gpu_name(name: str) -> str:
 def _reading_text(name: str, value: float) -> str:
     if not math.isfinite(value):
         return "not known"
-    what = name.partition(".")[2] if name.startswith("gpu") else name.partition(".")[0]
-    if what.endswith("_bytes"):
-        return format_bytes(value)
-    units = (("cpu_percent", 0.01, " cores"), ("_bytes_per_s", 1e-6, " MB/s"), ("_percent", 1, " %"), ("_w", 1, " W"),
-             ("_mhz", 1, " MHz"), ("", 1, ""))  # fmt: skip
-    return next(f"{number_text(value * factor)}{unit}" for ending, factor, unit in units if what.endswith(ending))
+    kind = name.partition(".")[2 if name.startswith("gpu") else 0]
+    _, factor, unit = _KINDS.get(kind, ("", 1, ""))
+    return format_bytes(value) if kind.endswith("_bytes") else f"{number_text(value * factor)}{unit}"

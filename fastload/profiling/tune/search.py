@@ -10,7 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,17 @@ from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
 from fastload.prefetch.inputs import OtherInput, PackedInput, as_input
 from fastload.prefetch.resolved import default_workers
-from fastload.profiling.bench.steps import NetworkStep, StepChoice, TrainingStep, make_step, parse_step
+from fastload.profiling.bench.steps import NetworkStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
+from fastload.profiling.meter import environment
 from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of
-from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose
+from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose, fits
 from fastload.profiling.tune.trials import Runner, TrialMode
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.system.machine import available_cpus
 from fastload.system.page_cache import drop
+from fastload.system.text import counted, format_bytes
+from fastload.timing.results import Measured, Table
 
 ROUNDS = 5
 _ROUNDS_OF_ALL = 2  # before the first candidates are dropped
@@ -68,6 +71,71 @@ class Tuned:
     notes: tuple[str, ...] = ()  # what was left out, and why
     elapsed_s: float = 0.0  # time of the search
     interrupted: bool = False  # whether Ctrl-C ended it
+
+    @property
+    def table(self) -> Table:
+        """A row for each candidate: an arrow marks the chosen one, `over` those beyond the budget."""
+        chosen = self.chosen.row.candidate if self.chosen is not None else None
+        orders = len({row.candidate.order for row in self.rows}) > 1
+
+        def cells(row: Row) -> dict[str, str]:
+            one, rates = row.candidate, [trial.samples_per_s for trial in row.trials]
+            mixing = f"worse: {row.mixing}" if row.mixes_worse else "as full" if row.mixing else "-"
+            return {
+                "": "->" if one == chosen else "default" if one == self.default else "",
+                "workers": str(one.workers),
+                **({"shuffle": one.order} if orders else {}),
+                "read": one.read,
+                "images/s": f"{row.samples_per_s:,.0f}",
+                "lowest to highest": f"{min(rates):,.0f} to {max(rates):,.0f}, {len(rates)}",
+                "CPU s/1,000": f"{row.cpu_s_per_1000:.3g}",
+                "CPU": f"{row.cpu_share:.0%}{'' if fits(row, self.cpu_budget) else ' over'}",
+                "first batch": f"{1000 * row.first_batch_s:,.0f} ms",
+                "memory": format_bytes(row.memory_bytes),
+                **({"stall": f"{row.stall_share or 0:.1%}"} if self.step else {}),
+                **({"mixing": mixing} if orders else {}),
+            }
+
+        step = f", {self.step}" if self.step else ""
+        who = "loading and this training together" if self.step_on_cpu else "loading"
+        share = "all" if self.cpu_budget >= 1 else f"{self.cpu_budget:.0%}"
+        title = f"batches of {self.batch_size:,}{step}; {who} may take {share} of {counted(self.cpus, 'CPU')}"
+        rows = [cells(row) for row in self.rows]
+        return Table(title, tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows))
+
+    @property
+    def why(self) -> str:
+        """The reason for the chosen candidate, and how it compares with the default where both ran; empty for none."""
+        if self.chosen is None:
+            return ""
+        if self.chosen.row.candidate == self.default:
+            return f"{self.chosen.reason}; these are the default arguments"
+        if not self.gain:
+            return self.chosen.reason
+        middle, least, most = statistics.median(self.gain), min(self.gain), max(self.gain)
+        times = f"{middle:.3g} times the default's images/s ({least:.3g} to {most:.3g}, {len(self.gain)} pairs)"
+        return f"{self.chosen.reason}; {times}"
+
+    def measured(self, command: str) -> Measured:
+        """Returns the result in the form that `write_report` takes."""
+        why = [("why", self.why)] if self.chosen is not None else []
+        return Measured(
+            title=f"fastload tune {self.name}",
+            command=command,
+            elapsed_s=self.elapsed_s,
+            samples_per_s=self.chosen.row.samples_per_s if self.chosen is not None else 0.0,
+            facts=(("to paste", self.call), *why, *(("note", note) for note in self.notes)),
+            tables=(self.table,),
+            environment=environment(),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain dicts, lists, strings and numbers; `version` is the version of this format."""
+        rows = [row.to_dict() | {"over_budget": not fits(row, self.cpu_budget)} for row in self.rows]
+        chosen = self.chosen and self.chosen.row.to_dict() | {"reason": self.chosen.reason}
+        found = {"version": 1, **asdict(self), "chosen": chosen, "rows": rows}
+        del found["name"]
+        return found
 
 
 class Search:
@@ -178,8 +246,17 @@ class Search:
 
     def _stages(self, on_progress: OnStep) -> list[Row]:
         """Varies one argument after another, then races the best against the default; returns the last race's rows."""
-        if self._step_choice is not None:
-            self._mode = replace(self._mode, step=self._open_step(self._step_choice))
+        if (choice := self._step_choice) is not None:
+            rate, channels, classes = None, 3, 10
+            if choice.relative:
+                alone = Runner(self.default, self._mode)
+                rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
+                alone.close()
+            if isinstance(self._data, PackedInput):
+                channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
+            device = self.options.device
+            step = make_step(choice, channels=channels, num_classes=classes, device=device, loader_samples_per_s=rate)
+            self._mode = replace(self._mode, step=step)
         best, rows = self.default, list[Row]()
         self._until_s = self._begun_s + _STAGES_PART * self.options.seconds
         for stage in STAGES:
@@ -263,18 +340,6 @@ class Search:
         left = drop(self._path)
         if left is not None and left > 0.01 and not any("stayed" in note for note in self._notes):
             self._notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
-
-    def _open_step(self, choice: StepChoice) -> TrainingStep:
-        rate, channels, classes = None, 3, 10
-        if choice.relative:
-            alone = Runner(self.default, self._mode)
-            rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
-            alone.close()
-        if isinstance(self._data, PackedInput):
-            channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
-        return make_step(
-            choice, channels=channels, num_classes=classes, device=self.options.device, loader_samples_per_s=rate
-        )
 
     def _measure_mixing(self, candidates: Sequence[Candidate]) -> None:
         """Measures how well each order mixes the samples, to be shown with its speed."""

@@ -95,11 +95,8 @@ class Runner:
     def close(self) -> None:
         """Closes the loader; the next trial opens it again."""
         self._end_pass()
-        self._stack.close()
-        self._meter = None
-        if self._loader is not None:
-            self._loader.close()
-            self._loader = None
+        self._stack.close()  # the meter and the loader
+        self._meter = self._loader = None
 
     def _open(self, seconds: float) -> None:
         before = _memory()
@@ -108,6 +105,7 @@ class Runner:
             # torch warns of more processes than CPUs; here that is only a candidate.
             warnings.simplefilter("ignore")
             loader = self._loader = self._mode.make(self.candidate)
+            self._stack.callback(loader.close)
             batches: Iterator[Any] = iter(loader)
             batch = next(batches)
         first_s = time.perf_counter() - begin

@@ -15,7 +15,6 @@ from fastload.profiling.bench.rivals import plain_loaders
 from fastload.profiling.bench.subject import BenchOptions, CropSample, Subject, random_window
 from fastload.profiling.tune.candidates import TuneOptions
 from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.tables import to_dict
 from sample_files import write_packed, write_ragged
 
 
@@ -68,7 +67,7 @@ def test_windows_lie_inside_and_have_such_proportions():
 
 def test_tune_prints_the_transform_that_it_tried(varied, tmp_path):
     result = Search(varied, TuneOptions(seconds=0.3, batch_size=8, size=(12, 10))).run()
-    assert "transform=[RandomResizedCrop((12, 10))]" in result.call and to_dict(result)["crop"] == (12, 10)
+    assert "transform=[RandomResizedCrop((12, 10))]" in result.call and result.to_dict()["crop"] == (12, 10)
     assert any("from fastload.transforms import RandomResizedCrop" in note for note in result.notes)
     search = Search(varied, TuneOptions(seconds=0.3, batch_size=8))
     assert search.call(search.default).endswith("transform=[RandomResizedCrop(224)])") and search.traits.linear

@@ -15,7 +15,6 @@ from fastload.plan import ChunkWindow
 from fastload.profiling.bench.steps import TouchStep
 from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
 from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.tables import measured, table_of, to_dict
 from fastload.profiling.tune.trials import Runner, TrialMode
 
 PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
@@ -42,7 +41,7 @@ def test_a_compressed_file_has_its_orders_tried_and_judged(tmp_path):
     assert {"full", "ChunkWindow(1)"} <= {order.strip('"') for order in orders}
     assert all(row.mixing for row in result.rows)
     assert result.default.shuffle == "full" and any("batches of 16" in note for note in result.notes)
-    head = table_of(result).head
+    head = result.table.head
     assert "mixing" in head and "shuffle" in head and "stall" not in head
 
 
@@ -51,9 +50,9 @@ def test_with_a_step_its_stalls_are_measured_and_a_network_on_the_cpu_is_part_of
     assert result.step.startswith("simulated accelerator")
     # The accelerator's own arithmetic: what it was given cannot be done sooner.
     assert all(row.stall_share is not None and row.samples_per_s < 2000 * 1.001 for row in result.rows)
-    assert "stall" in table_of(result).head and "; loading may take all of " in table_of(result).title
+    assert "stall" in result.table.head and "; loading may take all of " in result.table.title
     result = Search(packed, TuneOptions(**BRIEF, step="tiny", cpu_budget=0.9)).run()
-    assert result.step_on_cpu and "; loading and this training together may take 90% of " in table_of(result).title
+    assert result.step_on_cpu and "; loading and this training together may take 90% of " in result.table.title
     # A part of the loader's own rate, which is measured first.
     result = Search(packed, TuneOptions(**BRIEF, step="sim:0.5x")).run()
     assert result.chosen is not None and "images/s" in result.step
@@ -99,16 +98,16 @@ def test_interrupted_it_tells_what_it_knows(packed, trials):
     result = Search(packed, TuneOptions(seconds=60.0, batch_size=32)).run(interrupting)
     assert result.interrupted and (result.chosen is not None) == (trials > 0)
     assert min(trials, 1) <= len(result.rows) <= trials
-    assert (json.loads(json.dumps(to_dict(result)))["chosen"] is not None) == (trials > 0)
+    assert (json.loads(json.dumps(result.to_dict()))["chosen"] is not None) == (trials > 0)
 
 
 def test_what_was_found_goes_into_json_and_reports(packed):
     result = Search(packed, TuneOptions(**BRIEF, cpu_budget=0.0001)).run()
     assert "all take more than" in result.chosen.reason
-    value = json.loads(json.dumps(to_dict(result), default=str))
+    value = json.loads(json.dumps(result.to_dict(), default=str))
     assert value["call"] == result.call and all(row["over_budget"] for row in value["rows"])
     assert value["rows"][0]["trials"] and value["gain"] == list(result.gain)
-    shown = measured(result, command="fastload tune")
+    shown = result.measured("fastload tune")
     assert shown.tables[0].rows and ("to paste", result.call) in shown.facts
     assert all("over" in " ".join(row) for row in shown.tables[0].rows)
 
