@@ -92,9 +92,8 @@ def test_a_folder_without_permission_is_one_line(tmp_path, packed_copy):
 def test_a_reader_that_leaves_early_is_no_error(packed_copy):
     command = f"{sys.executable} -c 'from fastload.cli import main; main()' info {packed_copy}"
     # The shell closes its end before the command has written anything.
-    result = subprocess.run(
-        ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True
-    )
+    shell = ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"]
+    result = subprocess.run(shell, capture_output=True, text=True)
     assert result.stderr == ""
     assert result.stdout.strip() in ("0", "141")
 

@@ -152,8 +152,8 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
     step: TrainingStep = TouchStep()  # without a training step, batches are only read
     if choice is not None:
         step = make_step(
-            choice, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
-            loader_samples_per_s=result.alone.samples_per_s["median"],
+            choice, channels=subject.image_shape[0], num_classes=len(subject.dataset.classes) or 10,
+            device=subject.device, loader_samples_per_s=result.alone.samples_per_s["median"],
         )  # fmt: skip
 
     def train(name: str, loader: Any, title: str) -> LoopFigures:

@@ -95,11 +95,6 @@ class Subject:
         """Row in the file of the dataset's first sample."""
         return int(self.dataset.rows[0])
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes that the labels name; 10 if they name none."""
-        return len(self.dataset.classes) or 10
-
     def loader(self, dataset: PackedDataset | None = None, *, workers: int | None = None) -> FastLoader:
         """Returns a new loader of the file, or of another dataset, optionally with another number of workers."""
         options = self.options

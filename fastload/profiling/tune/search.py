@@ -24,12 +24,12 @@ from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
 from fastload.prefetch.inputs import OtherInput, PackedInput, as_input
 from fastload.prefetch.resolved import default_workers
-from fastload.profiling.bench.steps import NetworkStep, make_step, parse_step
+from fastload.profiling.bench.steps import NetworkStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
 from fastload.profiling.meter import environment
 from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of
 from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose, fits
-from fastload.profiling.tune.trials import Runner, TrialMode
+from fastload.profiling.tune.trials import Runner
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.system.machine import available_cpus
 from fastload.system.page_cache import drop
@@ -173,7 +173,7 @@ class Search:
         # A network's time per image depends on the batch size, a simulated accelerator's does not.
         small = (traits.processes or not traits.linear) and (step is None or step.name == "sim")
         self._tried_size = min(self.batch_size, _SMALL_BATCH) if small else self.batch_size
-        self._mode = TrialMode(self._loader, traits, self._drop)
+        self._step: TrainingStep | None = None
         # The loader checks its options, so wrong ones fail before anything is measured.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -222,7 +222,7 @@ class Search:
                 result.gain = tuple(way.samples_per_s / one.samples_per_s for way, one in pairs)
         if self._over:
             self._notes.append("The time was up before all candidates had run often enough; give more --seconds.")
-        if (step := self._mode.step) is not None:
+        if (step := self._step) is not None:
             result.step = step.name
             result.step_on_cpu = isinstance(step, NetworkStep) and step.device.type == "cpu"
         result.rows = tuple(sorted(self._rows(), key=lambda row: row.candidate != self.default))
@@ -249,14 +249,14 @@ class Search:
         if (choice := self._step_choice) is not None:
             rate, channels, classes = None, 3, 10
             if choice.relative:
-                alone = Runner(self.default, self._mode)
+                alone = Runner(self.default, self._loader, self.traits, drop=self._drop)
                 rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
                 alone.close()
             if isinstance(self._data, PackedInput):
                 channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
-            device = self.options.device
-            step = make_step(choice, channels=channels, num_classes=classes, device=device, loader_samples_per_s=rate)
-            self._mode = replace(self._mode, step=step)
+            self._step = make_step(
+                choice, channels=channels, num_classes=classes, device=self.options.device, loader_samples_per_s=rate
+            )
         best, rows = self.default, list[Row]()
         self._until_s = self._begun_s + _STAGES_PART * self.options.seconds
         for stage in STAGES:
@@ -294,7 +294,10 @@ class Search:
         for one in candidates:
             if one not in self._runners:
                 window = one.shuffle.chunks if isinstance(one.shuffle, ChunkWindow) else 0
-                self._runners[one] = Runner(one, self._mode, window * self._data.chunk_rows or _SMALL_BATCH)
+                self._runners[one] = Runner(
+                    one, self._loader, self.traits, drop=self._drop, step=self._step,
+                    least_rows=window * self._data.chunk_rows or _SMALL_BATCH,
+                )  # fmt: skip
         racing = [self._runners[one] for one in candidates]
         first = {one: len(self._runners[one].trials) for one in candidates}
         rows: list[Row] = []

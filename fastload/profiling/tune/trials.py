@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -26,30 +25,28 @@ _LEAST_BATCHES = 2  # in a trial, however long they take
 _PATIENCE = 4
 
 
-@dataclass(frozen=True)
-class TrialMode:
-    """How the trials of some data are run."""
-
-    make: Callable[[Candidate], FastLoader]  # returns the loader of a candidate
-    # With processes, trials are slices of one pass, because starting a pass starts them. With whole windows, a trial
-    # counts a pass from its start
-    traits: DataTraits
-    # Called before each trial from a cold page cache, with the loader closed, which else stays open between trials
-    drop: Callable[[], object] = lambda: None
-    step: TrainingStep | None = None  # training step; None: one byte of each memory page of a batch is read
-
-
 class Runner:
     """The open loader of one candidate, and its measurements. Call `close` at the end.
 
-    A trial of whole windows has at least `least_rows` rows: those of a window, if there are windows.
+    With processes, trials are slices of one pass, because starting a pass starts them. With whole windows, a trial
+    counts a pass from its start, and at least `least_rows` rows. From a cold page cache, `drop` is called before each
+    trial, with the loader closed, which else stays open. Without a step, a byte of each memory page of a batch is read.
     """
 
-    def __init__(self, candidate: Candidate, mode: TrialMode, least_rows: int = 0) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        make: Callable[[Candidate], FastLoader],
+        traits: DataTraits,
+        *,
+        drop: Callable[[], object] = lambda: None,
+        step: TrainingStep | None = None,
+        least_rows: int = 0,
+    ) -> None:
         self.candidate = candidate
-        self._mode = mode
-        self._least_rows = least_rows if mode.traits.whole else 0
-        self._step: TrainingStep = mode.step or TouchStep()
+        self._make, self._traits, self._drop, self._metered = make, traits, drop, step is not None
+        self._least_rows = least_rows if traits.whole else 0
+        self._step: TrainingStep = step or TouchStep()
         self._loader: FastLoader | None = None
         self._stack = ExitStack()
         self._meter: Meter | None = None
@@ -64,10 +61,10 @@ class Runner:
 
     def run(self, seconds: float) -> Trial:
         """Runs a trial of about so many seconds, keeps it and returns it."""
-        traits, step = self._mode.traits, self._step
+        traits, step = self._traits, self._step
         if traits.cold:
             self.close()
-            self._mode.drop()
+            self._drop()
         if self._loader is None:
             self._open(seconds)
         # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
@@ -104,31 +101,31 @@ class Runner:
         with warnings.catch_warnings():
             # torch warns of more processes than CPUs; here that is only a candidate.
             warnings.simplefilter("ignore")
-            loader = self._loader = self._mode.make(self.candidate)
+            loader = self._loader = self._make(self.candidate)
             self._stack.callback(loader.close)
             batches: Iterator[Any] = iter(loader)
             batch = next(batches)
         first_s = time.perf_counter() - begin
         self.first_batch_s = min(self.first_batch_s or first_s, first_s)
-        if not self._mode.traits.cold and not self._mode.traits.whole:
+        if not self._traits.cold and not self._traits.whole:
             for _ in range(_WARM_UP + self.candidate.workers):
                 if batch is None or time.perf_counter() - begin > seconds:
                     break
                 touch_batch(batch)
                 batch = next(batches, None)
         self.memory_bytes = max(self.memory_bytes, _memory() - before)
-        if self._mode.step is not None:
+        if self._metered:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
-        elif self._mode.traits.processes:
+        elif self._traits.processes:
             self._batches = chain(batches, repeat_epochs(loader))
 
     def _pass(self) -> Iterator[Any]:
         """Returns the batches to come. From a cold cache only one epoch: a second would come from the page cache."""
-        if self._batches is None or not self._mode.traits.processes:
+        if self._batches is None or not self._traits.processes:
             self._end_pass()
             assert self._loader is not None, "it was opened"
             watched = self._meter.watch(self._loader) if self._meter is not None else self._loader
-            self._batches = repeat_epochs(watched, epochs=1 if self._mode.traits.cold else None)
+            self._batches = repeat_epochs(watched, epochs=1 if self._traits.cold else None)
         return self._batches
 
     def _waited(self) -> tuple[float, float]:

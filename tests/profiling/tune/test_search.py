@@ -15,7 +15,7 @@ from fastload.plan import ChunkWindow
 from fastload.profiling.bench.steps import TouchStep
 from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
 from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.trials import Runner, TrialMode
+from fastload.profiling.tune.trials import Runner
 
 PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
 BRIEF = {"seconds": 1.0, "batch_size": 32}
@@ -81,7 +81,7 @@ def test_trials_go_on_from_epoch_to_epoch_and_a_step_stalls_as_long_as_its_accel
 
     traits = DataTraits(processes=True, linear=True, num_chunks=0, cpus=1)
     for step, stall_share in ((None, None), (BusyStep(), 0.25)):
-        runner = Runner(Candidate(1, "full"), TrialMode(make, traits, step=step))
+        runner = Runner(Candidate(1, "full"), make, traits, step=step)
         for _ in range(4):
             assert runner.run(0.05).stall_share == stall_share
         assert len(made) == 1 and made.pop().epoch >= 1
