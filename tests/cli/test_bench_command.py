@@ -4,18 +4,17 @@ import json
 
 import commands
 import pytest
-from typer.testing import Result
 
 torch = pytest.importorskip("torch")  # the command measures a loader
 
 PACKED = {"rows": 96, "classes": "abc"}
 
 
-def bench(*words: object, code: int = 0) -> Result:
+def bench(*words, code=0):
     return commands.run("bench", *words, "--seconds", "0.2", code=code)
 
 
-def refused(*words: object) -> str:
+def refused(*words):
     return commands.refused("bench", *words, "--seconds", "0.2")
 
 

@@ -167,6 +167,7 @@ def test_colours_come_from_the_page_and_text_is_the_pages_own(pages):
     drawings = "".join(re.findall(r"<svg.*?</svg>", pages["long"], flags=re.DOTALL))
     assert "var(--wait)" in drawings and "<text" not in drawings
     assert re.findall(r"#[0-9a-f]{3,6}", drawings) == []
+    assert " -" not in "".join(re.findall(r' d="([^"]*)"', pages["usual"]))  # nothing is drawn above its panel
     style = " ".join(Page(pages["long"]).texts["style"])
     for name in set(re.findall(r"var\(--([a-z0-9]+)\)", pages["long"])):
         assert f"--{name}:" in style
