@@ -143,8 +143,8 @@ class Bench:
         if "tuned" in rates:
             pairs = zip(rates["auto"], rates["tuned"], strict=True)
             values["auto_over_tuned"] = harness.spread([one / other for one, other in pairs])
-        stats = auto._feed.worker_stats() if isinstance(auto._feed, ProcessFeed) else None
-        self.journal.note(name, auto_workers=stats.number if stats else base.workers, **record, **values)
+        auto_workers = auto._feed.num_workers if isinstance(auto._feed, ProcessFeed) else base.workers
+        self.journal.note(name, auto_workers=auto_workers, **record, **values)
         for loader in ways.values():
             loader.close()
 

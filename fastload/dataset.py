@@ -158,17 +158,10 @@ class PackedDataset(Dataset[Any]):
     def columns(
         self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None
     ) -> list[NDArray[Any] | list[NDArray[Any]]]:
-        """Returns the fields of rows of the file, arrays (B, ...) with the axes of samples; images (B, C, H, W).
+        """Returns the fields of `samples` as arrays (B, ...) with the axes of samples; images (B, C, H, W).
 
-        If samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W).
-
-        Args:
-            rows: int64 (B,), rows of the file.
-            into: arrays by name that fields are gathered into, as `layout` describes them; others are allocated.
-
-        Raises:
-            IndexError: a row is outside the file.
-            FileChangedError: the file was written to or truncated.
+        If samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W). Fields are gathered into the
+        arrays given by name, as `layout` describes them; others are allocated.
         """
         arrays = dict(into or {})
         varied = [name for name in self._from_file if self.file.fields[name].varied]

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,8 @@ from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError
 from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
-from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.inputs import PackedInput, shuffle_of
+from fastload.prefetch.thread_stream import AHEAD_BYTES, MAX_AHEAD
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.system.whole_numbers import check_whole
 
@@ -32,11 +34,9 @@ Drawn = TypeVar("Drawn", int, list[int])
 # Rows planned at a time; see `plan.epoch`.
 _BLOCK_ROWS = 8192
 
-# Bytes of rows announced beyond what was drawn: enough for a disk to work on, and little of the memory. In pieces, so
-# that announcing keeps pace with drawing. Of a window whole chunks are announced, at most its own and the next one's.
-_AHEAD_BYTES = 64 * 2**20
+# Rows are announced in pieces, so that announcing keeps pace with drawing. Of a window whole chunks are announced, at
+# most its own and the next one's.
 _AHEAD_PIECES = 8
-_MAX_AHEAD = 64
 
 
 class _Feed:
@@ -58,7 +58,7 @@ class _Feed:
                 f"dataset: chunk samplers draw from a PackedDataset, not from a {type(given).__name__}. {advice}."
             )
         self._data = PackedInput(dataset)
-        self._shuffle = self._data.resolve_shuffle(shuffle)
+        self._shuffle = shuffle_of(self._data, shuffle)
 
     def cursor(
         self, seed: int, *, ends: Ends, world_size: int = 1, batch_size: int = 1, workers: int = 1
@@ -94,7 +94,7 @@ class _Feed:
             # In file order the kernel's own read-ahead is better.
             if row_bytes and self._shuffle is not False and has_read_ahead():
                 if piece_rows is None:
-                    size = piece_rows = max(1, min(_BLOCK_ROWS, _AHEAD_BYTES // _AHEAD_PIECES // row_bytes))
+                    size = piece_rows = max(1, min(_BLOCK_ROWS, AHEAD_BYTES // _AHEAD_PIECES // row_bytes))
                     blocks = (block[at : at + size] for block in blocks for at in range(0, len(block), size))
                 window, chunk_rows = 0, 0
                 if isinstance(self._shuffle, ChunkWindow):
@@ -104,7 +104,7 @@ class _Feed:
                 read_ahead = dataset.read_ahead(chunk_rows=chunk_rows, recent_chunks=max(64, 2 * window))
                 resources.callback(read_ahead.close)
                 selected = self._data.selected
-                depth = min(_MAX_AHEAD, _AHEAD_BYTES // (piece_rows * row_bytes))
+                depth = min(MAX_AHEAD, AHEAD_BYTES // (piece_rows * row_bytes))
                 blocks = announced_ahead(
                     blocks, lambda block: read_ahead.announce(block if selected is None else selected[block]), depth
                 )
@@ -112,16 +112,20 @@ class _Feed:
                 yield (block - first_row).tolist()
 
     def samples(self, begun: Position, *, rank: int) -> Iterator[int]:
-        """Yields the positions of one rank's samples, and counts them as they are drawn."""
+        """Returns the positions of one rank's samples, which are counted as they are drawn."""
         plan, total = begun.plan, begun.length
         blocks = (
             plan.rows_at(rank, np.arange(first, min(first + _BLOCK_ROWS, total)))
             for first in range(0, total, _BLOCK_ROWS)
         )
-        for piece in self.announced(plan, blocks):
-            for position in piece:
-                begun.steps += 1
-                yield position
+        return _counted(begun, chain.from_iterable(self.announced(plan, blocks)))
+
+
+def _counted(begun: Position, items: Iterator[Drawn]) -> Iterator[Drawn]:
+    """Yields what is drawn, and counts it as steps of the iteration."""
+    for one in items:
+        begun.steps += 1
+        yield one
 
 
 class _Epochwise(Sampler[Drawn]):
@@ -144,7 +148,44 @@ class _Epochwise(Sampler[Drawn]):
         return self._epochs.epoch
 
 
-class ChunkSampler(_Epochwise[int]):
+class _SampleStates:
+    """The states of samplers whose steps are samples."""
+
+    _epochs: EpochCursor
+
+    def _standing(self) -> Position:
+        return self._epochs.standing
+
+    def _load(self, rest: Position) -> None:
+        self._epochs.load(rest)
+
+    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
+        """Returns where training stands, the same on every rank, as numbers, strings and lists.
+
+        `FastLoader` reads it, too.
+
+        Args:
+            samples_done: samples of the running or last iteration that the loop has consumed on this rank; of a
+                `ChunkSampler` that a framework shards, over all ranks. None: all that were drawn, which is more if the
+                `DataLoader` has workers.
+
+        Raises:
+            OptionError: more than were drawn of an unfinished iteration.
+        """
+        return self._epochs.state(self._standing().after(samples_done, "samples_done"))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration the rest of the epoch that was saved, of ranks also with another number of them.
+
+        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
+
+        Raises:
+            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
+        """
+        self._load(self._epochs.rest(state))
+
+
+class ChunkSampler(_SampleStates, _Epochwise[int]):
     """Draws every position once an epoch, in the plan's order: for one process, or a framework that shards.
 
     Each `iter()` after the first is the next epoch, unless `set_epoch` or `load_state_dict` came in between. Upcoming
@@ -165,30 +206,8 @@ class ChunkSampler(_Epochwise[int]):
     def __iter__(self) -> Iterator[int]:
         return self._feed.samples(self._epochs.begin(self._epochs.coming()), rank=0)
 
-    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Returns where training stands, as numbers, strings and lists; `FastLoader` reads it, too.
 
-        Args:
-            samples_done: samples of the running or last iteration that the loop has consumed, over all ranks if a
-                framework shards them. None: all that were drawn, which is more if the `DataLoader` has workers.
-
-        Raises:
-            OptionError: more than were drawn of an unfinished iteration.
-        """
-        return self._epochs.state(self._epochs.standing.after(samples_done, "samples_done"))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration the rest of the epoch that was saved.
-
-        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
-
-        Raises:
-            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
-        """
-        self._epochs.load(self._epochs.rest(state))
-
-
-class DistributedChunkSampler(DistributedSampler[Any]):
+class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
     """A `torch.utils.data.DistributedSampler` in the plan's order: one rank's share, as many samples on every rank.
 
     Signature and meaning are torch's: without `set_epoch` each iteration repeats the same order, drop_last=False
@@ -253,31 +272,11 @@ class DistributedChunkSampler(DistributedSampler[Any]):
         self._begun = None
         super().set_epoch(epoch)
 
-    def state_dict(self, samples_done: int | None = None) -> dict[str, Any]:
-        """Returns where training stands, the same on every rank, as numbers, strings and lists.
-
-        `FastLoader` reads it, too.
-
-        Args:
-            samples_done: samples of the running or last iteration that the loop has consumed on this rank. None: all
-                that were drawn, which is more if the `DataLoader` has workers.
-
-        Raises:
-            OptionError: more than were drawn of an unfinished iteration.
-        """
+    def _standing(self) -> Position:
         begun = self._begun
-        standing = begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
-        return self._epochs.state(standing.after(samples_done, "samples_done"))
+        return begun if begun is not None and begun.plan.epoch == self.epoch else self._coming()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration the rest of the epoch that was saved, also with another number of ranks.
-
-        A finished epoch is followed by the next one, unless `set_epoch` names the finished one: then nothing is left.
-
-        Raises:
-            StateError: the state belongs to another file, split, seed or shuffle, or is damaged.
-        """
-        rest = self._epochs.rest(state)
+    def _load(self, rest: Position) -> None:
         self._rest, self._begun = rest, None
         self.epoch = rest.plan.epoch + rest.finished
 
@@ -363,7 +362,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         begun = self._epochs.begin(self._epochs.coming())
-        return self._count(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
+        return _counted(begun, self._feed.announced(begun.plan, self._batches(begun), self.batch_size))
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
         """Returns where training stands, the same on every rank, as numbers, strings and lists.
@@ -387,26 +386,25 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             StateError: the state belongs to another file, split, seed, shuffle, number of workers or of ranks, or
                 batch size, or is damaged.
         """
-        own, of_plan = {}, state
+        own, of_plan = (*self._cut, "batches_in_round"), state
         if isinstance(state, Mapping):
-            own = {name: state[name] for name in (*self._cut, "batches_in_round") if name in state}
             of_plan = {name: value for name, value in state.items() if name not in own}
         rest = self._epochs.rest(of_plan)
         plan = rest.plan
-        if missing := [name for name in (*self._cut, "batches_in_round") if name not in own]:
+        if missing := [name for name in own if name not in state]:
             raise StateError(
                 f"the state has no {', '.join(missing)}: it is not what a ChunkBatchSampler's state_dict() gave"
             )
         if differing := [
-            f"{name} is {here!r} here and {own[name]!r} in the state"
+            f"{name} is {here!r} here and {state[name]!r} in the state"
             for name, here in self._cut.items()
-            if own[name] != here
+            if state[name] != here
         ]:
             raise StateError(
                 f"the state's batches differ from this sampler's: {'; '.join(differing)}. Make the sampler with the "
                 f"state's values, or begin the epoch anew without the state."
             )
-        in_round = own["batches_in_round"]
+        in_round = state["batches_in_round"]
         foreign = any(segment[:2] != (plan.world_size, plan.batch_size) for segment in plan.segments)
         if foreign or in_round not in range(self._num_shares) or in_round > rest.length:
             raise StateError(f"the state is damaged: batches_in_round={in_round!r}, segments={list(plan.segments)}")
@@ -425,11 +423,6 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
             own = self.num_replicas == 1 or self.drop_last
             size = int(batch.valid.sum()) if own else most - batch.step * self.batch_size
             yield batch.rows[:size]
-
-    def _count(self, begun: Position, batches: Iterator[list[int]]) -> Iterator[list[int]]:
-        for batch in batches:
-            begun.steps += 1
-            yield batch
 
 
 def _check_rank(rank: int, num_replicas: int) -> None:

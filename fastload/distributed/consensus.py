@@ -43,11 +43,7 @@ class Agreement:
         self._published.append(round_number)
 
     def largest(self, round_number: int) -> int:
-        """Waits until every rank has given its number for the round, and returns the largest.
-
-        Raises:
-            ShareError: a rank gave none in time; the message says which.
-        """
+        """Returns the largest number of the round, when every rank has given its; ShareError names one that is late."""
         values = [self._read(round_number, rank) for rank in range(self._share.world_size)]
         # A rank that gave a number for this round has read all rounds before.
         while self._published and self._published[0] < round_number:

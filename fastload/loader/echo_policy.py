@@ -17,12 +17,9 @@ _log = logging.getLogger("fastload")
 
 
 class EchoPolicy:
-    """Decides the echo factors of a loader's epochs.
+    """Decides the echo factors of a loader's epochs: always the same, or chosen from each pass by `choose_factor`.
 
-    Args:
-        factor, distance: of all epochs; one that chooses begins with 1 and 0.
-        chooses: whether each pass chooses the factor of the next epoch, by `choose_factor`.
-        agreement: with the other ranks on what was chosen, if there are any.
+    A choice is agreed on with the other ranks, if there are any.
     """
 
     def __init__(
@@ -42,8 +39,7 @@ class EchoPolicy:
     def next_schedule(self, num_batches: int) -> EchoSchedule:
         """Returns the schedule of so many batches of the next epoch, with the factor that the ranks agree on.
 
-        Raises:
-            ShareError: a rank does not publish in time what it needs.
+        Raises ShareError if a rank does not publish in time what it needs.
         """
         if not self._decided:
             factor, reason = self._wish, self._reason
@@ -90,11 +86,7 @@ class EchoPolicy:
 
 
 def open_echo(echo: Echo, share: Share) -> EchoPolicy:
-    """Returns the policy of an `echo` option.
-
-    Raises:
-        OptionError: the option is none of the accepted values, or "auto" where ranks cannot agree.
-    """
+    """Returns the policy of an `echo` option. Raises OptionError if it is none, or "auto" where ranks cannot agree."""
     echo = check_echo(echo)
     if isinstance(echo, int):
         return EchoPolicy(echo)

@@ -70,9 +70,9 @@ class DictBatch(_Facts, dict[Any, Any]):
 
 @dataclass
 class PassCounter:
-    """The numbers behind `LoaderStats`, counted while a pass runs."""
+    """The numbers behind `LoaderStats`, counted while a pass runs; all times are read from the clock, in seconds."""
 
-    clock: Callable[[], float] = time.perf_counter  # seconds, never going back; all times are read from it
+    clock: Callable[[], float] = time.perf_counter
     echo: int = 1
     batches: int = 0  # batches read; echoes do not count
     asked: int = 0  # times a batch was asked for
@@ -108,10 +108,8 @@ class Iteration(Iterator[Batch | DictBatch]):
     """An iterator over the batches from a position on. Exhaustion, an error, `close` or its end stop the feed's pass.
 
     Args:
-        options: of the loader.
         batches: on their device, from the position on; closed with the iteration.
         position: moved on as batches are handed over; its schedule is decided.
-        counter: counts them.
         on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
         probe: takes note of each batch; None: nobody measures.
     """

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -28,10 +28,9 @@ from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
-from fastload.prefetch.cache_load import load_cache
-from fastload.prefetch.cached_feed import CachedFeed
+from fastload.prefetch.cached_feed import CachedFeed, load_cache
 from fastload.prefetch.device_stage import DeviceStage
-from fastload.prefetch.inputs import Input, PackedInput, as_input
+from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
@@ -124,7 +123,7 @@ class FastLoader:
         self._auto = AutoWorkers() if isinstance(workers, str) else None
         backend = open_backend(device)
         location, fixed_shares = choose_cache(cache, data, backend, resolved_share)
-        order = data.resolve_shuffle(shuffle, cached=location is not None)
+        order = shuffle_of(data, shuffle, cached=location is not None)
         if isinstance(data, PackedInput) and data.runs_python:
             dataset = data.dataset.reading(read)
             if isinstance(order, ChunkWindow):
@@ -160,7 +159,7 @@ class FastLoader:
             )
         warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
-        self._active: weakref.ref[Iteration] | None = None
+        self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._counter = PassCounter()
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
@@ -181,9 +180,11 @@ class FastLoader:
         self._epochs.begin(position)
         self._counter = counter
         # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
-        planned = options.data.rows_of(position.plan.batches(options.share.rank))
+        planned = position.plan.batches(options.share.rank)
+        if (selected := options.data.selected) is not None:
+            planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
         filled = feed.stream(planned, position.plan.epoch, timed=probe is not None)
-        batches = DeviceStage(filled, options.backend, views=feed.views, begin_copy=feed.begin_copy, probe=probe)
+        batches = DeviceStage(filled, options.backend, probe=probe)
         if probe is not None:
             probe.worker_info = feed.worker_info
         on_end = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
@@ -254,7 +255,7 @@ class FastLoader:
         )
 
     def _running(self) -> Iteration | None:
-        iteration = self._active() if self._active is not None else None
+        iteration = self._active()
         return iteration if iteration is not None and iteration.running else None
 
     def _decided(self, position: Position) -> Position:
@@ -266,8 +267,7 @@ class FastLoader:
         return position
 
     def _end_active(self) -> None:
-        active = self._active() if self._active is not None else None
-        self._active = None
+        active, self._active = self._active(), lambda: None
         if active is not None:
             active.displace()
 
@@ -281,7 +281,7 @@ class FastLoader:
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
         feed = self._feed
-        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.worker_stats().number)
+        chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.num_workers)
         if feed is not None and (chosen_anew or not feed.usable):
             feed.close()
             self._feed = None
@@ -311,5 +311,5 @@ def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter:
     """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
     echo.ended(pace, counter.echo)
     if auto is not None and isinstance(feed, ProcessFeed):
-        elapsed_s = pace.stall_s + pace.work_s
-        auto.ended(feed.worker_stats(), batches=pace.batches, elapsed_s=elapsed_s, first_s=counter.first_waited_s)
+        measured = feed.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s)
+        auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
 from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
-from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_ends, resolve_shuffle
-from fastload.plan.permutation import permute, unpermute
-from fastload.plan.shares import Segment, rank_share
-from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
+from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan.permutation import permute
+from fastload.plan.shares import rank_share
 
 __all__ = [
     "ChunkWindow",
@@ -29,21 +28,14 @@ __all__ = [
     "EpochPlan",
     "MixedEcho",
     "Pace",
-    "PlanState",
     "PlannedBatch",
     "ResolvedShuffle",
-    "Segment",
     "Shuffle",
     "Use",
     "batch_seed",
     "check_echo",
-    "check_state",
     "choose_factor",
     "permute",
     "rank_share",
-    "resolve_ends",
     "resolve_shuffle",
-    "state_from_dict",
-    "state_to_dict",
-    "unpermute",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 from fastload.errors import OptionError, StateError
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
-from fastload.plan.order import ResolvedShuffle, resolve_ends, resolve_shuffle
+from fastload.plan.order import resolve_ends
 from fastload.plan.shares import Segment, rank_share
 from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
 from fastload.system.whole_numbers import check_whole
@@ -20,21 +20,13 @@ from fastload.system.whole_numbers import check_whole
 
 @dataclass
 class Position:
-    """How far an iteration of an epoch is; a state saves it.
+    """How far an iteration of an epoch is; a state saves it."""
 
-    Attributes:
-        plan: plan of the epoch, or of what was left of it when it was resumed.
-        schedule: which of the plan's batches each step uses; None: the echo factor is not chosen yet.
-        steps: steps of the schedule that are done. Batches in use when the epoch was resumed are read again.
-        workers: workers of a `DataLoader` that take batches in turn: a step of the plan is one batch of each.
-        first: steps that were done when the iteration began.
-    """
-
-    plan: EpochPlan
-    schedule: EchoSchedule | None = None
-    steps: int = 0
-    workers: int = 1
-    first: int = field(init=False)
+    plan: EpochPlan  # of the epoch, or of what was left of it when it was resumed
+    schedule: EchoSchedule | None = None  # of the plan's batches; None: the echo factor is not chosen yet
+    steps: int = 0  # done of the schedule; batches in use when the epoch was resumed are read again
+    workers: int = 1  # of a `DataLoader`, which take batches in turn: a step of the plan is one batch of each
+    first: int = field(init=False)  # steps that were done when the iteration began
 
     def __post_init__(self) -> None:
         self.first = self.steps
@@ -54,15 +46,6 @@ class Position:
     def finished(self) -> bool:
         """Whether no step is left."""
         return self.steps >= self.uses.num_steps
-
-    def progress(self) -> tuple[tuple[Segment, ...], int]:
-        """Returns `segments` and `echo_position` of a state."""
-        done = self.uses.finished(self.steps)
-        segments, echo_position = self.plan.segments_after(done // self.workers), self.steps - done * self.uses.factor
-        if echo_position:
-            # An empty segment says of which world and batch size the batches in use are.
-            segments = (*segments, Segment(self.plan.world_size, self.plan.batch_size, 0))
-        return segments, echo_position
 
     def after(self, done: int | None, name: str) -> Position:
         """Returns the position after those steps of the iteration that a caller counted; None: after all of them.
@@ -86,14 +69,10 @@ class EpochCursor:
     """The epochs of a loader or sampler: each iteration is the next epoch, unless another one was asked for.
 
     Args:
-        plan: of any whole epoch; the plans of all others differ from it in the epoch alone.
+        plan: of any whole epoch; the plans of all others differ from it in the epoch alone. Fixed shares follow a
+            loaded state.
         identity: returns a string that identifies the data, for states.
         begin: returns the position at the beginning of a plan.
-
-    Attributes:
-        plan: as given; fixed shares follow a loaded state.
-        next: the next iteration; None: it is all of the epoch after the last one.
-        last: the running or last iteration.
     """
 
     def __init__(
@@ -102,8 +81,8 @@ class EpochCursor:
         self.plan = plan
         self._identity = identity
         self._begin = begin
-        self.next: Position | None = begin(plan)
-        self.last = self.next
+        self.next: Position | None = begin(plan)  # the next iteration; None: all of the epoch after the last one
+        self.last = self.next  # the running or last iteration
         self._finished: Position | None = None  # what a state left of its epoch, if that is nothing
 
     @property
@@ -140,8 +119,13 @@ class EpochCursor:
 
     def state(self, position: Position, *, next_echo: int | None = None) -> dict[str, Any]:
         """Returns the state of a position; `next_echo` as in `PlanState`."""
-        plan, (segments, echo_position) = position.plan, position.progress()
-        shuffle = _shuffle_of(plan)
+        plan, shuffle = position.plan, position.plan.resolved_shuffle
+        done = position.uses.finished(position.steps)
+        segments = plan.segments_after(done // position.workers)
+        echo_position = position.steps - done * position.uses.factor
+        if echo_position:
+            # An empty segment says of which world and batch size the batches in use are.
+            segments = (*segments, Segment(plan.world_size, plan.batch_size, 0))
         return state_to_dict(
             PlanState(
                 header_digest=self._identity(),
@@ -163,7 +147,7 @@ class EpochCursor:
         if not isinstance(state, Mapping):
             raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))
-        check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=_shuffle_of(self.plan))
+        check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=self.plan.resolved_shuffle)
         return loaded
 
     def rest(self, state: object) -> Position:
@@ -223,23 +207,17 @@ class EpochCursor:
 
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
-    """Returns the position of a sampler that draws once each sample or batch that a plan has for one rank."""
-    return Position(plan, EchoSchedule(num_batches(plan, workers=workers)), workers=workers)
+    """Returns the position of a sampler that draws once each sample or batch that a plan has for one rank.
 
-
-def num_batches(plan: EpochPlan, *, workers: int) -> int:
-    """Returns the batches of one rank whose share is cut among `workers`. All ranks have as many, and none is empty."""
+    The rank's share is cut among `workers`. All ranks have as many batches, and none is empty.
+    """
     batches = workers * plan.num_steps
-    if workers == 1 or not batches or plan.ends == "drop" or plan.world_size != workers:
-        return batches
-    # For a single rank, the last shares may have no row in the last step: then they end before it.
-    first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
-    shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
-    return batches - sum(share <= first for share in shares)
-
-
-def _shuffle_of(plan: EpochPlan) -> ResolvedShuffle:
-    return resolve_shuffle(plan.shuffle, file_shuffled=False)
+    if workers > 1 and batches and plan.ends != "drop" and plan.world_size == workers:
+        # For a single rank, the last shares may have no row in the last step: then they end before it.
+        first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
+        shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
+        batches -= sum(share <= first for share in shares)
+    return Position(plan, EchoSchedule(batches), workers=workers)
 
 
 def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:
@@ -254,10 +232,10 @@ def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> Pl
         # With other shares the first batch is another one, so its echoes do not count.
         as_saved = state.fixed_shares == plan.fixed_shares
         return state if as_saved else replace(state, fixed_shares=plan.fixed_shares, echo_position=0)
-    alike = all(segment[:2] == here[:2] for segment in done)
-    if state.fixed_shares == plan.fixed_shares and (alike or not plan.fixed_shares):
+    if not state.fixed_shares and not plan.fixed_shares:
         return state
-    if state.fixed_shares and alike and keeps_all:
+    alike = all(segment[:2] == here[:2] for segment in done)
+    if state.fixed_shares and alike and (plan.fixed_shares or keeps_all):
         return state
     last = done[-1]
     saved = replace(

@@ -54,11 +54,7 @@ Echo = int | MixedEcho | Literal["auto"]
 
 
 def check_echo(echo: Echo) -> Echo:
-    """Returns the option, NumPy's integers as Python's.
-
-    Raises:
-        OptionError: not one of the accepted values, which the message lists.
-    """
+    """Returns the option, NumPy's integers as Python's. Raises OptionError, which lists the accepted values."""
     if isinstance(echo, MixedEcho) or echo == "auto":
         return echo
     if not is_whole(echo) or int(echo) < 1:
@@ -80,16 +76,11 @@ class EchoSchedule:
     A batch is used at the times batch + echo * distance. The steps to come depend on the batches in use and on those to
     come, not on those that are finished: after step s, at which d of n batches are finished, the schedule goes on as
     that of n - d batches after step s - d * factor.
-
-    Attributes:
-        num_batches: batches of the epoch, 0 or more.
-        factor: times each is used, 1 or more.
-        distance: that of `MixedEcho`; 0: the uses of a batch follow one another.
     """
 
-    num_batches: int
-    factor: int = 1
-    distance: int = 0
+    num_batches: int  # of the epoch, 0 or more
+    factor: int = 1  # times each is used, 1 or more
+    distance: int = 0  # that of `MixedEcho`; 0: the uses of a batch follow one another
 
     @property
     def num_steps(self) -> int:
@@ -164,17 +155,11 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True)
 class EchoHistory:
-    """The memory of echo="auto" about earlier epochs.
+    """The memory of echo="auto" about earlier epochs."""
 
-    Attributes:
-        calm: latest consecutive epochs that did not wait.
-        patience: how many of these it takes to try one use less; doubled each time that was too few.
-        trying: whether the last epoch was such a trial.
-    """
-
-    calm: int = 0
-    patience: int = 1
-    trying: bool = False
+    calm: int = 0  # latest consecutive epochs that did not wait
+    patience: int = 1  # how many of these it takes to try one use less; doubled each time that was too few
+    trying: bool = False  # whether the last epoch was such a trial
 
 
 class EchoChoice(NamedTuple):

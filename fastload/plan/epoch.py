@@ -166,6 +166,11 @@ class EpochPlan:
             left = Tails(left, segment).num_left
 
     @property
+    def resolved_shuffle(self) -> ResolvedShuffle:
+        """The attribute `shuffle`."""
+        return resolve_shuffle(self.shuffle, file_shuffled=False)
+
+    @property
     def num_steps(self) -> int:
         """Steps to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
         fewest, more = divmod(self._num_left, self.world_size)
@@ -296,18 +301,10 @@ class EpochPlan:
 
     @cached_property
     def _rows_at(self) -> RowsAt:
-        shuffle: ResolvedShuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
         # The ranks that began the epoch decide the windows; later ones take over their order.
         world_size = self.segments[0].world_size if self.segments else self.world_size
-        return make_order(
-            self.rows,
-            self.chunk_rows,
-            shuffle,
-            seed=self.seed,
-            epoch=self.epoch,
-            world_size=world_size,
-            fixed_shares=self.fixed_shares,
-        )
+        keys = {"seed": self.seed, "epoch": self.epoch, "world_size": world_size}
+        return make_order(self.rows, self.chunk_rows, self.resolved_shuffle, **keys, fixed_shares=self.fixed_shares)
 
 
 def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute_one
-from fastload.plan.shares import Positions, rank_share, share_bounds
+from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute
+from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
 from fastload.system.whole_numbers import is_whole
 
 RowsAt = Callable[[Positions], NDArray[np.int64]]
@@ -75,11 +75,7 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
 
 
 def resolve_ends(ends: Ends | None, shuffle: ResolvedShuffle) -> Ends:
-    """Returns what happens to shares that do not fill whole batches; None means "drop" when shuffling, else "exact".
-
-    Raises:
-        OptionError: ends is none of the accepted values, which the message lists.
-    """
+    """Returns what happens to shares that do not fill whole batches; None means "drop" when shuffling, else "exact"."""
     if ends is None:
         return "exact" if shuffle is False else "drop"
     if ends not in ("drop", "pad", "exact"):
@@ -99,25 +95,19 @@ def make_order(
 ) -> RowsAt:
     """Returns the function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
 
-    Args:
-        rows: rows planned, step 1.
-        chunk_rows: rows of a chunk of the file; chunk c begins at row c * chunk_rows. Only for ChunkWindow.
-        shuffle: resolved shuffle.
-        seed, epoch: keys of the permutations.
-        world_size: ranks that first share the sequence. Without fixed shares only windows depend on it, since no
-            window crosses a share.
-        fixed_shares: whether each rank's share of the sequence is the same piece of the rows in every epoch.
+    Chunk c of the file begins at row c * chunk_rows. The ranks are those that first share the sequence: without fixed
+    shares only windows depend on their number, since no window crosses a share.
     """
     if fixed_shares and world_size > 1:
         return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size)
     if shuffle is False:
         return partial(np.add, rows.start)
     if shuffle == "full":
-        return partial(_full_order, rows=rows, key=derive_key(seed, epoch, _FULL))
+        return partial(_full_order, rows, derive_key(seed, epoch, _FULL))
     return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
 
 
-def _full_order(positions: Positions, *, rows: range, key: int) -> NDArray[np.int64]:
+def _full_order(rows: range, key: int, positions: Positions) -> NDArray[np.int64]:
     return blockwise(lambda part: permute(part, len(rows), key) + rows.start, positions)
 
 
@@ -150,7 +140,9 @@ class ChunkOrder:
         missing[last] = missing.get(last, 0) + -rows.stop % chunk_rows
         # (index in the sequence, empty slots) of each short chunk, in order of index.
         self._short_chunks = sorted(
-            (unpermute_one(chunk, self._num_chunks, self._chunk_key), n) for chunk, n in missing.items() if n
+            (int(unpermute(np.array([chunk]), self._num_chunks, self._chunk_key)[0]), n)
+            for chunk, n in missing.items()
+            if n
         )
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
@@ -252,30 +244,23 @@ class PieceOrder:
         if not positions.size:
             return positions.copy()
         ends = np.array([positions.min(), positions.max()])
-        first, last = share_bounds(ends, len(self.rows), self.world_size)[0].tolist()
+        first, last = share_ranks(ends, len(self.rows), self.world_size).tolist()
         if first == last:  # positions of one rank, as always when it plans its batches
-            return self._order_of(first)(blockwise(lambda part: part - first, positions))
+            return self._rows_of(first, positions)
         rows = np.empty(positions.size, np.int64)
-        firsts, _ = share_bounds(positions, len(self.rows), self.world_size)
-        for first in set(firsts.tolist()):
-            here = firsts == first
-            rows[here] = self._order_of(first)(positions[here] - first)
+        ranks = share_ranks(positions, len(self.rows), self.world_size)
+        for rank in set(ranks.tolist()):
+            rows[ranks == rank] = self._rows_of(rank, positions[ranks == rank])
         return rows
 
-    def _order_of(self, first: int) -> RowsAt:
-        """Returns the order of the piece that begins at this position."""
-        if first not in self._orders:
-            short, longer = divmod(len(self.rows), self.world_size)
-            border = longer * (short + 1)
-            rank = first // (short + 1) if first < border else longer + (first - border) // short
-            share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
+    def _rows_of(self, rank: int, positions: Positions) -> NDArray[np.int64]:
+        """Returns rows of the file at positions of one rank's piece."""
+        share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
+        if rank not in self._orders:
+            piece = self.rows[share.start : share.stop]
             # A seed for each rank, since pieces of one length would else be permuted alike.
-            self._orders[first] = make_order(
-                self.rows[share.start : share.stop],
-                self.chunk_rows,
-                self.shuffle,
-                seed=derive_key(self.seed, _PIECES, rank),
-                epoch=self.epoch,
-                world_size=1,
+            seed = derive_key(self.seed, _PIECES, rank)
+            self._orders[rank] = make_order(
+                piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1
             )
-        return self._orders[first]
+        return self._orders[rank](blockwise(lambda part: part - share.start, positions))

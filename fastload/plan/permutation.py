@@ -152,11 +152,6 @@ def unpermute(positions: NDArray[np.int64], n: int, key: int | Words) -> NDArray
     return _walk(positions, n, key, backwards=True)
 
 
-def unpermute_one(position: int, n: int, key: int) -> int:
-    """Inverts `permute` for one whole number."""
-    return int(unpermute(np.array([position], dtype=np.int64), n, key)[0])
-
-
 def blockwise(
     function: Callable[[NDArray[np.int64]], NDArray[np.int64]], values: NDArray[np.int64]
 ) -> NDArray[np.int64]:

@@ -47,13 +47,19 @@ def rank_share(num_rows: int, *, rank: int, world_size: int) -> range:
     return range(first, first + short + (rank < longer))
 
 
+def share_ranks(positions: Positions, num_rows: int, world_size: int) -> Positions:
+    """Returns the rank whose share each position in [0, num_rows) lies in, int64 (P,)."""
+    short, longer = divmod(num_rows, world_size)
+    border = longer * (short + 1)
+    return np.where(positions < border, positions // (short + 1), longer + (positions - border) // max(short, 1))
+
+
 def share_bounds(positions: Positions, num_rows: int, world_size: int) -> tuple[Positions, Positions]:
     """Returns first and stop position of the share that each position in [0, num_rows) lies in: two int64 (P,)."""
     if world_size == 1:
         return np.zeros_like(positions), np.full_like(positions, num_rows)
     short, longer = divmod(num_rows, world_size)
-    border = longer * (short + 1)
-    rank = np.where(positions < border, positions // (short + 1), longer + (positions - border) // max(short, 1))
+    rank = share_ranks(positions, num_rows, world_size)
     first = rank * short + np.minimum(rank, longer)
     return first, first + short + (rank < longer)
 
@@ -85,14 +91,9 @@ def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True)
 class Tails:
-    """The positions of a sequence that a finished segment left unread; they are the next sequence, in rank order.
+    """The positions of a sequence that a finished segment left unread; they are the next sequence, in rank order."""
 
-    Attributes:
-        num_rows: positions of the sequence that the segment's ranks shared.
-        segment: the finished segment.
-    """
-
-    num_rows: int
+    num_rows: int  # positions of the sequence that the segment's ranks shared
     segment: Segment
 
     @property

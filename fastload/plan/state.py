@@ -17,32 +17,20 @@ _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends
 
 @dataclass(frozen=True, kw_only=True)
 class PlanState:
-    """The data of a run, and the batch that comes next. The same on every rank.
+    """The data of a run, and the batch that comes next. The same on every rank. Names are those of `EpochPlan`."""
 
-    Attributes:
-        header_digest: identifies the packed file.
-        seed, epoch: as in `EpochPlan`.
-        shuffle: resolved, so that a later default cannot change the order.
-        ends: as in `EpochPlan`, resolved.
-        echo: times each batch is used, 1 or more.
-        echo_position: steps done with batches that will be used again and so are not in `segments` yet: a step of the
-            `EchoSchedule` of the batches that segments leave. With distance 0, the uses so far of the current batch.
-        echo_distance: as in `EchoSchedule`.
-        next_echo: `echo` of the next epoch; None: always the same, 0: not chosen yet.
-        segments: finished parts of the epoch: `EpochPlan.segments_after(steps)`.
-        fixed_shares: as in `EpochPlan`.
-    """
-
-    header_digest: str
+    header_digest: str  # identifies the packed file
     seed: int
     epoch: int
-    shuffle: ResolvedShuffle
+    shuffle: ResolvedShuffle  # resolved, as ends, so that a later default cannot change the order
     ends: Ends
-    echo: int = 1
+    echo: int = 1  # times each batch is used
+    # Steps done with batches that will be used again and so are not in `segments` yet: a step of the `EchoSchedule` of
+    # the batches that segments leave. With distance 0, the uses so far of the current batch.
     echo_position: int = 0
-    echo_distance: int = 0
-    next_echo: int | None = None
-    segments: tuple[Segment, ...] = ()
+    echo_distance: int = 0  # as in `EchoSchedule`
+    next_echo: int | None = None  # `echo` of the next epoch; None: always the same, 0: not chosen yet
+    segments: tuple[Segment, ...] = ()  # finished parts of the epoch: `EpochPlan.segments_after(steps)`
     fixed_shares: bool = False
 
 

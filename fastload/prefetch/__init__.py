@@ -6,7 +6,7 @@ planned, as arrays over the slots of a ring, then as tensors on their device.
 Read first: `ring` (the slots), then the feeds, which a loader keeps and which begin a stream for each pass:
 `thread_stream` (threads read packed files; `row_transformer` lets them run transforms as well), `process_stream`
 (worker processes run Python; `sample_worker` and `sample_layout` write samples to slots), `cached_feed` (rows kept in
-memory; `cache_choice` decides where, `cache_load` reads them). `device_stage` copies batches to their device while the
+memory; `cache_choice` decides where). `device_stage` copies batches to their device while the
 model computes. `resolved` has a loader's options, which all of these obey, `inputs` its data; `auto_workers` chooses
 the number of processes.
 

@@ -55,6 +55,16 @@ class MeasuredPass(NamedTuple):
     busy_s: float | None  # seconds that all workers together ran or wanted a CPU; None: not known
     start_s: float = 0.0  # seconds that the first batch was waited for, if workers were started for it; else 0
 
+    def followed_by(self, other: MeasuredPass) -> MeasuredPass:
+        """Returns the measurements of both passes together."""
+        return MeasuredPass(
+            self.batches + other.batches,
+            self.elapsed_s + other.elapsed_s,
+            self.starved_s + other.starved_s,
+            None if self.busy_s is None or other.busy_s is None else self.busy_s + other.busy_s,
+            max(self.start_s, other.start_s),
+        )
+
 
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
 
@@ -85,11 +95,7 @@ def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus:
     they wait themselves: if each wants a CPU for a share b of the time, more than cpus / b are of no use. The number
     rises at once to the smaller of the two, and falls again where the loop did not become faster by that. It never
     falls below what it was at first: workers that wait cost memory and no time. None: the epoch was too short to tell.
-
-    Args:
-        epoch, workers: its measurements, and the number that it ran with.
-        history: of the choice before; the first time an empty one.
-        cpus, room: CPUs that this rank may use; how many more workers the memory has room for.
+    `cpus` are those that this rank may use, `room` is how many more workers the memory has room for.
     """
     if epoch.batches < max(_LEAST_BATCHES, 2 * workers) or epoch.elapsed_s < _LEAST_S:
         return None
@@ -124,20 +130,6 @@ def choose_workers(epoch: MeasuredPass, workers: int, history: History, *, cpus:
     return WorkerChoice(target, reason, History(workers, rate, start_s, next_rest=known.next_rest))
 
 
-class WorkerStats(NamedTuple):
-    """The processes of a feed, and what they did in its current pass.
-
-    `busy_s` and `starved_s` are those since the first batch of the pass, as in `MeasuredPass`; `worker_bytes` is the
-    memory that one more process would take.
-    """
-
-    number: int
-    busy_s: float | None
-    starved_s: float
-    were_started: bool
-    worker_bytes: int
-
-
 class AutoWorkers:
     """Chooses the number of workers of one loader, whenever a pass has ended."""
 
@@ -146,24 +138,16 @@ class AutoWorkers:
         self._history = History()
         self._so_far = _NOTHING
 
-    def ended(self, stats: WorkerStats, *, batches: int, elapsed_s: float, first_s: float) -> None:
-        """Takes note of the end of a pass, whose first batch was waited for `first_s`; never waits."""
+    def ended(self, measured: MeasuredPass, workers: int, *, worker_bytes: int) -> None:
+        """Takes note of the end of a pass of so many workers; one more would take `worker_bytes`. Never waits."""
         cpus = max(1, available_cpus() // local_world_size())
-        room = int(available_memory() * _MEMORY_SHARE) // max(1, stats.worker_bytes)
-        so_far = self._so_far
-        busy_s = None if stats.busy_s is None or so_far.busy_s is None else so_far.busy_s + stats.busy_s
-        epoch = MeasuredPass(
-            so_far.batches + batches,
-            so_far.elapsed_s + elapsed_s,
-            so_far.starved_s + stats.starved_s,
-            busy_s,
-            max(so_far.start_s, first_s if stats.were_started else 0.0),
-        )
-        self.number, choice = stats.number, choose_workers(epoch, stats.number, self._history, cpus=cpus, room=room)
+        room = int(available_memory() * _MEMORY_SHARE) // max(1, worker_bytes)
+        epoch = self._so_far.followed_by(measured)
+        self.number, choice = workers, choose_workers(epoch, workers, self._history, cpus=cpus, room=room)
         if choice is None:
             self._so_far = epoch  # short epochs are taken together, until they are long enough to tell
             return
         self.number, reason, self._history = choice
         self._so_far = _NOTHING
-        if self.number != stats.number:
-            _log.info('workers="auto": %d from now on, not %d: %s', self.number, stats.number, reason)
+        if self.number != workers:
+            _log.info('workers="auto": %d from now on, not %d: %s', self.number, workers, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,16 +44,6 @@ class CacheChoice(NamedTuple):
     fixed_shares: bool = False  # whether each rank caches only its share; see `EpochPlan`
 
 
-@dataclass(frozen=True)
-class _Need:
-    """Bytes of the rows of `name`: of all of them, and of a rank's share at most."""
-
-    name: str
-    num_rows: int
-    whole: int
-    share: int
-
-
 def choose_cache(cache: object, data: Input, backend: Backend | None, share: Share) -> CacheChoice:
     """Returns where the rows are cached.
 
@@ -70,12 +60,13 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
     if cache is None:
         return CacheChoice()
     if backend is None or not isinstance(data, PackedInput) or data.runs_python:
-        why_none, refusal = (
-            "batches stay on the CPU, where the kernel keeps the pages of files",
-            "rows are cached for a CUDA device; device is None or the CPU. Give device='cuda', or leave cache out: the "
-            "kernel keeps the pages of a packed file in memory while there is room.",
-        )
-        if backend is not None:
+        if backend is None:
+            why_none = "batches stay on the CPU, where the kernel keeps the pages of files"
+            refusal = (
+                "rows are cached for a CUDA device; device is None or the CPU. Give device='cuda', or leave cache out: "
+                "the kernel keeps the pages of a packed file in memory while there is room."
+            )
+        else:
             why_none = f"{data.name} runs Python code for each sample"
             refusal = (
                 f"{why_none}, and only rows of a file can be cached. `fastload pack` the samples, and give the "
@@ -89,56 +80,55 @@ def choose_cache(cache: object, data: Input, backend: Backend | None, share: Sha
     num_rows = len(data.rows_in_file(range(data.plan_rows.start, data.plan_rows.stop)))
     longest = len(rank_share(len(data.plan_rows), rank=0, world_size=share.world_size))
     whole, part = (sum(field.nbytes for field in cached_fields(data.dataset, rows)) for rows in (num_rows, longest))
-    need = _Need(data.name, num_rows, whole, min(whole, part))
+    rows = f"{num_rows:,} rows of {data.name}"
     if cache == "device":
-        return CacheChoice("device", _must_share(need, backend, share))
+        return CacheChoice("device", _must_share(rows, whole, min(whole, part), backend, share))
     available, ranks = available_memory(), local_world_size()
     if cache == "auto":
-        return CacheChoice(_auto(need, backend.memory().free, available, ranks))
+        return CacheChoice(_auto(rows, whole, backend.memory().free, available, ranks))
     # In each process on this machine.
     room = available - available // _KEPT_FREE
-    if need.whole * ranks > room:
+    if whole * ranks > room:
         copies = f", in each of {ranks} processes on this machine" if ranks > 1 else ""
         raise CacheError(
-            f'cache="host": larger than memory: {need.num_rows:,} rows of {need.name} are {need.whole:,} bytes{copies}'
-            f"; {available:,} bytes of the host's memory are available, of which a tenth is left alone: "
-            f"{need.whole * ranks - room:,} bytes are missing. Leave cache out (batches are then read from the file), "
-            f"or choose a split or fewer fields."
+            f'cache="host": larger than memory: {rows} are {whole:,} bytes{copies}; {available:,} bytes of the '
+            f"host's memory are available, of which a tenth is left alone: {whole * ranks - room:,} bytes are missing. "
+            f"Leave cache out (batches are then read from the file), or choose a split or fewer fields."
         )
     return CacheChoice("host")
 
 
-def _auto(need: _Need, free: int, available: int, ranks: int) -> Location | None:
+def _auto(rows: str, whole: int, free: int, available: int, ranks: int) -> Location | None:
     """Returns the first location with ample room, by the free memory of the device and the host; logs why."""
     device_room, host_room = free // _AUTO_PART, available // _AUTO_PART // ranks
     location: Location | None = None
-    if need.whole <= device_room:
+    if whole <= device_room:
         location, why = "device", "fit in half of the device's free memory; the other half is for the model"
-    elif need.whole <= host_room:
+    elif whole <= host_room:
         location, why = "host", "do not fit in half of the device's free memory, and fit in half of the host's"
     else:
         why = "fit neither in half of the device's free memory nor in half of the host's"
     named = f'"{location}"' if location else None
     _log.info(
-        f'cache="auto": {named}, since {need.num_rows:,} rows of {need.name}, {need.whole:,} bytes, {why} (free on the '
-        f"device: {free:,}, on the host: {available:,} bytes for {ranks} ranks)"
+        f'cache="auto": {named}, since {rows}, {whole:,} bytes, {why} (free on the device: {free:,}, on '
+        f"the host: {available:,} bytes for {ranks} ranks)"
     )
     return location
 
 
-def _must_share(need: _Need, backend: Backend, share: Share) -> bool:
-    """Whether each rank can cache its share only. Raises CacheError when not even that fits."""
+def _must_share(rows: str, whole: int, part: int, backend: Backend, share: Share) -> bool:
+    """Whether each rank can cache its share only, `part` of the `whole` bytes; CacheError if not even that fits."""
     memory, several = backend.memory(), share.world_size > 1
     left_alone = memory.total // _KEPT_FREE
     here = memory.free - left_alone
     agreed = least_of_all_ranks(here, share, what="how much memory its device has for cache='device'")
     # Without a process group, ranks decide alike by the size that they all know.
     room = agreed if agreed is not None else memory.total - left_alone if several else here
-    fixed = several and need.whole > room
-    wanted = need.share if fixed else need.whole
+    fixed = several and whole > room
+    wanted = part if fixed else whole
     missing = wanted - min(room, here)
     if missing > 0:
-        of_rank = f", the share of one of {share.world_size} ranks {need.share:,}" if several else ""
+        of_rank = f", the share of one of {share.world_size} ranks {part:,}" if several else ""
         least = hint = ""
         if wanted <= room:
             hint = (
@@ -148,21 +138,18 @@ def _must_share(need: _Need, backend: Backend, share: Share) -> bool:
         elif agreed is not None:
             least = f"; the rank that has least has room for {agreed:,}"
         raise CacheError(
-            f'cache="device": larger than memory: {need.num_rows:,} rows of {need.name} are {need.whole:,} bytes'
-            f"{of_rank}. Of {memory.total:,} bytes of device memory {memory.free:,} are free, of which {left_alone:,} "
+            f'cache="device": larger than memory: {rows} are {whole:,} bytes{of_rank}. Of '
+            f"{memory.total:,} bytes of device memory {memory.free:,} are free, of which {left_alone:,} "
             f'are left for batches{least}: {missing:,} bytes are missing. {hint}Give cache="host" or "auto", or '
             f"choose a split, fewer fields or more ranks."
         )
     if several:
-        by = (
-            "the least of all ranks"
-            if agreed is not None
-            else ("by the device's size: there is no process group to ask")
-        )
+        asked = agreed is not None
+        by = "the least of all ranks" if asked else "by the device's size: there is no process group to ask"
         _log.info(
             f'cache="device": each of {share.world_size} ranks keeps '
-            f"{'its share of the rows' if fixed else 'all rows'} of {need.name}: {wanted:,} of {need.whole:,} bytes, "
-            f"for which there is room in {room:,} bytes, {by}"
+            f"{'its share of the' if fixed else 'all'} {rows}: {wanted:,} of {whole:,} bytes, for which there is room "
+            f"in {room:,} bytes, {by}"
         )
     return fixed
 

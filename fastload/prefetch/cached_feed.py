@@ -2,16 +2,22 @@
 
     planned batch -> rows of the file -> indices into the cache -> device -> gather -> transform (echo) -> training loop
 
-`cache_choice.py` decides whether and where rows are cached, `cache_load.py` fills the cache. From then on a batch is
-its indices, row numbers and valid flags: 17 bytes per sample in one copy. Its images are `ImageRows` until they are
-gathered, so that a gather can be part of another kernel.
+`cache_choice.py` decides whether and where rows are cached; the threads of other batches read them, in the order of the
+file. From then on a batch is its indices, row numbers and valid flags: 17 bytes per sample in one copy. Its images are
+`ImageRows` until they are gathered, so that a gather can be part of another kernel.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import logging
+import os
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +25,21 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.device import Backend
-from fastload.plan import PlannedBatch
+from fastload.errors import CacheError
+from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, moved_as_stored
 from fastload.prefetch.resolved import Location, Resolved
-from fastload.prefetch.ring import FilledBatch, Ring, SlotField
+from fastload.prefetch.ring import FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
+from fastload.prefetch.thread_stream import ThreadFeed
+from fastload.read.reader import image_axes
+from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
 from fastload.transforms.engine.placement import ImageRows
+
+# Read at a time while the cache is filled: five slots of so many bytes are pinned meanwhile.
+_LOAD_BYTES = 16 * 2**20
+
+_log = logging.getLogger("fastload")
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -39,11 +54,7 @@ class RowCache:
     nbytes: int  # of all of them
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the indices in the cache of rows of the file, int64 (B,), a new array.
-
-        Raises:
-            IndexError: a row is not in the cache.
-        """
+        """Returns the indices of rows of the file, int64 (B,), a new array; IndexError if one is not in the cache."""
         if isinstance(self.rows, range):
             index = rows - self.rows.start
             known = (index >= 0) & (index < len(self.rows))
@@ -58,9 +69,7 @@ class RowCache:
     def gather(self, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> dict[str, torch.Tensor | ImageRows]:
         """Returns the fields of a batch, made by the caller's current stream; the host waits for nothing.
 
-        Args:
-            index: int64 (B,), on the device, of `index_of`.
-            host_index: the same on the host, if the rows are there.
+        The index is int64 (B,) of `index_of`: on the device, and the same on the host if the rows are there.
         """
         fields: dict[str, torch.Tensor | ImageRows] = {}
         for name, rows in self.tensors.items():
@@ -98,7 +107,6 @@ class CachedFeed:
 
     def __init__(self, cache: RowCache, options: Resolved) -> None:
         assert options.backend is not None, "rows are cached for a device"
-        self.views: Mapping[str, torch.dtype] = {}
         self._cache: RowCache | None = cache
         facts = SlotField("facts", (17 * options.plan.batch_size,), np.dtype(np.uint8))
         self._ring = Ring([facts], SLOTS_IN_COPY, options.backend.allocate, manual_release=True)
@@ -107,21 +115,6 @@ class CachedFeed:
         """Begins a pass, which reads nothing."""
         assert self._cache is not None, "the feed was closed"
         return _IndexStream(planned, self._cache, self._ring)
-
-    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
-        """Begins the copy of a batch's indices, row numbers and valid flags; see `BeginCopy`."""
-        assert self._cache is not None, "the feed was closed"
-        facts = batch.arrays["facts"]
-        host_index, _, _ = _parts(facts)
-        on_device = backend.copy(torch.from_numpy(facts))
-        size = 8 * len(host_index)
-        index, row = on_device[:size].view(torch.int64), on_device[size : 2 * size].view(torch.int64)
-        fields = {"row": row, "valid": on_device[2 * size :].view(torch.bool)}
-        if self._cache.location == "device":
-            gather = functools.partial(self._cache.gather, index, None)
-            return DeviceBatch(batch, fields, gather, (index, *self._cache.tensors.values()))
-        # The slot will be filled again, and a gather from the host's memory needs the indices later.
-        return DeviceBatch(batch, fields, functools.partial(self._cache.gather, index, host_index.copy()), (index,))
 
     def close(self) -> None:
         """Frees the cache."""
@@ -144,10 +137,25 @@ class _IndexStream(BatchStream):
         index = self._cache.index_of(planned.rows)
         slot = self._ring.take()
         assert slot is not None, "the device stage keeps more slots than it said"
-        for part, values in zip(_parts(slot.arrays["facts"]), (index, planned.rows, planned.valid), strict=True):
-            part[...] = values
+        # Each int64 (B,), int64 (B,), bool (B,).
+        slot.arrays["facts"][:] = np.concatenate([part.view(np.uint8) for part in (index, planned.rows, planned.valid)])
         self._coming = next(self._planned, None)
         return self._ring.hand_over(slot, planned, 0)
+
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
+        """Begins the copy of a batch's indices, row numbers and valid flags."""
+        assert self._cache is not None, "the pass is over"
+        facts = batch.arrays["facts"]
+        on_device = backend.copy(torch.from_numpy(facts))
+        size = 8 * len(batch.planned.rows)
+        index, row = on_device[:size].view(torch.int64), on_device[size : 2 * size].view(torch.int64)
+        fields = {"row": row, "valid": on_device[2 * size :].view(torch.bool)}
+        if self._cache.location == "device":
+            gather = functools.partial(self._cache.gather, index, None)
+            return DeviceBatch(batch, fields, gather, (index, *self._cache.tensors.values()))
+        # The slot will be filled again, and a gather from the host's memory needs the indices later.
+        host_index = facts[:size].view(np.int64).copy()
+        return DeviceBatch(batch, fields, functools.partial(self._cache.gather, index, host_index), (index,))
 
     def ready(self) -> bool:
         return self._coming is not None
@@ -157,12 +165,6 @@ class _IndexStream(BatchStream):
         self._coming = self._cache = None
 
 
-def _parts(facts: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns views of a batch's 17 * B bytes: indices into the cache, rows of the file, valid flags, (B,) each."""
-    size = 8 * (len(facts) // 17)
-    return facts[:size].view(np.int64), facts[size : 2 * size].view(np.int64), facts[2 * size :].view(np.bool_)
-
-
 def cached_fields(dataset: PackedDataset, num_rows: int) -> list[SlotField]:
     """Returns the arrays of a cache of so many of a dataset's rows: fields as in the file, class labels as int64."""
     fields = []
@@ -170,3 +172,103 @@ def cached_fields(dataset: PackedDataset, num_rows: int) -> list[SlotField]:
         is_class = name == "labels" and not shape and dtype.kind in "iu"
         fields.append(SlotField(name, (num_rows, *shape), np.dtype(np.int64) if is_class else dtype))
     return fields
+
+
+def load_cache(options: Resolved) -> RowCache:
+    """Returns a cache of the rows of a rank's share, or of all, with the fields asked for, read in the file's order.
+
+    Raises:
+        CacheError: the memory is not there.
+        FileChangedError: the file was written to or truncated.
+    """
+    location, backend = options.cache, options.backend
+    assert location is not None and backend is not None, "rows are cached for a device"
+    begun_s = time.perf_counter()
+    data, positions = options.packed, options.plan.rows
+    if options.plan.fixed_shares:
+        rank, world_size = options.share
+        own = rank_share(len(positions), rank=rank, world_size=world_size)
+        positions = positions[own.start : own.stop]
+    rows = data.rows_in_file(positions)
+    cache = _empty_cache(data.dataset, rows, location, backend)
+    names = ", ".join(data.dataset.fields)
+    what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
+    _log.info("%s are being read into memory", what)
+    batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
+    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_shares=False)
+    in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False)
+    parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
+    planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
+    with closing(ThreadFeed(in_file_order)) as feed, closing(feed.stream(planned, epoch=0)) as stream:
+        for batch in stream:
+            first, count = batch.planned.step * batch_rows, len(batch.planned.rows)  # the last may not fill its slot
+            try:
+                with backend.side_stream():
+                    for name, cached in cache.tensors.items():
+                        part, read = cached[first : first + count], torch.from_numpy(batch.arrays[name][:count])
+                        if location == "host":
+                            part.copy_(read)
+                        else:
+                            backend.fill(part, read)
+            finally:
+                # Also when memory ran out half way: what was begun still reads the slot. The threads read on meanwhile.
+                backend.synchronize(backend.record())
+                batch.release()
+    took_s = time.perf_counter() - begun_s
+    _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
+    return cache
+
+
+def _empty_cache(
+    dataset: PackedDataset, rows: range | NDArray[np.int64], location: Location, backend: Backend
+) -> RowCache:
+    """Returns a cache for rows with nothing in it. Raises CacheError where the memory is not there."""
+    fields = cached_fields(dataset, len(rows))
+    nbytes = sum(field.nbytes for field in fields)
+    free = available_memory() if location == "host" else backend.memory().free
+    try:
+        if location == "host":
+            if nbytes > free:
+                raise MemoryError("the system would hand it out, and end a process when it is written to")
+            tensors = {name: torch.from_numpy(array) for name, array in _pinned(fields, backend).items()}
+        else:
+            # Memory of the side stream, which is the first to write to it.
+            with backend.side_stream():
+                tensors = {
+                    field.name: backend.empty(field.shape, torch.from_numpy(np.empty(0, field.dtype)).dtype)
+                    for field in fields
+                }
+    except (MemoryError, torch.cuda.OutOfMemoryError) as exc:
+        raise CacheError(
+            f'cache="{location}": {dataset.path}: no room for {nbytes:,} bytes of rows: {free:,} bytes are free, '
+            f"{max(0, nbytes - free):,} are missing. Something took the memory since the loader was made: let it take "
+            f'less, or give cache="auto".'
+        ) from exc
+    if "images" in tensors:
+        axes, images = image_axes(dataset.file), tensors["images"]
+        tensors["images"] = images[..., None] if axes == "HW" else images
+        if axes == "CHW":
+            tensors["images"] = images.permute(0, 2, 3, 1)
+    return RowCache(rows, location, tensors, nbytes)
+
+
+def _pinned(fields: Sequence[SlotField], backend: Backend) -> dict[str, NDArray[Any]]:
+    """Returns arrays in one piece of pinned host memory, which the device reads by itself."""
+    # Pinned afterwards: torch's own pinned memory comes in powers of two, up to twice as much.
+    memory = allocate_aligned(max(1, slot_bytes(fields)))
+    unpin = backend.pin(memory)
+    if unpin is None:
+        raise CacheError(
+            f'cache="host": the system does not let {memory.nbytes:,} bytes be pinned, and the device reads no other '
+            f"memory of the host. `ulimit -l` says how much it lets; raise it, or leave cache out."
+        )
+    pid = os.getpid()
+
+    def release() -> None:
+        if pid == os.getpid():  # a forked child has no device
+            backend.drain()  # a kernel may still read it
+            unpin()
+
+    # NumPy's views keep the array that owns the memory, and not the view that they were made of.
+    weakref.finalize(memory if memory.base is None else memory.base, release).atexit = False
+    return slot_arrays(fields, memory)

@@ -38,6 +38,8 @@ CHANNELS_FIRST = (0, 3, 1, 2)
 class BatchStream(Iterator[FilledBatch]):
     """A stream of filled slots, in order: one pass of a feed."""
 
+    views: Mapping[str, torch.dtype] = {}  # on the CPU, of fields that lie in their arrays as another dtype
+
     @abstractmethod
     def ready(self) -> bool:
         """Whether next() would return a batch at once, and neither end nor raise: then its copy can begin early."""
@@ -48,6 +50,15 @@ class BatchStream(Iterator[FilledBatch]):
     @abstractmethod
     def close(self) -> None:
         """Ends the pass; nothing is written any more when this returns."""
+
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
+        """Queues copies that make a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`."""
+        hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+        fields = {
+            name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
+            for name, host in hosts.items()
+        }
+        return DeviceBatch(batch, fields)
 
 
 @dataclass(frozen=True)
@@ -70,20 +81,6 @@ class DeviceBatch:
         return [*self.fields.values(), *self.cached]
 
 
-BeginCopy = Callable[[FilledBatch, Backend], DeviceBatch]
-"""Queues the work that makes a batch out of a filled slot on the side stream; called within `Backend.side_stream`."""
-
-
-def copy_fields(batch: FilledBatch, backend: Backend) -> DeviceBatch:
-    """Begins the copy of all arrays of a batch to the device, uint8 over the bus; see `BeginCopy`."""
-    hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-    fields = {
-        name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
-        for name, host in hosts.items()
-    }
-    return DeviceBatch(batch, fields)
-
-
 def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory."""
     channels_first = images.permute(CHANNELS_FIRST)
@@ -102,11 +99,9 @@ class DeviceStage(Iterator[DeviceBatch]):
 
     Args:
         source: filled slots; closed with the stage.
-        backend: of `open_backend`. None: the CPU, nothing is copied; the tensors are the arrays' memory.
+        backend: None: the CPU, nothing is copied; the tensors are the arrays' memory.
         slots_in_copy: most slots kept while copies run, 1 or more. The ring has at least two more, so that it can fill
             one and keep one ready meanwhile.
-        views: on the CPU, the torch dtype of fields that lie in their arrays as another dtype.
-        begin_copy: begins the copy of a slot; not called on the CPU.
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
     """
 
@@ -116,16 +111,12 @@ class DeviceStage(Iterator[DeviceBatch]):
         backend: Backend | None = None,
         *,
         slots_in_copy: int = SLOTS_IN_COPY,
-        views: Mapping[str, torch.dtype] | None = None,
-        begin_copy: BeginCopy = copy_fields,
         probe: Probe | None = None,
     ) -> None:
         assert slots_in_copy >= 1, "a batch in copy holds a slot"
         self._source = source
         self._backend = backend
         self._slots_in_copy = slots_in_copy
-        self._views = views or {}
-        self._begin_copy = begin_copy
         self._probe = probe
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
@@ -134,10 +125,11 @@ class DeviceStage(Iterator[DeviceBatch]):
     def __next__(self) -> DeviceBatch:
         if self._backend is None:
             batch = next(self._source)
-            return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._views))
+            return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._source.views))
         try:
             return self._next_copied(self._backend)
         except BaseException:
+            self._begun.clear()
             self._give_back(self._backend)
             raise
 
@@ -149,6 +141,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         """Waits for copies that still run, gives back their slots, and closes the source."""
         try:
             if self._backend is not None:
+                self._begun.clear()
                 self._give_back(self._backend)
         finally:
             self._source.close()
@@ -158,8 +151,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         while self._copying and backend.finished(self._copying[0][0]):
             self._copying.popleft()[1].release()
         if not self._begun:
-            if len(self._copying) == self._slots_in_copy:  # out of slots: the only wait of the host
-                self._release(backend)
+            self._give_back(backend, leave=self._slots_in_copy - 1)  # out of slots: the only wait of the host
             self._begin_next(backend)
             if not self._begun:
                 raise StopIteration
@@ -180,24 +172,20 @@ class DeviceStage(Iterator[DeviceBatch]):
             return
         try:
             with span("copy"), backend.side_stream():
-                device_batch = self._begin_copy(batch, backend)
+                device_batch = self._source.begin_copy(batch, backend)
         finally:
             # Also when memory ran out half way: what was begun still reads the slot.
             event = backend.record()
             self._copying.append((event, batch))
         self._begun.append(replace(device_batch, event=event))
 
-    def _release(self, backend: Backend) -> None:
-        """Waits for the oldest copy, and gives back its slot."""
-        event, batch = self._copying[0]
-        backend.synchronize(event)
-        self._copying.popleft()
-        batch.release()
-
-    def _give_back(self, backend: Backend) -> None:
-        self._begun.clear()
-        while self._copying:
-            self._release(backend)
+    def _give_back(self, backend: Backend, leave: int = 0) -> None:
+        """Waits for copies, the oldest first, until so many are left, and gives back their slots."""
+        while len(self._copying) > leave:
+            event, batch = self._copying[0]
+            backend.synchronize(event)
+            self._copying.popleft()
+            batch.release()
 
 
 def fields_on_cpu(

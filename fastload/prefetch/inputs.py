@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
 from fastload.format.ragged import RAW
-from fastload.plan import PlannedBatch, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
 from fastload.read.ragged_rows import sample_name
@@ -39,70 +39,35 @@ _NOT_OF_THE_PACKED = {
 
 
 class PackedInput:
-    """The data of a `PackedDataset`; pickled into worker processes.
+    """The data of a `PackedDataset`; pickled into worker processes."""
 
-    Attributes:
-        name: for messages.
-        fields: names of a batch's fields, in order; None: the samples decide.
-        plan_rows: the rows that the plan puts in order.
-        selected: the rows of the file that these stand for, int64 (N,); None: themselves.
-        chunk_rows: rows of the chunks that shuffle windows are made of; 0: there are none.
-        shuffled: whether neighbouring rows are a fair mix already.
-        ignore_index: value of masks where nothing is annotated.
-        runs_python: whether Python code of the user's makes or transforms a sample.
-        at_once: whether `samples` makes all of a call's samples before it yields the first.
-        varied: whether samples of a field that is asked for differ in shape.
-        ragged: whether rows of such a field vary in length.
-    """
-
-    at_once = False
+    at_once = False  # whether `samples` makes all of a call's samples before it yields the first
 
     def __init__(self, dataset: PackedDataset) -> None:
         file = dataset.file
         self.dataset = dataset
-        self.name = str(file.path)
-        self.fields: tuple[str, ...] | None = dataset.fields
+        self.name = str(file.path)  # for messages
+        self.fields: tuple[str, ...] | None = dataset.fields  # names of a batch's, in order; None: the samples decide
+        # The rows that the plan puts in order, and those of the file that they stand for, int64 (N,); None: themselves.
         rows = dataset.rows
-        self.selected = None if isinstance(rows, range) else rows
         self.plan_rows = rows if isinstance(rows, range) else range(len(rows))
-        # The field whose chunks decide how rows are shuffled.
+        self.selected = None if isinstance(rows, range) else rows
+        # Rows of the chunks that shuffle windows are made of, which are those of one field; 0: there are none.
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
-        self.shuffled = file.shuffled
+        self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
         self.runs_python = dataset.transform is not None
-        asked = [file.fields[name] for name, _, _ in dataset.layout()]
-        self.varied = any(field.varied for field in asked)
-        self.ragged = any(field.ragged is not None for field in asked)
-
-    def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
-        """Returns the shuffle that is carried out; warns where it decodes chunks again and again.
-
-        Args:
-            shuffle: as in `FastLoader`.
-            cached: whether rows are read once and kept in memory.
-
-        Raises:
-            OptionError: the shuffle has no meaning.
-        """
-        # Without chunks, as in a subset or in contiguous storage, there is no window to read.
-        chosen_by_file = shuffle is True or shuffle == "auto"
-        resolved = "full" if chosen_by_file and not self.chunk_rows else resolve_shuffle(shuffle, self.shuffled)
-        # Those that full shuffle decodes a chunk of for nearly every row: compressed, and too many to keep.
-        file, compressed = self.dataset.file, []
-        for name, _, _ in self.dataset.layout():
-            field = file.fields[name]
-            if field.filters and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES:
-                compressed.append(name)
-        if resolved == "full" and compressed and not cached:
-            warnings.warn(
-                f"{self.name}: {compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
-                f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
-                f"`fastload pack` makes any order cheap.",
-                stacklevel=3,
-            )
-        return resolved
+        asked = {name: file.fields[name] for name, _, _ in dataset.layout()}
+        self.varied = any(field.varied for field in asked.values())  # whether samples differ in shape
+        self.ragged = any(field.ragged is not None for field in asked.values())
+        # Fields that full shuffle decodes a chunk of for nearly every row: compressed, and too large to keep.
+        self.compressed = [
+            name
+            for name, field in asked.items()
+            if field.filters and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES
+        ]
 
     def identity(self) -> str:
         """Returns the digest of the file, with the selected rows if there are some; part of a saved state."""
@@ -111,11 +76,6 @@ class PackedInput:
     def check(self) -> None:
         """Raises FileChangedError if the file was replaced or written to."""
         check_path(self.dataset.file)
-
-    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """Returns the batches with rows of the file in place of positions in a selection."""
-        selected = self.selected
-        return planned if selected is None else (batch._replace(rows=selected[batch.rows]) for batch in planned)
 
     def rows_in_file(self, positions: range) -> range | NDArray[np.int64]:
         """Returns the rows of the file that some of `plan_rows` stand for, ascending, each once."""
@@ -148,14 +108,6 @@ class PackedInput:
             stopwatch.sample_begins()
         return samples if self.dataset.transform is None else map(self.dataset.transform, samples)
 
-    def gathered_into(self, slot: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of a slot that rows can be gathered into: those of the file's shape and dtype."""
-        return {
-            name: slot[name]
-            for name, shape, dtype in self.dataset.layout()
-            if name in slot and slot[name].shape[1:] == shape and slot[name].dtype == dtype
-        }
-
     def compression_ratio(self) -> float:
         """Returns how many times as many bytes the images would take as raw pixels; 0.0 if none is encoded.
 
@@ -182,6 +134,8 @@ class OtherInput:
     """The data of any map-style dataset; the attributes and methods that every input has, see `PackedInput`."""
 
     fields: tuple[str, ...] | None = None
+    selected = None
+    compressed: Sequence[str] = ()
     chunk_rows = 0
     shuffled = False
     ignore_index = 0
@@ -194,10 +148,6 @@ class OtherInput:
         # As torch does: some define it as None.
         self._many = getattr(dataset, "__getitems__", None)
         self.at_once = bool(self._many)
-
-    def resolve_shuffle(self, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
-        """Returns the shuffle that is carried out; a dataset without chunks is shuffled fully."""
-        return resolve_shuffle(shuffle, file_shuffled=False)
 
     def identity(self) -> str:
         """Returns the dataset's type and length: no more is known of it."""
@@ -212,10 +162,6 @@ class OtherInput:
                 f"{len(self._dataset):,} now. Make the loader again."
             )
 
-    def rows_of(self, planned: Iterator[PlannedBatch]) -> Iterator[PlannedBatch]:
-        """Returns the batches as they are: positions are indices."""
-        return planned
-
     def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of indices, in order."""
         return self._many(rows.tolist()) if self._many else (self._dataset[index] for index in rows.tolist())
@@ -229,6 +175,21 @@ class OtherInput:
 
 
 Input = PackedInput | OtherInput
+
+
+def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
+    """Returns the shuffle that is carried out; warns where chunks are decoded again and again, unless `cached`."""
+    # Without chunks, as in a subset or in contiguous storage, there is no window to read.
+    chosen_by_file = shuffle is True or shuffle == "auto"
+    resolved = "full" if chosen_by_file and not data.chunk_rows else resolve_shuffle(shuffle, data.shuffled)
+    if resolved == "full" and data.compressed and not cached:
+        warnings.warn(
+            f"{data.name}: {data.compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
+            f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
+            f"`fastload pack` makes any order cheap.",
+            stacklevel=3,
+        )
+    return resolved
 
 
 def as_input(source: Any) -> Input:

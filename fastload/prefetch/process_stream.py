@@ -17,10 +17,10 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pickle import PicklingError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from torch.utils.data import Sampler
 
 from fastload.errors import OptionError, WorkerError
 from fastload.plan import PlannedBatch, batch_seed
-from fastload.prefetch.auto_workers import WorkerStats
-from fastload.prefetch.device_stage import BatchStream, copy_fields
+from fastload.prefetch.auto_workers import MeasuredPass
+from fastload.prefetch.device_stage import BatchStream
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
@@ -50,26 +50,19 @@ PREFETCH = 2
 # A worker process: Python, torch and the dataset; a bare one takes 180 MB.
 _PROCESS_BYTES = 256 * 2**20
 
-Seed = Callable[[int], int]
-"""Returns the seed of the batch of a step, for random numbers that Python code draws."""
-
 
 class Requests(Sampler[BatchRequest]):
-    """The sampler of the `DataLoader`: yields a request for each batch of the current epoch.
-
-    Attributes:
-        planned, seed, timed: of the current epoch.
-        layout, ring: of the slots; None: not known yet.
-        under_way: the requested batches, in order.
-    """
+    """The sampler of the `DataLoader`: yields a request for each batch of the current epoch."""
 
     def __init__(self) -> None:
+        # Of the current epoch.
         self.planned: Iterator[PlannedBatch] = iter(())
-        self.seed: Seed = int
+        self.seed: Callable[[int], int] = int  # of a step's batch, for random numbers that Python code draws
         self.timed = False
+        # Of the slots; None: not known yet.
         self.layout: SampleLayout | None = None
         self.ring: Ring | None = None
-        self.under_way: deque[tuple[PlannedBatch, Slot]] = deque()
+        self.under_way: deque[tuple[PlannedBatch, Slot]] = deque()  # the requested batches, in order
 
     def __iter__(self) -> Iterator[BatchRequest]:
         assert not self.under_way, "an epoch that was left early ends its workers"
@@ -89,22 +82,17 @@ class ProcessFeed:
     """Worker processes make the samples of any map-style dataset, or run a packed one's Python transform.
 
     The processes and the ring they fill stay from one finished epoch to the next.
-
-    Attributes:
-        starved_s: seconds of this pass that batches were waited for that were not ready when they were asked for. What
-            came before the first batch, such as imports, is left out, here and in `busy_before_s`.
-        busy_before_s: seconds that the workers had run or wanted a CPU when the pass gave its first batch; None: not
-            known, or not asked for.
     """
 
-    begin_copy = staticmethod(copy_fields)
-
     def __init__(self, options: Resolved) -> None:
-        self.views: Mapping[str, torch.dtype] = {}
         self.requests = Requests()
         self.warned = False  # of changing samples
         self._options = options
+        self.num_workers = options.num_workers
         self._passes = 0
+        # Seconds of this pass that batches were waited for that were not ready when they were asked for, and that the
+        # workers had run or wanted a CPU when it gave its first batch, if that is known and asked for: what came before
+        # that one, such as imports, does not count.
         self.starved_s = 0.0
         self.busy_before_s: float | None = None
         self._unpin: list[Callable[[], None]] = []
@@ -117,7 +105,7 @@ class ProcessFeed:
                 Filler(options.data, self._memory, options.plan.batch_size),
                 batch_size=None,
                 sampler=self.requests,
-                num_workers=options.num_workers,
+                num_workers=self.num_workers,
                 collate_fn=_as_it_is,
                 prefetch_factor=PREFETCH,
                 worker_init_fn=end_with_parent,
@@ -136,7 +124,7 @@ class ProcessFeed:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        data, number = self._options.data, self._loader.num_workers
+        data, number = self._options.data, self.num_workers
         ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
@@ -164,16 +152,17 @@ class ProcessFeed:
             self.starved_s, self.busy_before_s = 0.0, None
             return ProcessStream(self, self._workers, resources.pop_all(), watched=options.auto_workers)
 
-    def worker_stats(self) -> WorkerStats:
-        """Returns what the processes did in the current pass."""
-        ring, before_s, now_s = self.requests.ring, self.busy_before_s, self.busy_s()
-        return WorkerStats(
-            self._loader.num_workers,
-            None if before_s is None or now_s is None else now_s - before_s,
-            self.starved_s,
-            were_started=self._passes == 1,
-            worker_bytes=_PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0),
-        )
+    def measured(self, batches: int, elapsed_s: float, first_s: float) -> MeasuredPass:
+        """Returns the measurements of the current pass, whose first batch was waited for `first_s`."""
+        before_s, now_s = self.busy_before_s, self.busy_s()
+        busy_s = None if before_s is None or now_s is None else now_s - before_s
+        return MeasuredPass(batches, elapsed_s, self.starved_s, busy_s, first_s if self._passes == 1 else 0.0)
+
+    @property
+    def worker_bytes(self) -> int:
+        """The memory that one more process would take."""
+        ring = self.requests.ring
+        return _PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0)
 
     def _begin(self) -> Workers:
         """Begins an epoch of the workers, and returns their results."""
@@ -192,7 +181,7 @@ class ProcessFeed:
             with warnings.catch_warnings():
                 # The error below says it better.
                 warnings.filterwarnings("ignore", "Got pickle error")
-                workers = iter(self._loader)
+                return cast(Workers, iter(self._loader))
         except ChildProcessError as error:
             raise OptionError(
                 "this process was forked from one that had started a forkserver, which it cannot use. Call "
@@ -206,22 +195,19 @@ class ProcessFeed:
                 f"classes at the top level of a module (no lambda), open files in the worker and not before, or call "
                 f'multiprocessing.set_start_method("fork") first.'
             ) from error
-        assert isinstance(workers, Workers), "WorkerLoader makes them"
-        return workers
 
     def prepare(self, layout: SampleLayout) -> None:
         """Makes the ring, now that the layout of a sample is known."""
         options = self._options
-        _check_samples(options.augmentation.transforms, options.data.name, layout)
+        if options.augmentation.transforms:
+            _check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
-        self.requests.ring = Ring(fields, 0, manual_release=options.backend is not None)
-        self.add_slots(SLACK + PREFETCH * self._loader.num_workers + 1)
+        self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
+        self.add_slots(ring, SLACK + PREFETCH * self.num_workers + 1)
 
-    def add_slots(self, count: int) -> None:
+    def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
-        ring = self.requests.ring
-        assert ring is not None, "the layout of a slot is known"
         num_bytes = max(1, ring.slot_bytes)
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
@@ -243,10 +229,7 @@ class ProcessFeed:
         """Ends the workers; they finish the sample they are at, unless killed. Batches handed over stay valid."""
         workers, self._workers, self._closed = self._workers, None, True
         if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
-            if kill or workers.dead():
-                workers.kill()
-            else:
-                workers._shutdown_workers()
+            workers.end(kill=kill)
         self._loader._iterator = None
         while self._unpin:
             self._unpin.pop()()
@@ -261,8 +244,6 @@ class ProcessFeed:
 
 def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
     """Raises OptionError if transforms do not fit the samples."""
-    if not transforms:
-        return
     leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
     if leaf is None:
         raise OptionError(
@@ -348,11 +329,19 @@ class ProcessStream(BatchStream):
         else:
             if result.kept:
                 # The transform holds a part of the slot, and expects that to stay as it is.
-                self._feed.add_slots(1)
+                self._feed.add_slots(ring, 1)
             else:
                 ring.give_back(slot)
-            if not result.layout.fits(layout):
-                self._warn(result, layout)
+            if not self._feed.warned and not result.layout.fits(layout):
+                self._feed.warned = True
+                expected = ", ".join(f"{leaf.dtype} {leaf.shape}" if leaf else "other" for leaf in layout.leaves)
+                warnings.warn(
+                    f"the samples' shapes or dtypes change from batch to batch: ({expected}) at first, now "
+                    f"{result.found}. Such batches go through torch's own shared memory, as in a plain DataLoader: "
+                    f"collated, copied and mapped anew each time (0.4 times the images/s for images of 116 kB). One "
+                    f"shape for all samples avoids it.",
+                    stacklevel=2,
+                )
             known = {name: as_array(value) for name, value in result.fields.items()}
             arrays = {name: array for name, array in known.items() if array is not None}
             extra = {name: value for name, value in result.fields.items() if name not in arrays}
@@ -365,18 +354,6 @@ class ProcessStream(BatchStream):
                 batch.arrays[name] = fact
         batch.work = result.work
         return batch
-
-    def _warn(self, result: BatchResult, layout: SampleLayout) -> None:
-        if self._feed.warned:
-            return
-        self._feed.warned = True
-        expected = ", ".join(f"{leaf.dtype} {leaf.shape}" if leaf else "other" for leaf in layout.leaves)
-        warnings.warn(
-            f"the samples' shapes or dtypes change from batch to batch: ({expected}) at first, now {result.found}. "
-            f"Such batches go through torch's own shared memory, as in a plain DataLoader: collated, copied and mapped "
-            f"anew each time (0.4 times the images/s for images of 116 kB). One shape for all samples avoids it.",
-            stacklevel=2,
-        )
 
 
 def _as_it_is(item: Any) -> Any:

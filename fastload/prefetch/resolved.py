@@ -101,8 +101,12 @@ class Resolved:
     size_head: SizeHead | None = None
     # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
-    # Whether transforms run when a batch is handed over; cached rows are gathered by the same kernel.
-    at_hand_over: bool = False
+
+    @property
+    def at_hand_over(self) -> bool:
+        """Whether transforms run when a batch is handed over; cached rows are gathered by the same kernel."""
+        left = len(self.augmentation.transforms) - self.augmentation.done
+        return self.cache is not None or (left > 0 and not self.in_threads)
 
     @property
     def packed(self) -> PackedInput:
@@ -128,10 +132,7 @@ class Resolved:
         )
 
     def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
-        """Returns the options with transforms and the stages that run them.
-
-        Args:
-            transform, echo: as in `FastLoader`.
+        """Returns the options with transforms and the stages that run them; arguments as in `FastLoader`.
 
         Raises:
             OptionError: transforms that do not fit the images, or ragged images without a transform that gives them
@@ -163,11 +164,7 @@ class Resolved:
             # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
             size_head = size_head.with_flips() if in_threads else size_head
             augmentation = replace(augmentation, done=size_head.count)
-        left = len(augmentation.transforms) - augmentation.done
-        at_hand_over = self.cache is not None or (left > 0 and not in_threads)
-        return replace(
-            self, augmentation=augmentation, size_head=size_head, in_threads=in_threads, at_hand_over=at_hand_over
-        )
+        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads)
 
     def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
         """Returns the leading transforms to run in the threads that read ragged rows.

@@ -31,8 +31,6 @@ SLACK = 3
 # From where on starting a thread pays.
 _SPLIT_BYTES = 4 * 2**20
 
-Allocate = Callable[[int], NDArray[np.uint8]]
-
 _ALIGNMENT = 4096
 
 SMALL_BYTES = 64 * 2**10
@@ -86,22 +84,15 @@ class Slot:
 class Ring:
     """A set of slots. One thread takes and lends them; they come back from whatever thread drops the last reference.
 
-    Args:
-        fields: of a slot.
-        num_slots: batches in memory.
-        allocate: returns so many bytes, uint8, that begin on a cache line; by default ordinary memory.
-        manual_release: slots come back by `FilledBatch.release`, not by reference counts, and are never copied: for
-            batches that go to a device.
-
-    Attributes:
-        free: slots that nobody refers to, as far as `collect` knows; the next one to take first.
+    With `manual_release` slots come back by `FilledBatch.release`, not by reference counts, and are never copied: for
+    batches that go to a device.
     """
 
     def __init__(
         self,
         fields: Sequence[SlotField],
         num_slots: int,
-        allocate: Allocate | None = None,
+        allocate: Callable[[int], NDArray[np.uint8]] | None = None,
         *,
         manual_release: bool = False,
     ) -> None:
@@ -110,7 +101,7 @@ class Ring:
         self._small = [field.name for field in self.fields if field.nbytes <= SMALL_BYTES]
         self.slot_bytes = slot_bytes(self.fields)
         self.slots: list[Slot] = []
-        self.free: deque[Slot] = deque()
+        self.free: deque[Slot] = deque()  # those that nobody refers to, as far as `collect` knows; the first is next
         for _ in range(num_slots):
             self.add((allocate or allocate_aligned)(max(1, self.slot_bytes)))
         # put() is reentrant: it may be called by the garbage collector in the middle of a get().

@@ -38,6 +38,13 @@ from fastload.transforms.engine.resample import Constants, place_samples
 SCRATCH_BYTES = 3 * 2**19
 
 
+class _Scratch(threading.local):
+    """Memory of each thread's own."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(SCRATCH_BYTES, np.uint8)
+
+
 class RowTransformer:
     """Fills slots with batches of one size. Any thread may call it, and decodes into memory of its own.
 
@@ -48,10 +55,6 @@ class RowTransformer:
         head: for ragged images, the transforms that give them one size, which count as done in the augmentation; None:
             all rows have one shape.
         complete: whether the transforms behind the head are done here too; else they are left to later stages.
-
-    Attributes:
-        fields: name, shape and dtype of each field of a sample, as it lies in a slot: images (H, W, C).
-        views: the torch dtype of fields whose dtype NumPy lacks; their slots hold uint16.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class RowTransformer:
         rest = augmentation.transforms[augmentation.done :] if complete else ()
         self._goes_on = bool(rest)
         self._has_masks = "masks" in dataset.fields
-        self._local = threading.local()
+        self._scratch = _Scratch()
         self._source = self._mapped_images() if head is None else None
         self._constants: Constants | None = None
         apart: set[str] = {"images"} if self._source is not None else set()
@@ -90,8 +93,9 @@ class RowTransformer:
             fields |= {name: fields[name].to(torch.float32) for name in augmentation.coordinates if name in fields}
         planned = PlannedBatch(np.zeros(1, np.int64), np.ones(1, np.bool_), 1, 0)
         made = augmentation.apply(fields, planned, epoch=0) if self._goes_on else fields
+        # Of fields whose dtype NumPy lacks; their slots hold uint16.
         self.views = {name: tensor.dtype for name, tensor in made.items() if tensor.dtype == torch.bfloat16}
-        self.fields = []
+        self.fields = []  # name, shape and dtype of each field of a sample, as it lies in a slot: images (H, W, C)
         for name, tensor in made.items():
             inside = tensor.permute(0, 2, 3, 1) if name == "images" else tensor
             inside = inside.view(torch.uint16) if inside.dtype == torch.bfloat16 else inside
@@ -147,7 +151,11 @@ class RowTransformer:
         if placement is None:
             self._one_by_one(rows, index, draws, fields, output)
         else:
-            factors = shrink_factors(index, placement)
+            # By how much each image may be shrunk while it is decoded and still cover the output.
+            factors = np.ones(len(index), np.int64)
+            for factor in sorted(FACTORS):
+                large = (placement.window >= factor * placement.scaled).all(axis=1)
+                factors[large & (index.encoding == JPEG)] = factor
             placement = placement.snapped(factors, index.shape)
             self._place_images(rows, index, placement, factors, output)
             if self._has_masks:
@@ -221,7 +229,8 @@ class RowTransformer:
         most = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
         most = most * -(-width // factors) * channels
         for some in runs(most):
-            shown, memory, out = placement.part(some), self._scratch(int(most[some].sum())), output[some]
+            shown, out, least = placement.part(some), output[some], int(most[some].sum())
+            memory = self._scratch.memory if least <= SCRATCH_BYTES else np.empty(least, np.uint8)
             windows = np.concatenate([shown.first, shown.window], axis=1)
             parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
             shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
@@ -234,15 +243,6 @@ class RowTransformer:
             sources = np.array([begins, [part.pixels.shape[1] for part in parts]], np.int64).T
             place_samples(torch.from_numpy(memory), sources, shown, out, self._constants)
             lap("transform")
-
-    def _scratch(self, least: int) -> NDArray[np.uint8]:
-        """Returns memory for so many bytes, this thread's own where that suffices."""
-        if least > SCRATCH_BYTES:
-            return np.empty(least, np.uint8)
-        memory: NDArray[np.uint8] | None = getattr(self._local, "memory", None)
-        if memory is None:
-            memory = self._local.memory = np.empty(SCRATCH_BYTES, np.uint8)
-        return memory
 
     def _as_tensors(self, arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
         return fields_on_cpu(as_handed_over(self._file, arrays))
@@ -263,21 +263,8 @@ def writable(mapped: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * mapped.nbytes).from_address(mapped.ctypes.data))
 
 
-def shrink_factors(index: RaggedIndex, placement: Placement) -> NDArray[np.int64]:
-    """Returns by how much each image may be shrunk while it is decoded and still cover the output, int64 (B,)."""
-    factors = np.ones(len(index), np.int64)
-    for factor in sorted(FACTORS):
-        large = (placement.window >= factor * placement.scaled).all(axis=1)
-        factors[large & (index.encoding == JPEG)] = factor
-    return factors
-
-
 def runs(sizes: NDArray[np.int64]) -> Iterator[slice]:
-    """Yields runs of rows that together have at most SCRATCH_BYTES, or one row that has more.
-
-    Args:
-        sizes: int64 (B,), bytes of each row.
-    """
+    """Yields runs of rows that together have at most SCRATCH_BYTES, or one row that has more; `sizes` in bytes."""
     first = total = 0
     for at, size in enumerate(sizes.tolist()):
         if at > first and total + size > SCRATCH_BYTES:

@@ -34,11 +34,6 @@ class SampleLayout(NamedTuple):
     form: SampleForm  # names of the fields, and the keys of a dict
     leaves: tuple[Leaf | None, ...]  # one for each field; None for an extra field
 
-    @property
-    def extra_names(self) -> list[str]:
-        """Names of the extra fields."""
-        return [name for name, leaf in zip(self.form.names, self.leaves, strict=True) if leaf is None]
-
     def fits(self, other: SampleLayout) -> bool:
         """Whether samples of this layout fit a slot of the other, whatever their order in memory."""
         return self.form == other.form and [leaf and leaf[:2] for leaf in self.leaves] == [
@@ -64,13 +59,7 @@ class SampleLayout(NamedTuple):
 
 
 def layout_of(sample: Any, names: Sequence[str] | None) -> SampleLayout:
-    """Returns the layout of a sample.
-
-    Args:
-        sample: as the dataset or its transform made it.
-        names: of the dataset's own fields; used when the sample is a tuple of as many. A field keeps the name "images"
-            only if its value has three axes.
-    """
+    """Returns the layout of a sample; `names` are those of the dataset's own fields, for tuples of as many."""
     if sample is None:
         raise TypeError("the sample is None")
     form = _form(sample, names)
@@ -110,54 +99,44 @@ def as_array(value: Any) -> NDArray[Any] | None:
     return None
 
 
-class Unwritten(NamedTuple):
-    """Fields of a sample that do not lie in its slot already."""
+def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, form: SampleForm) -> list[Any] | None:
+    """Returns a sample's fields, None for those that lie in its slot already; None when the sample does not fit.
 
-    arrays: list[NDArray[Any] | None]  # one for each field that has to be copied to the slot; None for the others
-    extra: list[Any]  # the fields that have no array in the slot
-
-    def write(self, arrays: Sequence[NDArray[Any] | None], index: int) -> bool:
-        """Copies the fields to the slot; returns whether there was one."""
-        written = False
-        for array, value in zip(arrays, self.arrays, strict=True):
-            if array is not None and value is not None:
-                array[index] = value
-                written = True
-        return written
-
-
-def unwritten(arrays: Sequence[NDArray[Any] | None], index: int, sample: Any, form: SampleForm) -> Unwritten | None:
-    """Returns what of a sample has to be copied to its slot; None when the sample does not fit.
-
-    Args:
-        arrays: of the slot, (B, ...) with the axes of a sample; None for extra fields.
-        index: of the sample in the batch.
-        sample: as the dataset or its transform made it; it may lie in the slot, or be a view of a part of it.
-        form: of the slot.
+    The slot's arrays are (B, ...) with the axes of a sample, None for extra fields; the sample has this index in the
+    batch, and may lie in the slot, or be a view of a part of it.
     """
     if sample is None:
         raise TypeError("the sample is None")
     values = fields_of(sample, form)
     if values is None:
         return None
-    new = Unwritten([], [])
+    new: list[Any] = []
     for array, value in zip(arrays, values, strict=True):
         if array is None:
             if value is None:
                 raise TypeError("a field of the sample is None")
-            new.extra.append(value)
-            new.arrays.append(None)
+            new.append(value)
             continue
         found = as_array(value)
         if found is None or found.shape != array.shape[1:] or found.dtype.newbyteorder("=") != array.dtype:
             return None
         if not np.may_share_memory(found, array):
-            new.arrays.append(found)
+            new.append(found)
             continue
         here = array[index, ...]
         same = found.__array_interface__["data"] == here.__array_interface__["data"] and found.strides == here.strides
-        new.arrays.append(None if same else found.copy())
+        new.append(None if same else found.copy())
     return new
+
+
+def write(arrays: Sequence[NDArray[Any] | None], index: int, new: list[Any]) -> bool:
+    """Moves fields of `unwritten` to their arrays in the slot; returns whether there was one."""
+    written = False
+    for field, array in enumerate(arrays):
+        if array is not None and new[field] is not None:
+            array[index], new[field] = new[field], None
+            written = True
+    return written
 
 
 def describe(sample: Any) -> str:
@@ -184,6 +163,7 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
     shapes = [None if array is None else array.shape for array in arrays]
     images = [i for i, shape in enumerate(shapes) if shape is not None and len(shape) == 3]
     if keys is None and names is not None and len(names) == len(values):
+        # Only what has three axes keeps the name of images.
         own = ["0" if name == "images" and i not in images else name for i, name in enumerate(names)]
         return SampleForm(tuple(own), None)
     # Transforms look for "images", and move "masks" along.

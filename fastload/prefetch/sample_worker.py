@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 from fastload.errors import FastloadError, WorkerError
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import slot_arrays, slot_bytes
-from fastload.prefetch.sample_layout import SampleLayout, Unwritten, describe, fields_of, layout_of, unwritten
+from fastload.prefetch.sample_layout import SampleLayout, describe, fields_of, layout_of, unwritten, write
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch, current, watch_decoders
@@ -100,13 +100,13 @@ class Filler(Dataset[Any]):
             yield from self._source.samples(rows[first : first + _BLOCK])
 
     def _fill(self, request: BatchRequest, layout: SampleLayout) -> BatchResult:
-        """Writes the samples to the slot; where one does not fit, torch collates them.
-
-        If possible the rows of a packed file are gathered into the slot and the transform is handed its samples there:
-        one copy of the pixels, not two.
-        """
-        rows, stopwatch = request.rows, self._stopwatch
-        memory = self._slot_arrays(request.slot, layout)
+        """Writes the samples to the slot, or has them made there; where one does not fit, torch collates them."""
+        rows, slot, stopwatch = request.rows, request.slot, self._stopwatch
+        if slot not in self._slots:
+            fields = layout.slot_fields(self._batch_size)
+            num_bytes = max(1, slot_bytes(fields))
+            self._slots[slot] = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
+        memory = self._slots[slot]  # in its order
         named = layout.in_axes_of_sample(memory)
         arrays = [named.get(name) for name in layout.form.names]
         samples, transform = self._made(rows), None
@@ -115,7 +115,7 @@ class Filler(Dataset[Any]):
         if gathered and isinstance(self._source, PackedInput):
             transform = self._source.dataset.transform
         all_gathered = bool(gathered) and len(gathered) == len(raw)
-        extra: list[list[Any]] = []
+        made: list[list[Any]] = []  # fields of each sample, None for those in the slot
         unfit: list[Any] = []  # the first sample that does not fit the slot, or must not be written to it
         num_written = 0
         for index in range(len(rows)):
@@ -126,7 +126,7 @@ class Filler(Dataset[Any]):
             if stopwatch is not None:
                 stopwatch.lap("transform")
             if all_gathered and sample is given:
-                extra.append([])
+                made.append([None] * len(arrays))
             else:
                 del given
                 new = unwritten(arrays, index, sample, layout.form)
@@ -134,41 +134,50 @@ class Filler(Dataset[Any]):
                     unfit = [sample]
                     break
                 del sample
-                copies = gathered and any(value is not None for value in new.arrays)
+                copies = gathered and any(
+                    array is not None and value is not None for array, value in zip(arrays, new, strict=True)
+                )
                 if copies and _is_referenced(gathered, index):
                     unfit = [_sample(layout, arrays, index, new)]
                     break
-                num_written += new.write(arrays, index)
-                extra.append(new.extra)
+                num_written += write(arrays, index, new)
+                made.append(new)
             given = sample = None
             if stopwatch is not None:
                 stopwatch.lap("collate")
                 stopwatch.sample()
-        self._num_made = len(extra) + len(unfit)
+        self._num_made = len(made) + len(unfit)
         if not unfit and not any(max(map(sys.getrefcount, column)) > _UNREFERENCED_MAPPED for column in gathered):
             if gathered:
                 # A transform that mostly makes new images is better off with samples that are still in the cache.
                 self._in_place = 2 * num_written <= len(rows)
-            columns = zip(layout.extra_names, zip(*extra, strict=True), strict=True)
-            return BatchResult(request.slot, fields={name: default_collate(list(values)) for name, values in columns})
+            columns = zip(layout.form.names, arrays, zip(*made, strict=True), strict=True)
+            extra = {name: default_collate(list(values)) for name, array, values in columns if array is None}
+            return BatchResult(request.slot, fields=extra)
         # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
         self._in_place = False
-        made = [_sample(layout, arrays, index, Unwritten([], rest)) for index, rest in enumerate(extra)] + unfit
-        for sample in self._made(rows[len(made) :]) if gathered else samples:
-            made.append(sample)
+        whole = [_sample(layout, arrays, index, new) for index, new in enumerate(made)] + unfit
+        for sample in self._made(rows[len(whole) :]) if gathered else samples:
+            whole.append(sample)
             self._num_made += 1
-        return self._collated(request, made)._replace(kept=bool(gathered))
+        return self._collated(request, whole)._replace(kept=bool(gathered))
 
     def _gathered(
         self, rows: NDArray[np.int64], memory: Mapping[str, NDArray[Any]]
     ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]]:
         """Gathers rows of a packed file into the slot, if samples can be made there.
 
-        Returns:
-            All samples of each field, and those of the fields that were gathered; nothing if none was.
+        Returns all samples of each field, and those of the fields that were gathered; nothing if none was.
         """
         source = self._source
-        if not self._in_place or not isinstance(source, PackedInput) or not (into := source.gathered_into(memory)):
+        if not self._in_place or not isinstance(source, PackedInput):
+            return [], []
+        into = {
+            name: memory[name]
+            for name, shape, dtype in source.dataset.layout()
+            if name in memory and memory[name].shape[1:] == shape and memory[name].dtype == dtype
+        }
+        if not into:
             return [], []
         columns = source.dataset.columns(rows, into)
         raw = [one if isinstance(one, list) else [one[index, ...] for index in range(len(one))] for one in columns]
@@ -192,14 +201,6 @@ class Filler(Dataset[Any]):
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
         fields = {name: default_collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
         return BatchResult(request.slot, layout, fields, found)
-
-    def _slot_arrays(self, slot: int, layout: SampleLayout) -> dict[str, NDArray[Any]]:
-        """Returns the slot's arrays in memory order, by name."""
-        if slot not in self._slots:
-            fields = layout.slot_fields(self._batch_size)
-            num_bytes = max(1, slot_bytes(fields))
-            self._slots[slot] = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
-        return self._slots[slot]
 
     def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:
         """Returns an error that names the sample, as far as it is known."""
@@ -227,11 +228,10 @@ _UNREFERENCED = sys.getrefcount(_LISTED[0])
 _UNREFERENCED_MAPPED = max(map(sys.getrefcount, _LISTED))
 
 
-def _sample(layout: SampleLayout, arrays: Sequence[NDArray[Any] | None], index: int, new: Unwritten) -> Any:
-    """Returns a sample from the slot and what is new of it, as a tuple or dict of arrays of its own."""
-    extra, written = iter(new.extra), iter(new.arrays or [None] * len(arrays))
-    values = []
-    for array in arrays:
-        fresh = next(written)
-        values.append(next(extra) if array is None else array[index].copy() if fresh is None else fresh)
+def _sample(layout: SampleLayout, arrays: Sequence[NDArray[Any] | None], index: int, new: list[Any]) -> Any:
+    """Returns a sample from the slot and its `unwritten` fields, as a tuple or dict of arrays of its own."""
+    values = [
+        array[index].copy() if array is not None and value is None else value
+        for array, value in zip(arrays, new, strict=True)
+    ]
     return dict(zip(layout.form.keys, values, strict=True)) if layout.form.keys is not None else tuple(values)

@@ -25,15 +25,18 @@ class SharedMemory:
     """One mapped file. It can be pickled only into a process that is being started, and is the same memory there."""
 
     def __init__(self) -> None:
-        self._fd = _nameless_file()
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("fastload-ring", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
         self._num_bytes = 0
         self._whole: NDArray[np.uint8] | None = None
 
     def extend(self, num_bytes: int) -> int:
         """Adds bytes, and returns their offset; the pages are reserved when this returns, so that no write can fail.
 
-        Raises:
-            SharedMemoryError: there is not enough memory, or a limit forbids it.
+        Raises SharedMemoryError if there is not enough memory, or a limit forbids it.
         """
         free = available_memory()
         if num_bytes > free:
@@ -79,10 +82,3 @@ class SharedMemory:
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_fd", -1) >= 0 and not _is_finalizing():
             self.close()
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("fastload-ring", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, copy_fields
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot, SlotField
@@ -39,23 +39,20 @@ from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
 
-# Announced beyond the batches that have a slot: enough for a disk to work on, and not much of the memory.
-_AHEAD_BYTES = 64 * 2**20
-_MAX_AHEAD = 64
+# Announced beyond what has a slot or was drawn: enough for a disk to work on, and not much of the memory.
+AHEAD_BYTES = 64 * 2**20
+MAX_AHEAD = 64
 
 Item = TypeVar("Item")
-
-Group = tuple[list[PlannedBatch], PlannedBatch]
-"""Batches that are filled at a time, and one batch of all their rows."""
 
 GROUP_BYTES = 12 * 2**20
 """Bytes that are filled at a time, about, where batches are smaller."""
 
+Group = tuple[list[PlannedBatch], PlannedBatch]
+"""Batches that are filled at a time, and one batch of all their rows."""
+
 Fill = Callable[[PlannedBatch, Mapping[str, NDArray[Any]]], int]
 """Writes a batch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
-
-Present = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
-"""Turns arrays as filled into arrays as handed over, views or copies."""
 
 
 class ThreadFeed:
@@ -66,14 +63,9 @@ class ThreadFeed:
 
     Args:
         options: of the loader; its dataset has no Python transform.
-
-    Attributes:
-        usable: whether another pass can begin; else a new feed is needed.
-        views: the torch dtype of fields whose arrays hold another dtype; see `DeviceStage`.
     """
 
-    usable = True
-    begin_copy = staticmethod(copy_fields)
+    usable = True  # whether another pass can begin; else a new feed is needed
 
     def __init__(self, options: Resolved) -> None:
         self._options, dataset = options, options.packed.dataset
@@ -88,7 +80,6 @@ class ThreadFeed:
                 dataset, self._reader, augmentation, head=options.size_head, complete=options.in_threads
             )
         fields = self._transformer.fields if self._transformer else dataset.layout()
-        self.views = self._transformer.views if self._transformer else {}
         self._present = None if self._transformer else functools.partial(as_handed_over, dataset.file)
         batch_size = options.plan.batch_size
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
@@ -101,39 +92,28 @@ class ThreadFeed:
         if backend is None:
             self._ring = Ring(layout, SLACK + workers)
         else:
-            facts = [SlotField("row", (batch_size,), np.dtype(np.int64))]
-            facts.append(SlotField("valid", (batch_size,), np.dtype(np.bool_)))
-            num_slots = SLOTS_IN_COPY + 1 + workers
-            self._ring = Ring(layout + facts, num_slots, backend.allocate, manual_release=True)
+            facts = (("row", np.int64), ("valid", np.bool_))
+            layout += [SlotField(name, (batch_size,), np.dtype(dtype)) for name, dtype in facts]
+            self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, backend.allocate, manual_release=True)
 
     def stream(self, planned: Iterator[PlannedBatch], epoch: int, *, timed: bool = False) -> BatchStream:
-        """Begins a pass of the threads.
+        """Begins a pass over batches of rows of the file; `timed`: whether they say what they cost to make."""
+        options, reader, transformer, group = self._options, self._reader, self._transformer, self._group
 
-        Args:
-            planned: batches of an epoch, with rows of the file or indices of the dataset.
-            epoch: its number.
-            timed: whether batches say what they cost the threads or processes that make them.
-        """
-        reader, transformer = self._reader, self._transformer
+        def gather(planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+            return reader.gather(planned.rows, arrays)
 
-        def fill(planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
-            if transformer is None:
-                return reader.gather(planned.rows, arrays)
-            return transformer.fill(epoch, planned, arrays)
-
+        fill = gather if transformer is None else functools.partial(transformer.fill, epoch)
         with ExitStack() as resources:
-            groups = coalesced(planned, self._group)
-            groups = announced(self._options, groups, lambda group: group[1].rows, self._ring.slot_bytes, resources)
-            stream = ThreadStream(
-                groups,
-                fill,
-                self._ring,
-                workers=self._workers,
-                group=self._group,
-                present=self._present,
-                timed=timed,
+            groups = announced(
+                options, coalesced(planned, group), lambda one: one[1].rows, self._ring.slot_bytes, resources
             )
-            if self._options.decodes or self._transformer is not None:
+            stream = ThreadStream(
+                groups, fill, self._ring, workers=self._workers, group=group, present=self._present, timed=timed
+            )
+            if transformer is not None:
+                stream.views = transformer.views
+            if options.decodes or transformer is not None:
                 resources.callback(ShortSwitchInterval().end)
             stream.resources = resources.pop_all()
         return stream
@@ -165,7 +145,7 @@ def announced(
         return coming
     read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
-    depth = min(_MAX_AHEAD, max(1, _AHEAD_BYTES // max(1, item_bytes)))
+    depth = min(MAX_AHEAD, max(1, AHEAD_BYTES // max(1, item_bytes)))
     return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth)
 
 
@@ -189,13 +169,9 @@ class ThreadStream(BatchStream):
         coming: batches of equal size to read, in order, `group` at a time; the last ones may be fewer.
         fill: writes a batch; called by the threads.
         ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
-        workers: threads, 1 or more.
         group: batches that are filled at a time; see `group_size`.
-        present: what becomes of the arrays when they are handed over; None: nothing.
+        present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
         timed: whether batches say what they cost.
-
-    Attributes:
-        resources: closed with the stream.
     """
 
     def __init__(
@@ -206,10 +182,10 @@ class ThreadStream(BatchStream):
         *,
         workers: int,
         group: int = 1,
-        present: Present | None = None,
+        present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
         timed: bool = False,
     ) -> None:
-        self.resources = ExitStack()
+        self.resources = ExitStack()  # closed with the stream
         self._coming = coming
         self._group = group
         self._ring = ring
@@ -242,10 +218,24 @@ class ThreadStream(BatchStream):
                 raise StopIteration
             while not self._begun[0].done:
                 self._results.get().done = True
-            return self._hand_over()
+            if (error := self._begun[0].error) is not None:
+                raise error
+            request = self._begun.popleft()
+            batch = self._ring.hand_over(request.slot, request.whole, request.bytes_read, request.work)
+            if self._present is not None:
+                batch.arrays = self._present(batch.arrays)
         except BaseException:
             self.close()
             raise
+        if self._group == 1:
+            return batch
+        # Each member has its part of the arrays, and the slot returns when all parts are gone.
+        size, count = len(request.members[0].rows), len(request.members)
+        work = request.work / count if request.work is not None else None
+        for first, planned in zip(range(0, count * size, size), request.members, strict=True):
+            arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
+            self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
+        return self._split.popleft()
 
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""
@@ -263,7 +253,20 @@ class ThreadStream(BatchStream):
         self._coming = iter(())
         try:
             if self._pid == os.getpid():  # a forked child has neither the threads nor their results
-                self._end()
+                with suppress(queue.Empty):
+                    while True:
+                        self._requests.get_nowait()
+                self._stopped = False
+                self._stop_workers()
+                threads, self._threads = self._threads, []
+                for thread in threads:
+                    if thread.ident is None:
+                        break  # never started, and so nor were those after it
+                    if thread is not threading.current_thread():
+                        thread.join()
+                while self._begun:
+                    self._ring.give_back(self._begun.popleft().slot)
+                self._split.clear()
         finally:
             self.resources.close()
 
@@ -271,22 +274,6 @@ class ThreadStream(BatchStream):
         # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
         if getattr(self, "_threads", None) and not _is_finalizing():
             self.close()
-
-    def _end(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._requests.get_nowait()
-        self._stopped = False
-        self._stop_workers()
-        threads, self._threads = self._threads, []
-        for thread in threads:
-            if thread.ident is None:
-                break  # never started, and so nor were those after it
-            if thread is not threading.current_thread():
-                thread.join()
-        while self._begun:
-            self._ring.give_back(self._begun.popleft().slot)
-        self._split.clear()
 
     def _begin(self) -> None:
         """Gives every free slot to a thread."""
@@ -298,23 +285,6 @@ class ThreadStream(BatchStream):
                 return
             self._begun.append(_Request(*coming, self._ring.free.popleft()))
             self._requests.put(self._begun[-1])
-
-    def _hand_over(self) -> FilledBatch:
-        if (error := self._begun[0].error) is not None:
-            raise error
-        request = self._begun.popleft()
-        batch = self._ring.hand_over(request.slot, request.whole, request.bytes_read, request.work)
-        if self._present is not None:
-            batch.arrays = self._present(batch.arrays)
-        if self._group == 1:
-            return batch
-        # Each member has its part of the arrays, and the slot returns when all parts are gone.
-        size, count = len(request.members[0].rows), len(request.members)
-        work = request.work / count if request.work is not None else None
-        for first, planned in zip(range(0, count * size, size), request.members, strict=True):
-            arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
-            self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
-        return self._split.popleft()
 
     def _stop_workers(self) -> None:
         if not self._stopped:

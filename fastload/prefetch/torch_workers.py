@@ -58,8 +58,10 @@ class Workers(_MultiProcessingDataLoaderIter):
         """Returns the workers that have ended."""
         return [worker for worker in self._workers if not worker.is_alive()]
 
-    def kill(self) -> None:
-        """Kills the workers: torch's way would wait for locks that a dead worker may hold."""
+    def end(self, *, kill: bool) -> None:
+        """Ends the workers; kills them also if one is dead, since torch's way would wait for locks that it may hold."""
+        if not kill and not self.dead():
+            self._shutdown_workers()
         if self._owner != os.getpid() or self._shutdown:
             return
         self._shutdown = True

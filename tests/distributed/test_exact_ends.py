@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from child_processes import run_together
-from exact_ends import EVALUATED, SPLITS, TRAINED, descend, losses_of, make_loader, make_model, metric_of, write_file
+from three_ranks import EVALUATED, SPLITS, TRAINED, descend, losses_of, make_loader, make_model, metric_of, write_file
 
-HERE = Path(__file__).resolve().parent
-LIMIT_S = 600
+SCRIPT = Path(__file__).with_name("three_ranks.py")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder) -> list[dict]:
     """What each of three processes reports; see three_ranks.py."""
-    run_together([[HERE / "three_ranks.py", rank, folder] for rank in range(3)], folder)
+    run_together([[SCRIPT, rank, folder] for rank in range(3)], folder)
     return [torch.load(folder / f"result.{rank}.pt", weights_only=True) for rank in range(3)]
 
 

@@ -26,6 +26,9 @@ def test_the_environment_is_taken_with_a_warning_that_gives_both_numbers_and_alo
         assert resolve_share("auto") == Share(2, 4)
     assert resolve_share(None) == Share(0, 1)
     assert local_world_size() == 2
+    # Without a process group nothing can disagree; within one see test_loader.py and test_two_ranks.py.
+    check_share("auto", Share(1, 3))
+    check_share((0, 2), Share(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -47,12 +50,6 @@ def test_given_shares_are_checked():
             resolve_share(bad)
     with pytest.raises(OptionError, match=r"share=\(17, 4\).*0\.\.world_size - 1"):
         resolve_share((17, 4))
-
-
-def test_without_a_process_group_nothing_can_disagree():
-    # Raises nothing; within a process group such shares are refused, see test_loader.py and test_auto_echo.py.
-    check_share("auto", Share(1, 3))
-    check_share((0, 2), Share(0, 2))
 
 
 def test_ranks_of_a_process_group_are_neighbours_unless_torchrun_says_otherwise(monkeypatch):

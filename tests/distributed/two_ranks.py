@@ -1,8 +1,8 @@
-"""One of two ranks that train with echo="auto" from a source that is slow on rank 1, by what the policy is told.
+"""One of two ranks: echo="auto" from a source that is slow on rank 1, and caches on devices with unequal room.
 
     python two_ranks.py RANK FOLDER
 
-What it saw goes to FOLDER/echo.RANK.json.
+What it saw goes to FOLDER/report.RANK.json. The process group is real, times are told, devices those of late_backend.
 """
 
 from __future__ import annotations
@@ -11,21 +11,30 @@ import gc
 import json
 import logging
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from late_backend import LateBackend
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastload import FastLoader, OptionError
+from fastload import CacheError, FastLoader, OptionError
+from fastload.device import DeviceMemory
 from fastload.loader.echo_policy import EchoPolicy
 from fastload.plan import Pace
+from fastload.plan.state import state_from_dict
+from sample_files import write_packed
 
 # A rank that takes a step more than the others waits for them no longer than this.
 PATIENCE = timedelta(minutes=5)
 ROWS, BATCH_SIZE = 96, 4
+CACHED_ROWS, ROW_BYTES = 50, 48
 
 
 class Source(torch.utils.data.Dataset):
@@ -59,13 +68,11 @@ class Listener(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+def echoes(rank: int) -> dict:
+    """Epochs of both ranks, the state after them and an error."""
     listener, log = Listener(), logging.getLogger("fastload")
     log.addHandler(listener)
     log.setLevel(logging.INFO)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=PATIENCE)
     model = DistributedDataParallel(nn.Linear(1, 1))
     source = Source()
     loader = FastLoader(source, BATCH_SIZE, echo="auto", workers=1)
@@ -98,12 +105,54 @@ def main() -> None:
     except OptionError as error:
         errors.append(str(error))
     result = {"epochs": epochs, "said": listener.said, "state": state, "resumed": len(resumed), "errors": errors}
-    (folder / f"echo.{rank}.json").write_text(json.dumps(result))
     loader.close()
     resumed.close()
+    return result
+
+
+class Device(LateBackend):
+    """Computes as soon as it is given something; with so many bytes of room."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(patience=2)
+        self.room = DeviceMemory(free=room, total=0)
+
+    def hand_over(self, event, tensors):
+        super().hand_over(event, tensors)
+        self.compute()
+
+
+def write_file(path: Path) -> None:
+    pixels = np.arange(CACHED_ROWS * ROW_BYTES, dtype=np.int64).astype(np.uint8).reshape(CACHED_ROWS, 4, 4, 3)
+    write_packed(path, pixels, {}, chunk_rows=4)
+
+
+def caches(rank: int, path: Path) -> dict:
+    """Rows of each epoch, and whether shares are fixed, where one rank has room for all rows."""
+    report = {}
+    # The other has room for all, or for 60 %: then both keep their share, without the larger one being told.
+    for name, rooms in (("whole", (10_000, 2_400)), ("shared", (10_000, 1_440))):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = FastLoader(path, 5, cache="device", device=Device(rooms[rank]), seed=1)
+        report[f"{name} warned"] = len(caught)
+        report[name] = [[row for batch in loader for row in batch.rows.tolist()] for _ in range(2)]
+        report[f"{name} fixed"] = state_from_dict(loader.state_dict()).fixed_shares
+    try:
+        FastLoader(path, 5, cache="device", device=Device((10_000, 100)[rank]))
+    except CacheError as error:
+        report["refused"] = str(error)
+    return report
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=PATIENCE)
+    report = echoes(rank) | caches(rank, folder / "a.h5")
+    (folder / f"report.{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     # DistributedDataParallel's reducer must be gone before the group it talks through.
-    del model
     gc.collect()
     dist.destroy_process_group()
 

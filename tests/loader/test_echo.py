@@ -21,7 +21,7 @@ from fastload.loader.echo_policy import EchoPolicy
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import DeviceStage
+from fastload.prefetch.device_stage import BatchStream, DeviceStage
 from fastload.prefetch.ring import FilledBatch, SampleForm
 
 N = 48
@@ -47,7 +47,7 @@ class Clock:
         return self.now
 
 
-class Source:
+class Source(BatchStream):
     """A stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
 
     def __init__(self, clock, source_s, slots=4):
@@ -67,6 +67,9 @@ class Source:
         batch = FilledBatch({"labels": planned.rows.copy()}, planned, 8 * len(planned.rows), form)
         self.made.append(weakref.ref(batch))
         return batch
+
+    def ready(self):
+        raise AssertionError("on the CPU nothing is copied early")
 
     def close(self):
         pass
@@ -162,12 +165,9 @@ def test_ranks_take_what_the_slowest_needs_and_say_so(caplog):
     assert "which asks for 1; another rank needs 3" in caplog.records[0].getMessage()
     # Asked again, nothing is agreed on again.
     assert fast.next_schedule(7) == slow.next_schedule(7) == EchoSchedule(7, 3)
-
-
-def test_a_factor_from_a_state_replaces_what_a_pass_would_have_made_it():
-    slow, fast = two_ranks()
-    slow.ended(SLOW, 1)
-    fast.ended(FAST, 1)
+    # A factor from a state replaces what a pass would have made it.
+    slow.ended(SLOW, 3)
+    fast.ended(FAST, 3)
     for rank in (slow, fast):
         assert rank.schedule_of(5, 2) == EchoSchedule(5, 2)
         rank.adopt(2)
@@ -257,12 +257,9 @@ def test_a_state_of_auto_holds_the_factor_of_its_epoch(packed, stop, through):
     whole = rows_of(auto_with(packed, 3))
     assert len(whole) == 36
     loader = auto_with(packed, 3)
-    for number, _ in enumerate(loader if stop else (), 1):
-        if number == stop:
-            state = through(loader.state_dict())
-            break
-    else:
-        state = through(loader.state_dict())
+    state = through(loader.state_dict())
+    for _ in zip(range(stop), loader if stop else (), strict=False):
+        state = through(loader.state_dict())  # in the loop body
     # Within the body of the last step the next factor is not known.
     assert state["echo"] == ["auto", 3, 0]
     resumed = FastLoader(packed, 4, echo="auto")

@@ -33,23 +33,27 @@ def write_images(folder: Path, channels: int, dtype: str, count: int = 10) -> ND
     return images
 
 
-KINDS = [(1, "uint8"), (4, "uint8"), (1, "uint16"), (3, "uint16")]
-
-
-@pytest.mark.parametrize(("channels", "dtype"), KINDS)
-@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"read": "pread"}], ids=str)
-def test_batches_hold_the_values_of_the_files(tmp_path, channels, dtype, options):
-    images = write_images(tmp_path / "src", channels, dtype)
-    path = tmp_path / "o.h5"
-    report = pack_images(tmp_path / "src", path, workers=0, shuffle=False)
+@pytest.fixture(params=[(1, "uint8"), (4, "uint8"), (1, "uint16"), (3, "uint16")], ids=str, scope="module")
+def kind(request, tmp_path_factory):
+    """Images of one kind, and the file that they are packed to."""
+    channels, dtype = request.param
+    folder = tmp_path_factory.mktemp("kind")
+    images = write_images(folder / "src", channels, dtype)
+    report = pack_images(folder / "src", folder / "o.h5", workers=0, shuffle=False)
     assert report.image_shape == (*SHAPE, channels) and report.dtype == dtype and report.converted == {}
+    return images, report.path
+
+
+def test_batches_hold_the_values_of_the_files(kind):
+    images, path = kind
     expected = torch.from_numpy(images).permute(0, 3, 1, 2)
     sample = PackedDataset(path)[3][0]
-    assert sample.dtype == getattr(torch, dtype) and torch.equal(sample, expected[3])
-    loader = FastLoader(path, batch_size=5, shuffle=False, device="cpu", **options)
-    for _ in range(2):
-        found = [batch[0].clone() for batch in loader]
-        assert torch.equal(torch.cat(found), expected) and found[0].dtype == getattr(torch, dtype)
+    assert sample.dtype == expected.dtype and torch.equal(sample, expected[3])
+    for options in ({}, {"workers": 2}, {"read": "pread"}):
+        loader = FastLoader(path, batch_size=5, shuffle=False, device="cpu", **options)
+        for _ in range(2):
+            found = [batch[0].clone() for batch in loader]
+            assert torch.equal(torch.cat(found), expected) and found[0].dtype == expected.dtype
 
 
 def transformed(path: Path, *transforms: object) -> torch.Tensor:
@@ -57,27 +61,23 @@ def transformed(path: Path, *transforms: object) -> torch.Tensor:
     return torch.cat([batch[0].clone() for batch in loader])
 
 
-@pytest.mark.parametrize(("channels", "dtype"), KINDS)
-def test_normalize_divides_by_the_largest_value_of_the_depth(tmp_path, channels, dtype):
-    images = write_images(tmp_path / "src", channels, dtype)
-    path = pack_images(tmp_path / "src", tmp_path / "o.h5", workers=0, shuffle=False).path
-    mean, std = [0.4] * channels, [0.2] * channels
-    expected = (images.astype(np.float64) / np.iinfo(dtype).max - 0.4) / 0.2
-    found = transformed(path, T.Normalize(mean, std)).numpy().transpose(0, 2, 3, 1)
+def test_normalize_divides_by_the_largest_value_of_the_depth(kind):
+    images, path = kind
+    channels = images.shape[-1]
+    expected = (images.astype(np.float64) / np.iinfo(images.dtype).max - 0.4) / 0.2
+    found = transformed(path, T.Normalize([0.4] * channels, [0.2] * channels)).numpy().transpose(0, 2, 3, 1)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize(("channels", "dtype"), KINDS)
 @pytest.mark.parametrize(
     "transform",
     [T.RandomHorizontalFlip(), T.RandomCrop(8), T.CenterCrop(8), T.Resize((6, 5)), T.RandomResizedCrop(8), T.Cutout(4)],
     ids=lambda transform: type(transform).__name__,
 )
-def test_geometry_and_erasing_do_the_same_with_any_depth(tmp_path, channels, dtype, transform):
-    images = write_images(tmp_path / "src", channels, dtype)
-    path = pack_images(tmp_path / "src", tmp_path / "o.h5", workers=0, shuffle=False).path
+def test_geometry_and_erasing_do_the_same_with_any_depth(kind, transform):
+    images, path = kind
     found = transformed(path, transform)
-    assert found.dtype == getattr(torch, dtype)
+    assert found.dtype == torch.from_numpy(images).dtype
     # The same draws on floats: torch resizes those with the same weights, unrounded.
     levels = torch.from_numpy(images.astype(np.float32)).permute(0, 3, 1, 2)
     if not isinstance(transform, (T.Resize, T.RandomResizedCrop, T.Cutout)):
@@ -85,9 +85,9 @@ def test_geometry_and_erasing_do_the_same_with_any_depth(tmp_path, channels, dty
         assert set(found.to(torch.int64).flatten().tolist()) <= values
     elif isinstance(transform, T.Resize):
         expected = torch.nn.functional.interpolate(levels, (6, 5), mode="bilinear", antialias=True)
-        assert (found.to(torch.float32) - expected).abs().max() <= (1.5 if dtype == "uint8" else 1)
+        assert (found.to(torch.float32) - expected).abs().max() <= (1.5 if images.dtype == "uint8" else 1)
     else:
-        assert found.to(torch.float32).mean() > 0.2 * np.iinfo(dtype).max
+        assert found.to(torch.float32).mean() > 0.2 * np.iinfo(images.dtype).max
 
 
 @pytest.mark.parametrize(

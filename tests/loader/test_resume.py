@@ -57,13 +57,10 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_stopped_after_any_step_goes_on_as_if_it_never_stopped(packed, name):
-    check_resume(lambda: STAGES[name](packed), fresh=fresh)
-
-
-def test_a_compressed_file_is_resumed_as_any_other(compressed):
-    check_resume(lambda: FastLoader(compressed, 7, shuffle="chunk"), fresh=fresh)
+@pytest.mark.parametrize("name", [*STAGES, "compressed"])
+def test_a_stage_stopped_after_any_step_goes_on_as_if_it_never_stopped(packed, compressed, name):
+    make, path = (STAGES["chunk"], compressed) if name == "compressed" else (STAGES[name], packed)
+    check_resume(lambda: make(path), fresh=fresh)
 
 
 def noisy(sample):
@@ -168,14 +165,17 @@ def part_of(packed, world_size, batch_size, state, steps, **options):
 
 
 @pytest.mark.parametrize("shuffle", ["full", ChunkWindow(2), False])
-@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0), (1, 1), (2, 2), (4, 1), (5, 0), (6, 0)])
-def test_2_ranks_then_3_then_2_count_every_row_once(packed, shuffle, first, second):
+@pytest.mark.parametrize(
+    ("ranks", "batch_sizes"), [((2, 3, 2), (4, 4, 4)), ((1, 1, 1), (7, 4, 9)), ((2, 1, 2), (2, 9, 1))]
+)
+@pytest.mark.parametrize("steps", [(0, 1), (1, 0), (1, 1), (2, 2), (4, 1), (5, 0), (6, 0)])
+def test_2_ranks_then_3_then_2_and_other_batch_sizes_count_every_row_once(packed, shuffle, ranks, batch_sizes, steps):
     options = {"shuffle": shuffle, "ends": "exact", "seed": 3}
-    rows, state = part_of(packed, 2, 4, None, first, **options)
-    assert len(rows) == 8 * first
-    more, state = part_of(packed, 3, 4, state, second, **options)
-    rest, state = part_of(packed, 2, 4, state, None, **options)
-    assert sorted(rows + more + rest) == list(range(N))
+    rows, state = [], None
+    for world_size, batch_size, part in zip(ranks, batch_sizes, (*steps, None), strict=True):
+        more, state = part_of(packed, world_size, batch_size, state, part, **options)
+        rows += more
+    assert sorted(rows) == list(range(N))
     # The epoch is over for whoever comes next.
     loader = FastLoader(packed, 5, share=(0, 1), **options)
     loader.load_state_dict(state)
@@ -193,15 +193,6 @@ def test_other_ranks_take_no_dropped_row_twice_and_miss_no_padded_row(packed, en
         assert len(rows) == len(set(rows)) == 20 + 12 + 12 < N
     else:
         assert set(rows) == set(range(N))
-
-
-@pytest.mark.parametrize("batch_sizes", [(7, 4, 9), (4, 13, 1)])
-def test_another_batch_size_goes_on_with_the_rows_not_yet_seen(packed, batch_sizes):
-    rows, state = [], None
-    for batch_size, steps in zip(batch_sizes, (3, 2, None), strict=True):
-        more, state = part_of(packed, 1, batch_size, state, steps, shuffle="full", ends="exact")
-        rows += more
-    assert sorted(rows) == list(range(N))
 
 
 @pytest.mark.parametrize("echo", [3, MixedEcho(3), MixedEcho(2, 3)])

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 import fastload.plan.epoch as epoch_module
 from fastload.errors import OptionError, StateError
-from fastload.plan import ChunkWindow, EpochPlan, Segment, rank_share
+from fastload.plan import ChunkWindow, EpochPlan, rank_share
+from fastload.plan.order import make_order
+from fastload.plan.randomness import batchmate_reuse
+from fastload.plan.shares import Segment
 
 # Numbers alone are quickly made: more examples than elsewhere.
 EXAMPLES = settings().max_examples
@@ -21,6 +24,7 @@ EXAMPLES = settings().max_examples
 SHUFFLES = st.sampled_from([False, "full", "chunk", ChunkWindow(1), ChunkWindow(3)])
 ENDS = st.sampled_from(["drop", "pad", "exact"])
 NEVER = st.just(False)
+ORDERS = st.sampled_from(["full", False, ChunkWindow(1), ChunkWindow(2), ChunkWindow(5)])
 
 
 @st.composite
@@ -51,23 +55,14 @@ def counted(batches_of_ranks, steps=None):
     )
 
 
-@settings(max_examples=3 * EXAMPLES)
-@given(plan=plans(ends=st.sampled_from(["pad", "exact"])))
-def test_repeats_begin_again_at_the_start_of_the_share(plan):
+@settings(max_examples=4 * EXAMPLES)
+@given(plan=plans())
+def test_only_the_steps_in_which_shares_end_hold_repeats_which_begin_again_at_the_start_of_the_share(plan):
+    fewest = len(plan.rows) // plan.world_size
     for rank, batches in enumerate(all_batches(plan)):
         size = len(rank_share(len(plan.rows), rank=rank, world_size=plan.world_size))
         rows = [row for batch in batches for row in batch.rows.tolist()]
-        if size:
-            assert rows == [rows[i % size] for i in range(len(rows))]
-        else:
-            assert set(rows) <= set(plan.rows)
-
-
-@settings(max_examples=3 * EXAMPLES)
-@given(plan=plans())
-def test_only_the_steps_in_which_shares_end_hold_repeats(plan):
-    fewest = len(plan.rows) // plan.world_size
-    for batches in all_batches(plan):
+        assert rows == [rows[i % size] for i in range(len(rows))] if size else set(rows) <= set(plan.rows)
         for batch in batches[: fewest // plan.batch_size]:
             assert batch.valid.all() and batch.global_valid == plan.world_size * plan.batch_size
             assert np.unique(batch.rows).size == plan.batch_size
@@ -93,11 +88,13 @@ def test_at_most_one_chunk_a_border_is_read_by_two_ranks_repeats_included(plan, 
 @st.composite
 def replanned_epochs(draw):
     """Plans of one epoch, first to last, each with how many of its steps are done before the next takes over."""
-    plan = draw(plans(max_rows=250))
+    plan = draw(plans(max_rows=250, fixed_shares=st.booleans()))
     history = [(plan, draw(st.integers(0, plan.num_steps)))]
     for _ in range(draw(st.integers(1, 3))):
         plan, steps = history[-1]
         ranks, batch_size = draw(st.integers(1, 12)), draw(st.integers(1, 24))
+        if plan.fixed_shares:
+            ranks, batch_size = plan.world_size, plan.batch_size
         plan = replace(plan, segments=plan.segments_after(steps), world_size=ranks, batch_size=batch_size)
         history.append((plan, draw(st.integers(0, plan.num_steps))))
     return history
@@ -118,6 +115,9 @@ def test_ranks_agree_and_every_row_comes_as_often_as_promised_before_and_after_e
                 assert batch.rows.shape == batch.valid.shape == (plan.batch_size,)
                 assert batch.rows.dtype == np.int64 and batch.valid.dtype == np.bool_
                 assert batch.valid.all() or plan.ends == "exact"
+        if plan.fixed_shares:
+            for piece, of_rank in zip(np.array_split(plan.rows, plan.world_size), batches, strict=True):
+                assert all(np.isin(batch.rows, piece).all() for batch in of_rank)
         whole = seen + counted(batches)
         if plan.ends == "exact":
             assert whole == Counter(plan.rows)
@@ -237,6 +237,7 @@ def test_a_plan_pickles_and_compares_by_its_options():
         ({"rows": 10}, "range of rows"),
         ({"rows": range(2**48 + 1)}, r"2\*\*48"),
         ({"segments": [(1, 2)]}, "world size, batch size, steps"),
+        ({"fixed_shares": True, "world_size": 11, "ends": "pad"}, "10 rows do not give each of 11 ranks a row"),
     ],
 )
 def test_arguments_without_meaning_are_refused(options, message):
@@ -262,6 +263,65 @@ def test_segments_longer_than_the_epoch_are_refused():
         EpochPlan(range(10), batch_size=4, segments=((1, 4, 4),))
     with pytest.raises(StateError, match="does not fit this epoch"):
         EpochPlan(range(10), batch_size=4, segments=((2, 5, 1), (1, 4, 1)))
+
+
+# Fixed shares
+
+
+def test_epochs_and_pieces_are_permuted_apart():
+    orders = []
+    for epoch in range(3):
+        plan = EpochPlan(range(400), world_size=4, batch_size=100, shuffle="full", epoch=epoch, fixed_shares=True)
+        orders += [tuple((plan.batch(rank, 0).rows - 100 * rank).tolist()) for rank in range(4)]
+    assert len(set(orders)) == 12
+
+
+@settings(deadline=None)
+@given(num_rows=st.integers(8, 80), world_size=st.integers(2, 6), shuffle=ORDERS, seed=st.integers(0, 9))
+def test_positions_of_several_ranks_at_once_are_those_of_each(num_rows, world_size, shuffle, seed):
+    order = make_order(range(3, 3 + num_rows), 7, shuffle, seed=seed, epoch=1, world_size=world_size, fixed_shares=True)
+    positions = np.random.default_rng(seed).permutation(num_rows)
+    one_by_one = [order(np.array([position])).item() for position in positions]
+    assert order(positions).tolist() == one_by_one and sorted(one_by_one) == list(range(3, 3 + num_rows))
+
+
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(6, 200),
+    batch_size=st.integers(1, 30),
+    order=st.one_of(st.tuples(st.just(1), ORDERS), st.tuples(st.integers(1, 6), st.just(False))),
+    epoch=st.integers(0, 3),
+)
+def test_one_rank_and_unshuffled_ranks_have_the_order_of_every_plan(num_rows, batch_size, order, epoch):
+    options = {"world_size": order[0], "shuffle": order[1], "ends": "exact"}
+    options |= {"chunk_rows": 7, "epoch": epoch, "batch_size": batch_size}
+    fixed, plain = (EpochPlan(range(num_rows), **options, fixed_shares=flag) for flag in (True, False))
+    for rank in range(order[0]):
+        for here, there in zip(fixed.batches(rank), plain.batches(rank), strict=True):
+            assert here.rows.tolist() == there.rows.tolist()
+
+
+def test_other_ranks_or_batches_wait_for_the_epochs_end():
+    fixed = EpochPlan(range(60), world_size=3, batch_size=4, shuffle="full", fixed_shares=True)
+    for ranks, batch_size in ((2, 4), (3, 5)):
+        with pytest.raises(StateError, match=r"world and batch size that it began with.*not 3 and 4.*between epochs"):
+            replace(fixed, segments=((ranks, batch_size, 1),))
+        assert replace(fixed, segments=((ranks, batch_size, 0),)) == fixed
+
+
+def test_batch_mates_meet_again_as_often_as_in_a_full_shuffle_of_the_piece():
+    n, world_size, batch_size = 8000, 4, 100
+    found = []
+    for epoch in range(6):
+        plan = EpochPlan(
+            range(n), world_size=world_size, batch_size=batch_size, shuffle="full", epoch=epoch, fixed_shares=True
+        )
+        now, then = (one.rows_at(1, np.arange(n // world_size)) for one in (plan, replace(plan, epoch=epoch + 1)))
+        position = np.empty(n, np.int64)
+        position[then] = np.arange(then.size)
+        found.append(batchmate_reuse(position[now].reshape(-1, batch_size), batch_size))
+    # Full shuffle of all rows: 99 / 7999 = 0.0124; of a quarter of them 99 / 1999 = 0.0495, four times as often.
+    assert np.mean(found) == pytest.approx(99 / 1999, rel=0.05)
 
 
 def test_examples_in_docstrings_hold():

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import StateError
-from fastload.plan import ChunkWindow, PlanState, Segment, check_state, state_from_dict, state_to_dict
+from fastload.plan import ChunkWindow
+from fastload.plan.shares import Segment
+from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
 
 STATE = PlanState(
     header_digest="abc", seed=1, epoch=2, shuffle=ChunkWindow(4), ends="drop", echo=3, echo_position=2,
@@ -103,7 +105,7 @@ def test_a_damaged_state_is_refused_by_name(changes, message):
         state_from_dict(state_to_dict(STATE) | changes)
 
 
-def test_a_missing_key_and_another_object_are_refused():
+def test_a_missing_key_another_object_and_an_unknown_version_are_refused():
     data = state_to_dict(STATE)
     del data["seed"]
     with pytest.raises(StateError, match=r"missing: \['seed'\]"):
@@ -111,6 +113,9 @@ def test_a_missing_key_and_another_object_are_refused():
     for other in (None, [], {}, "state"):
         with pytest.raises(StateError, match="not a loader state"):
             state_from_dict(other)
+    for version in (2, 100, "1.0", None):  # named before anything else
+        with pytest.raises(StateError, match=f"version {version!r}, this fastload reads version 1"):
+            state_from_dict({"version": version, "what a later release adds": 1})
 
 
 def test_a_state_of_other_data_is_refused_with_both_values():
@@ -119,9 +124,3 @@ def test_a_state_of_other_data_is_refused_with_both_values():
         check_state(STATE, header_digest="xyz", seed=1, shuffle=ChunkWindow(4))
     with pytest.raises(StateError, match=r"seed is 9 here and 1 .*shuffle is 'full' here and ChunkWindow\(chunks=4\)"):
         check_state(STATE, header_digest="abc", seed=9, shuffle="full")
-
-
-@pytest.mark.parametrize("version", [2, 100, "1.0", None])
-def test_a_version_this_release_does_not_know_is_named_before_anything_else(version):
-    with pytest.raises(StateError, match=f"version {version!r}, this fastload reads version 1"):
-        state_from_dict({"version": version, "what a later release adds": 1})

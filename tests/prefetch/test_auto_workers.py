@@ -11,15 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload import FastLoader, OptionError
-from fastload.prefetch.auto_workers import (
-    MOST_WORKERS,
-    AutoWorkers,
-    History,
-    MeasuredPass,
-    WorkerStats,
-    choose_workers,
-)
+from fastload import FastLoader
+from fastload.prefetch.auto_workers import MOST_WORKERS, AutoWorkers, History, MeasuredPass, choose_workers
 from fastload.prefetch.resolved import default_workers
 from fastload.system.machine import busy_processes_s
 from sample_files import write_packed
@@ -111,10 +104,9 @@ def test_a_number_that_helps_stays():
 
 def test_short_epochs_are_seen_together():
     auto = AutoWorkers()
-    force = WorkerStats(2, 0.05, 0.3, were_started=False, worker_bytes=1)
     numbers = []
     for _ in range(3):
-        auto.ended(force, batches=20, elapsed_s=0.4, first_s=0.1)
+        auto.ended(epoch_of(batches=20, elapsed=0.4, starved=0.3, busy=0.05), 2, worker_bytes=1)
         numbers.append(auto.number)
     assert numbers[:2] == [2, 2] and numbers[2] > 2
 
@@ -123,8 +115,7 @@ def test_short_epochs_are_seen_together():
 
 
 def test_a_process_that_is_gone_is_not_known():
-    assert busy_processes_s([2**22 + 1]) is None
-    assert busy_processes_s([]) == 0.0
+    assert busy_processes_s([2**22 + 1]) is None and busy_processes_s([]) == 0.0
 
 
 # In a loader
@@ -151,10 +142,9 @@ class Told(AutoWorkers):
         super().__init__()
         self.starved_s = starved_s
 
-    def ended(self, force, **measured):
-        assert force.busy_s is not None and measured["batches"] == 79 and measured["elapsed_s"] > 0
-        told = force._replace(busy_s=0.1, starved_s=self.starved_s, were_started=False, worker_bytes=1)
-        super().ended(told, batches=79, elapsed_s=10.0, first_s=0.1)
+    def ended(self, measured, workers, *, worker_bytes):
+        assert measured.busy_s is not None and measured.batches == 79 and measured.elapsed_s > 0 and worker_bytes > 1
+        super().ended(epoch_of(batches=79, starved=self.starved_s, busy=0.1), workers, worker_bytes=1)
 
 
 def epochs_of(loader, count):
@@ -179,9 +169,9 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert [text.replace("Slow", "Fast") if isinstance(text, str) else text for text in found] == epochs_of(given, 2)
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited 50% of the time" in said[0]
-    assert auto._feed.worker_stats().number > default_workers(processes=True, computing=False)
-    assert auto._feed.worker_stats().busy_s is not None, "a choice that is made is made by what was measured"
-    assert given._feed.worker_stats().busy_s is None, "a number that was given is not watched"
+    assert auto._feed.num_workers > default_workers(processes=True, computing=False)
+    assert auto._feed.measured(0, 0.0, 0.0).busy_s is not None, "a choice that is made is made by what was measured"
+    assert given._feed.measured(0, 0.0, 0.0).busy_s is None, "a number that was given is not watched"
     auto.close()
     given.close()
 
@@ -200,10 +190,3 @@ def test_threads_stay_as_many_as_they_are(tmp_path):
     assert len(feeds) == 1 and auto._auto.number is None
     auto.close()
     given.close()
-
-
-@pytest.mark.parametrize("workers", ["fast", 0, -1, 1.5, True])
-def test_what_is_no_number_of_workers_is_refused(tmp_path, workers):
-    path = write_packed(tmp_path / "file.h5", np.zeros((40, 4, 4, 3), np.uint8))
-    with pytest.raises(OptionError, match=r'workers=.*: give a whole number, 1 or more, "auto" or None'):
-        FastLoader(path, 4, workers=workers)

@@ -20,12 +20,13 @@ from late_backend import LateBackend
 from small_files import write_random
 
 import fastload.prefetch.cache_choice
-import fastload.prefetch.cache_load
+import fastload.prefetch.cached_feed
 from fastload.dataset import PackedDataset
 from fastload.device import DeviceMemory
 from fastload.errors import CacheError, FileChangedError, OptionError, StateError
 from fastload.loader.loader import FastLoader
-from fastload.plan import ChunkWindow, MixedEcho, state_from_dict
+from fastload.plan import ChunkWindow, MixedEcho
+from fastload.plan.state import state_from_dict
 from fastload.prefetch.cached_feed import RowCache
 from fastload.prefetch.ring import Ring
 from fastload.read.reader import RowReader
@@ -193,7 +194,7 @@ def test_foreign_and_compressed_files_are_read_and_kept_too(tmp_path, shape, axe
 
 
 @pytest.mark.parametrize("cache", ["device", "host"])
-def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monkeypatch):
+def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monkeypatch, caplog):
     gather, rows_read = RowReader.gather, []
     lock = threading.Lock()
 
@@ -203,12 +204,15 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
         return gather(self, rows, outs)
 
     monkeypatch.setattr(RowReader, "gather", counted)
-    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
+    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 4 * ROW_BYTES)  # many batches, and a short one
+    caplog.set_level(logging.INFO, "fastload")
     dataset = PackedDataset(packed, split="val")
     loader = FastLoader(dataset, 5, cache=cache, device=Device(), workers=1)
     assert rows_read == []
     next(iter(loader))  # the rest of the epoch is left out
     assert rows_read == list(range(40, 61)) and loader.stats.bytes_read == 21 * ROW_BYTES
+    begun, done = said(caplog, f"{21 * ROW_BYTES:,} bytes")
+    assert "21 rows" in begun and "images, labels" in begun and " s (" in done
     for _ in range(3):
         list(loader)
         assert loader.stats.bytes_read == 0 and loader.stats.fresh_samples == 20
@@ -216,19 +220,16 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
     loader.close()
     list(loader)
     assert loader.stats.bytes_read == 21 * ROW_BYTES and len(rows_read) == 42
-
-
-def test_a_selection_is_kept_once_a_row(packed):
+    # A selection is kept once a row.
     chosen = PackedDataset(packed).select([7, 3, 3, 60, 7, 0])
-    loader = FastLoader(chosen, 2, cache="device", device=Device(), shuffle=False)
+    loader = FastLoader(chosen, 2, cache=cache, device=Device(), shuffle=False)
     assert [row for batch in loader for row in batch.rows.tolist()] == [7, 3, 3, 60, 7, 0]
     assert loader.stats.bytes_read == 4 * ROW_BYTES
 
 
-def test_a_copy_is_17_bytes_a_sample_and_the_host_waits_for_none(packed):
+def test_a_copy_is_17_bytes_a_sample_the_host_waits_for_none_and_the_allocator_knows_what_is_read(packed):
     device = Device(patience=1)
-    loader = FastLoader(packed, 10, cache="device", device=device)
-    batches = iter(loader)
+    batches = iter(FastLoader(packed, 10, cache="device", device=device))
     copied, waits, copy = [], device.host_waits, device.copy
 
     def counted(host):
@@ -236,16 +237,11 @@ def test_a_copy_is_17_bytes_a_sample_and_the_host_waits_for_none(packed):
         return copy(host)
 
     device.copy = counted
-    assert len(list(batches)) == 6
-    assert copied == [170] * 6 and device.host_waits == waits
-
-
-def test_a_batch_is_told_to_the_allocator_with_what_it_is_gathered_from(packed):
-    device = Device()
-    loader = FastLoader(packed, 10, cache="device", device=device)
-    next(iter(loader))
+    next(batches)
     # row, valid; index; rows of two fields
     assert len(device.readers) == 5 and len(set(device.readers)) == 3
+    assert len(list(batches)) == 5
+    assert copied == [170] * 6 and device.host_waits == waits
 
 
 # The cache
@@ -319,7 +315,7 @@ def test_the_device_store_goes_with_close_though_the_iteration_is_kept(packed):
 @pytest.mark.parametrize("cache", ["device", "host"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.cuda.OutOfMemoryError])
 def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monkeypatch):
-    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 8 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 8 * ROW_BYTES)
     device = Device()
     loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
     hand_over, calls = Ring.hand_over, []
@@ -353,7 +349,7 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(device, "room", DeviceMemory(left, 10**6))
         patch.setattr(device, "empty", full)
-        patch.setattr(fastload.prefetch.cache_load, "available_memory", lambda: left)
+        patch.setattr(fastload.prefetch.cached_feed, "available_memory", lambda: left)
         with pytest.raises(CacheError, match=f'cache="{cache}".*{said}'):
             iter(loader)
     assert len(list(loader)) == 7
@@ -361,7 +357,7 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, monkeypatch, loaded):
-    monkeypatch.setattr(fastload.prefetch.cache_load, "_LOAD_BYTES", 2 * ROW_BYTES)
+    monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 2 * ROW_BYTES)
     path, device = write_random(tmp_path / "a.h5", **WHOLE), Device()
     loader = FastLoader(path, 8, cache="device", device=device)
     if loaded:
@@ -397,13 +393,6 @@ def test_a_fork_loads_for_itself_and_the_parent_goes_on(packed):
 # What is chosen
 
 
-def test_loading_is_logged_with_bytes_and_seconds(packed, caplog):
-    caplog.set_level(logging.INFO, "fastload")
-    list(FastLoader(packed, 8, cache="device", device=Device()))
-    begun, done = said(caplog, f"{N * ROW_BYTES:,} bytes")
-    assert "61 rows" in begun and "images, labels" in begun and " s (" in done
-
-
 @pytest.mark.parametrize(
     ("free", "available", "place"),
     [
@@ -434,50 +423,30 @@ def test_auto_never_keeps_a_share_and_counts_the_ranks_of_the_machine(packed, mo
         assert has_shares(loader.state_dict()) is False and loader.stats.bytes_read == rows * ROW_BYTES
 
 
-def test_on_the_cpu_auto_is_none_and_says_so(packed, caplog):
-    caplog.set_level(logging.INFO, "fastload")
-    list(FastLoader(packed, 8, cache="auto"))
-    assert said(caplog, 'cache="auto": None, since batches stay on the CPU')
-
-
-class Squares(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return torch.tensor(index**2)
-
-
 @pytest.mark.parametrize("cache", ["device", "host"])
 def test_caches_that_cannot_be_are_refused_with_a_mend(packed, cache, caplog):
     with pytest.raises(OptionError, match=rf"cache='{cache}'.*device is None.*Give device='cuda'"):
         FastLoader(packed, 8, cache=cache)
     python = PackedDataset(packed, transform=lambda sample: sample)
-    for source in (Squares(), python):
+    for source in (torch.utils.data.TensorDataset(torch.arange(20)), python):
         with pytest.raises(OptionError, match=rf"cache='{cache}'.*Python code for each sample.*fastload pack"):
             FastLoader(source, 8, cache=cache, device=Device())
     caplog.set_level(logging.INFO, "fastload")
     FastLoader(python, 8, cache="auto", device=Device(), workers=1)
-    [line] = said(caplog, 'cache="auto": None')
-    assert "runs Python code for each sample" in line
+    list(FastLoader(packed, 8, cache="auto"))
+    of_python, on_cpu = said(caplog, 'cache="auto": None, since')
+    assert "runs Python code for each sample" in of_python and "batches stay on the CPU" in on_cpu
 
 
-@pytest.mark.parametrize("cache", ["ram", True, 0, "gpu", ("device",)])
-def test_unknown_caches_list_those_that_there_are(packed, cache):
-    with pytest.raises(OptionError, match='"device", "host", "auto" or None'):
-        FastLoader(packed, 8, cache=cache)
-
-
-def test_a_cache_larger_than_the_device_says_by_how_much(packed):
+def test_a_cache_larger_than_memory_says_by_how_much(packed, monkeypatch):
     need = N * ROW_BYTES
     FastLoader(packed, 8, cache="device", device=Device(free=need + 2000, total=20_000))
     with pytest.raises(
         CacheError, match=rf"{need:,} bytes\..*{need + 1990:,} are free.* 2,000 are left.*: 10 bytes are m"
     ):
         FastLoader(packed, 8, cache="device", device=Device(free=need + 1990, total=20_000))
-
-
-def test_a_cache_larger_than_the_hosts_memory_says_by_how_much(packed, monkeypatch):
+    with pytest.raises(CacheError, match=r"the share of one of 3 ranks 5,208.*: 1,008 bytes are missing.*more ranks"):
+        FastLoader(packed, 4, cache="device", device=Device(free=4_700, total=5_000), share=(0, 3))
     monkeypatch.setattr(fastload.prefetch.cache_choice, "available_memory", lambda: 10_000)
     with pytest.raises(CacheError, match=rf'cache="host": larger.*{N * ROW_BYTES - 9000:,} bytes are missing'):
         FastLoader(packed, 8, cache="host", device=Device())
@@ -546,17 +515,6 @@ def test_without_a_process_group_the_devices_size_decides_on_every_rank(packed, 
         FastLoader(packed, 4, cache="device", device=Device(free=20 * ROW_BYTES, total=2**14), share=(1, 3))
 
 
-def test_not_even_the_share_fits(packed):
-    with pytest.raises(CacheError, match=r"the share of one of 3 ranks 5,208.*: 1,008 bytes are missing.*more ranks"):
-        FastLoader(packed, 4, cache="device", device=Device(free=4_700, total=5_000), share=(0, 3))
-
-
-def test_more_ranks_than_rows_cannot_have_shares(packed):
-    few = PackedDataset(packed).select([1, 2])
-    with pytest.raises(OptionError, match="2 rows do not give each of 3 ranks a row"):
-        FastLoader(few, 1, cache="device", device=Device(free=400), share=(1, 3), ends="exact")
-
-
 @pytest.mark.parametrize("ends", ["drop", "pad", "exact"])
 def test_shares_go_on_where_they_stopped(packed, ends):
     check_resume(lambda: shared(packed, 1, ends=ends, echo=2))
@@ -585,6 +543,9 @@ def test_a_state_of_shares_needs_them_and_the_same_ranks_and_batches(packed):
             other.load_state_dict(state)
             assert other.epoch == epoch and has_shares(other.state_dict()) is own
             assert list(other) and other.epoch == epoch
+        other.load_state_dict(over)
+        other.set_epoch(0)  # which is not begun again
+        assert list(other) == [] and list(other) and other.epoch == 1
     # After a restart there may be more room: the shares are kept to all the same.
     roomy = shared(packed, 1, device=Device())
     assert not has_shares(roomy.state_dict())
@@ -594,32 +555,18 @@ def test_a_state_of_shares_needs_them_and_the_same_ranks_and_batches(packed):
     assert_same([facts(batch) for batch in roomy], [facts(batch) for batch in saved])
 
 
-def test_a_finished_epoch_of_shares_is_not_begun_again_by_other_ranks(packed):
-    saved = shared(packed, 1)
-    list(saved)
-    other = shared(packed, 1, 2)
-    other.load_state_dict(saved.state_dict())
-    other.set_epoch(0)
-    assert list(other) == []
-    assert len(list(other)) == 7 and other.epoch == 1
-
-
-def test_a_state_without_shares_cannot_go_on_with_them(packed):
-    plain = FastLoader(packed, 4, share=(1, 3), seed=8)
-    next(iter(plain))
-    loader = shared(packed, 1)
-    with pytest.raises(StateError, match=r"within an epoch of changing shares.*has fixed shares.*cache=.host. or None"):
-        loader.load_state_dict(plain.state_dict())
-    list(plain)
-    loader.load_state_dict(plain.state_dict())
-    assert len(list(loader)) == 5
-
-
-def test_echoes_of_a_batch_in_hand_are_not_taken_for_those_of_another(packed):
+def test_a_state_without_shares_cannot_go_on_with_them_but_for_echoes_of_a_first_batch_that_are_not_anothers(packed):
     plain = FastLoader(packed, 4, share=(1, 3), seed=8, echo=3)
-    next(iter(plain))
+    loader, batches = shared(packed, 1, echo=3), iter(plain)
+    next(batches)
     state = plain.state_dict()
     assert state["echo_position"] == 1
-    loader = shared(packed, 1, echo=3)
     loader.load_state_dict(state)
     assert len(loader) == 15
+    for _ in zip(range(2), batches, strict=False):
+        pass
+    with pytest.raises(StateError, match=r"within an epoch of changing shares.*has fixed shares.*cache=.host. or None"):
+        loader.load_state_dict(plain.state_dict())
+    assert len(list(batches)) == 12
+    loader.load_state_dict(plain.state_dict())
+    assert loader.epoch == 1 and len(list(loader)) == 15

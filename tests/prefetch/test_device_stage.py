@@ -13,7 +13,7 @@ from late_backend import POISON, LateBackend
 
 from fastload.device import open_backend
 from fastload.errors import OptionError
-from fastload.prefetch.device_stage import DeviceStage
+from fastload.prefetch.device_stage import BatchStream, DeviceStage
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Slot:
 
 
 @dataclass
-class Ring:
+class Ring(BatchStream):
     """Slots filled one after another with what `expected` gives; `ready` follows a script."""
 
     backend: LateBackend
@@ -54,9 +54,6 @@ class Ring:
                 images.reshape(2, 3, 4, 5).transpose(0, 2, 3, 1) if self.channels_first else images.reshape(2, 4, 5, 3)
             )
             self.free.append({"images": images, "labels": memory[2 * 3 * 4 * 5 :].view(np.int64)})
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         if self.made == self.batches:
@@ -128,10 +125,12 @@ def test_batches_are_right_and_every_slot_comes_back_once(
 def test_the_next_copy_begins_before_a_batch_is_handed_over_unless_it_is_still_being_read(ready):
     backend = LateBackend(patience=1)
     stage = DeviceStage(Ring(backend, 4, 5, [ready]), backend)
-    next(stage)
+    seen = weakref.ref(next(stage).fields["images"])
     backend.compute()
     # Two fields a batch: the second batch is begun, and not waited for.
     assert (backend.begun, backend.run) == (4 if ready else 2, 2)
+    gc.collect()
+    assert seen() is None, "a batch let go is freed while the next is not asked for"
 
 
 def test_the_host_waits_for_no_copy_while_slots_are_free():
@@ -159,39 +158,23 @@ def test_images_stored_channels_first_are_copied_densely():
     assert number == 1 and seen and all(seen)
 
 
-def test_an_error_of_the_source_comes_after_the_batches_before_it():
+@pytest.mark.parametrize(("fail_at", "error"), [(3, OSError), (None, torch.OutOfMemoryError)])
+def test_an_error_of_the_source_or_of_a_copy_gives_every_slot_back(fail_at, error):
     backend = LateBackend(patience=3)
-    ring = Ring(backend, 4, 9, [True], fail_at=3)
-    numbers = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        for batch in DeviceStage(ring, backend):
-            numbers.append(batch.source.number)
-    assert numbers == [0, 1, 2]
-    assert all(slot.released for slot in ring.out)
-
-
-def test_memory_that_runs_out_on_the_device_gives_the_slot_back():
-    backend = LateBackend(patience=3)
-    ring = Ring(backend, 4, 9, [True])
-    backend_copy = backend.copy
+    ring = Ring(backend, 4, 9, [True], fail_at=fail_at)
+    backend_copy, numbers = backend.copy, []
 
     def copy(host):
-        if ring.made == 3 and host.dtype == torch.int64:
+        if fail_at is None and ring.made == 3 and host.dtype == torch.int64:
             raise torch.OutOfMemoryError("no memory left on the device")
         return backend_copy(host)
 
     backend.copy = copy
-    with pytest.raises(torch.OutOfMemoryError):
-        list(DeviceStage(ring, backend))
+    with pytest.raises(error):
+        for batch in DeviceStage(ring, backend):
+            numbers.append(batch.source.number)
+    assert numbers == ([0, 1, 2] if fail_at else [0, 1]), "what comes before an error of the source is handed over"
     assert len(ring.out) == 3 and all(slot.released for slot in ring.out)
-
-
-def test_a_batch_let_go_is_freed_while_the_next_is_not_asked_for():
-    backend = LateBackend(patience=1)
-    stage = DeviceStage(Ring(backend, 4, 5, [True]), backend)
-    seen = weakref.ref(next(stage).fields["images"])
-    gc.collect()
-    assert seen() is None
 
 
 @dataclass
@@ -202,12 +185,22 @@ class Plain:
         raise AssertionError("on the CPU a slot comes back by its references")
 
 
+class OnCPU(list, BatchStream):
+    def __next__(self):
+        return Plain(self.pop(0))
+
+    def ready(self):
+        raise AssertionError("nothing is copied early")
+
+    def close(self):
+        self.clear()
+
+
 def test_on_the_cpu_tensors_are_the_arrays_memory_and_nothing_else_keeps_them():
-    arrays = [expected(number) for number in range(3)]
+    arrays = OnCPU(expected(number) for number in range(3))
     alive = [weakref.ref(fields["images"]) for fields in arrays]
     addresses = [fields["images"].ctypes.data for fields in arrays]
-    source = (Plain(arrays.pop(0)) for _ in range(3))
-    stage = DeviceStage(source)
+    stage = DeviceStage(arrays)
     for number in range(3):
         fields = next(stage).fields
         assert fields["images"].data_ptr() == addresses[number]
@@ -217,10 +210,6 @@ def test_on_the_cpu_tensors_are_the_arrays_memory_and_nothing_else_keeps_them():
         assert alive[number]() is not None
         del held
         assert alive[number]() is None
-
-
-def test_cpu_devices_need_no_backend():
-    assert open_backend(None) is open_backend("cpu") is open_backend(torch.device("cpu")) is None
 
 
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -236,7 +225,8 @@ WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has
         pytest.param("cuda:7", "device='cuda:7'.*no CUDA device.*nvidia-smi", marks=WITHOUT),
     ],
 )
-def test_devices_that_cannot_be_fed_are_refused(device, message):
+def test_devices_that_cannot_be_fed_are_refused_and_the_cpu_needs_no_backend(device, message):
+    assert open_backend(None) is open_backend("cpu") is open_backend(torch.device("cpu")) is None
     with pytest.raises(OptionError, match=message):
         open_backend(device)
 

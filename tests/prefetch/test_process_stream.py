@@ -114,22 +114,6 @@ def test_batches_are_the_plans_whatever_starts_the_workers(packed, pixels, start
     with_python.close()
 
 
-def test_forkserver_is_the_default_in_a_program_that_is_a_file(packed, tmp_path):
-    done = run_script(
-        tmp_path,
-        """
-        def method(sample):
-            return sample[1], multiprocessing.get_start_method()
-
-        if __name__ == "__main__":
-            [batch] = FastLoader(PackedDataset(PACKED, transform=method), 60, workers=1)
-            print(batch[1][0], multiprocessing.get_start_method(allow_none=True))
-        """,
-        packed,
-    )
-    assert done.stdout.split() == ["forkserver", "None"], done.stderr
-
-
 def noisy(sample):
     """Random numbers of all three kinds."""
     image, label = sample
@@ -478,11 +462,7 @@ def test_a_script_that_ends_in_the_middle_ends_its_workers_in_silence_whatever_s
 
 
 def test_a_script_without_its_guard_is_told_so(packed, tmp_path):
-    done = run_script(
-        tmp_path,
-        "next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)))",
-        packed,
-    )
+    done = run_script(tmp_path, "next(iter(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1)))", packed)
     assert done.returncode == 1
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
 
@@ -515,7 +495,7 @@ def test_a_file_that_changes_under_the_workers_is_named(tmp_path, pixels):
         list(batches)
 
 
-def test_ends_echo_and_plan_fields_are_as_with_threads(packed, pixels):
+def test_ends_echo_plan_fields_and_transforms_of_batches_are_as_with_threads(packed, pixels):
     dataset = PackedDataset(packed, fields=["images", "valid", "row"], transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, echo=2, workers=1)
     batches = list(loader)
@@ -526,13 +506,10 @@ def test_ends_echo_and_plan_fields_are_as_with_threads(packed, pixels):
         assert torch.equal(batch[0], torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
     assert loader.stats.fresh_samples == N and loader.stats.consumed_samples == 2 * N
     loader.close()
-
-
-def test_transforms_on_batches_follow_the_python_ones(packed):
+    # Transforms of batches follow the Python ones.
     options = {"seed": 4, "transform": [RandomHorizontalFlip(), Normalize((0.5,) * 3, (0.5,) * 3)]}
-    plain = list(FastLoader(packed, 16, **options))
     loader = FastLoader(PackedDataset(packed, transform=as_it_is), 16, workers=1, **options)
-    for ours, theirs in zip(loader, plain, strict=True):
+    for ours, theirs in zip(loader, list(FastLoader(packed, 16, **options)), strict=True):
         assert torch.equal(ours[0], theirs[0])
     loader.close()
 
@@ -586,18 +563,15 @@ def test_any_map_style_dataset_is_fed_through_the_ring(pixels, kind):
     loader.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_errors_of_other_datasets_name_the_sample(pixels):
+    for kind, message in (
         (LikeImageFolder, r"LikeImageFolder\[5\] \(photos/cat/005.jpg\).*OSError: broken data stream"),
         (InGroups, r"one of InGroups\[0\].*InGroups\[5\].*OSError"),
         (WithoutOne, r"WithoutOne\[5\].*raised TypeError: the sample is None"),
         (TooFew, r"one of TooFew\[0\].*raised StopIteration"),
-    ],
-)
-def test_errors_of_other_datasets_name_the_sample(pixels, kind, message):
-    with pytest.raises(WorkerError, match=message):
-        list(FastLoader(kind(pixels, bad=5), 16, shuffle=False, workers=1))
+    ):
+        with pytest.raises(WorkerError, match=message):
+            list(FastLoader(kind(pixels, bad=5), 16, shuffle=False, workers=1))
 
 
 def test_states_of_other_datasets_know_their_type_and_length(pixels):
@@ -628,14 +602,12 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     device = LateBackend(patience=1)
     dataset = PackedDataset(packed, transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, ends="exact", workers=1, device=device)
-    count = 0
-    for batch in loader:
+    for number, batch in enumerate(loader):
         device.compute()
-        assert device.pinned == 6 * loader._feed.requests.ring.slot_bytes
+        assert device.pinned == 6 * loader._feed.requests.ring.slot_bytes, number
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid
-        count += 1
-    assert count == 4
+    assert number == 3
     device.drain()
     loader.close()
     assert device.pinned == 0
@@ -697,12 +669,20 @@ def test_a_forked_process_uses_the_loader_or_is_told_why_not(packed, start, meth
     loader.close()
 
 
-def test_a_script_from_stdin_forks_its_workers(packed, tmp_path):
-    text = "print(len(list(FastLoader(PackedDataset(PACKED, transform=same), 16, workers=1))))"
+def test_a_script_in_a_file_has_a_forkserver_and_one_from_stdin_forks_its_workers(packed, tmp_path):
+    text = """
+        def method(sample):
+            return sample[1], multiprocessing.get_start_method()
+
+        if __name__ == "__main__":
+            [batch] = FastLoader(PackedDataset(PACKED, transform=method), 60, workers=1)
+            print(batch[1][0], multiprocessing.get_start_method(allow_none=True))
+    """
     options = script(tmp_path, text, packed)
-    with open(options["args"][-1]) as lines:
-        done = subprocess.run([sys.executable, "-"], env=options["env"], stdin=lines, capture_output=True, text=True)
-    assert done.stdout == "3\n", done.stderr
+    for words, method in ((options["args"], "forkserver"), ([sys.executable, "-"], "fork")):
+        with open(options["args"][-1]) as lines:
+            done = subprocess.run(words, env=options["env"], stdin=lines, capture_output=True, text=True)
+        assert done.stdout.split() == [method, "None"], done.stderr
 
 
 def test_too_little_shared_memory_is_named_before_anything_is_filled(packed, tmp_path):

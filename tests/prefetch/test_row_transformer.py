@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,6 +108,9 @@ def test_each_image_is_what_a_file_of_its_size_would_give(raw, photos, read, wor
     assert sorted(rows.tolist()) == list(range(22))
     expected = one_by_one(photos, TRAINING)[rows]
     assert (images.int() - expected.int()).abs().max() <= 1  # rounded after each axis where height is lost
+    evaluation = [Resize(32), CenterCrop(28)]
+    images, rows = batches(raw, evaluation, shuffle=False, read=read, workers=workers)
+    assert (images.int() - one_by_one(photos, evaluation)[rows].int()).abs().max() <= 1
 
 
 def test_stored_jpegs_raw_rows_and_turned_ones_side_by_side(stored):
@@ -130,11 +134,6 @@ def test_decoded_smaller_is_close_and_masks_and_boxes_see_the_same_window(photos
     assert (images.float() - exact.float()).abs().mean() < 12
     assert (boxes - raw_boxes).abs().max() <= 1.5 and boxes.dtype == torch.float32
     assert (masks == raw_masks).float().mean() > 0.85 and masks.shape == (22, 12, 12)
-
-
-def test_evaluation_by_resize_and_centre_crop(raw, photos):
-    images, _ = batches(raw, [Resize(32), CenterCrop(28)], shuffle=False)
-    assert (images.int() - one_by_one(photos, [Resize(32), CenterCrop(28)]).int()).abs().max() <= 1
 
 
 def test_padding_and_two_resizes_go_one_by_one(raw, photos):
@@ -184,18 +183,23 @@ def test_jpegs_of_one_size_need_no_transform(photos, tmp_path):
     assert (cut.int() - one_by_one(decoded, TRAINING).int()).abs().max() <= 1
 
 
-def test_a_loader_without_a_size_says_how_to_make_one(raw):
-    with pytest.raises(OptionError, match=r"differ in size.*RandomResizedCrop\(224\).*--size"):
-        FastLoader(raw, 4)
-    with pytest.raises(OptionError, match="stands before any"):
-        FastLoader(raw, 4, transform=[ColorJitter(0.1), RandomResizedCrop(24)])
-    with pytest.raises(OptionError, match="Add images to fields"):
-        FastLoader(PackedDataset(raw, fields=("masks",)), 4)
-
-
-def test_an_image_smaller_than_the_crop_is_named_by_its_size(raw):
-    with pytest.raises(OptionError, match=r"image of \d+x\d+"):
-        list(FastLoader(raw, 4, transform=[CenterCrop(120)]))
+@pytest.mark.parametrize(
+    ("transform", "fields", "message"),
+    [
+        ([], None, r"differ in size.*RandomResizedCrop\(224\).*--size"),
+        ([ColorJitter(0.1), RandomResizedCrop(24)], None, "stands before any"),
+        ([], ("masks",), "Add images to fields"),
+        ([CenterCrop(120)], None, r"image of \d+x\d+"),
+        (
+            [Resize(32, max_size=33), CenterCrop(32)],
+            None,
+            r"leaves a shorter side below 32 here: leave max_size out(?!.*pack larger)",
+        ),
+    ],
+)
+def test_images_that_do_not_get_one_size_are_refused_with_the_mend(raw, transform, fields, message):
+    with pytest.raises(OptionError, match=message):
+        list(FastLoader(PackedDataset(raw, fields=fields), 4, transform=transform))
 
 
 def test_a_jpeg_that_was_packed_broken_is_named_and_said_to_be_so(photos, tmp_path):
@@ -284,14 +288,6 @@ def test_only_what_is_decoded_is_booked_as_decoding(raw, stored, read):
     assert "decoding" not in one_by_one and one_by_one["transform"] > 0
 
 
-def test_a_longest_side_that_leaves_images_too_small_is_what_is_to_go(raw):
-    with pytest.raises(
-        OptionError, match=r"max_size=33 leaves a shorter side below 32 here: leave max_size out"
-    ) as error:
-        batches(raw, [Resize(32, max_size=33), CenterCrop(32)])
-    assert "pack larger" not in str(error.value)
-
-
 def test_a_jpeg_that_still_opens_but_changed_after_packing_is_an_error(photos, tmp_path):
     data = [jpeg(image) for image in photos[:6]]
     path = write_ragged(
@@ -306,3 +302,22 @@ def test_a_jpeg_that_still_opens_but_changed_after_packing_is_an_error(photos, t
             batches(path, transform, ("images",), shuffle=False)
     with pytest.raises(FormatError, match=r"\(row 4\).*damaged after packing"):
         PackedDataset(path)[4]
+
+
+def test_a_thread_computes_alone_and_all_others_keep_their_number():
+    found, before = [], torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for alone in (True, False):
+
+            def note(alone=alone):
+                for _ in range(2 * alone):
+                    row_transformer.use_one_torch_thread()
+                found.append(torch.get_num_threads())
+
+            thread = threading.Thread(target=note)
+            thread.start()
+            thread.join()
+        assert found == [1, 3] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

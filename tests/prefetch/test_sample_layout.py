@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastload.prefetch.ring import slot_arrays, slot_bytes
-from fastload.prefetch.sample_layout import as_array, describe, fields_of, layout_of, unwritten
+from fastload.prefetch.sample_layout import as_array, describe, fields_of, layout_of, unwritten, write
 
 
 def image(height=4, width=5, channels=3):
@@ -39,9 +39,7 @@ def test_fields_have_names_that_transforms_know(sample, names, expected):
 
 def test_samples_of_another_structure_have_no_fields():
     form = layout_of((1, 2), None).form
-    assert (
-        fields_of((1, 2, 3), form) is None and fields_of({"a": 1, "b": 2}, form) is None and fields_of(1, form) is None
-    )
+    assert [fields_of(other, form) for other in ((1, 2, 3), {"a": 1, "b": 2}, 1)] == [None] * 3
     form = layout_of({"a": 1, "b": 2}, None).form
     assert fields_of({"b": 2, "a": 1}, form) == [1, 2]
     assert fields_of({"a": 1}, form) is None and fields_of((1, 2), form) is None
@@ -52,11 +50,9 @@ def test_samples_of_another_structure_have_no_fields():
               np.arange(6.0).reshape(2, 3)[:, ::2], 3, 2.5, True, torch.zeros(3, dtype=torch.complex64)]
 )  # fmt: skip
 def test_numbers_tensors_and_arrays_become_what_torch_would_collate(value):
-    array = as_array(value)
+    found = torch.as_tensor(as_array(value).copy())
     collated = torch.utils.data.default_collate([value.detach() if isinstance(value, torch.Tensor) else value])[0]
-    assert (
-        torch.equal(torch.as_tensor(array.copy()), collated) and torch.as_tensor(array.copy()).dtype == collated.dtype
-    )
+    assert torch.equal(found, collated) and found.dtype == collated.dtype
 
 
 @pytest.mark.parametrize(
@@ -77,10 +73,15 @@ def test_a_sample_comes_back_out_of_the_slot_as_it_went_in():
     places = [arrays.get(name) for name in layout.form.names]
     for place, sample in enumerate(samples):
         new = unwritten(places, place, sample, layout.form)
-        assert new.extra == [f"{place}"] and new.write(places, place)
+        assert new[2] == f"{place}" and write(places, place, new) and new == [None, None, f"{place}", None]
     assert torch.equal(torch.from_numpy(arrays["images"]), torch.stack([sample[0] for sample in samples]))
     assert arrays["images"].transpose(0, 2, 3, 1).flags.c_contiguous
     assert arrays["labels"].tolist() == [0, 1, 2, 3] and arrays["3"].dtype == np.float64
+    # What lies in its place is not copied; a view of it in another order is.
+    lying = ["1" if array is None else array[1, ...] for array in places]
+    assert unwritten(places, 1, lying, layout.form) == [None, None, "1", None]
+    turned = lying[0][:, ::-1]
+    assert np.array_equal(unwritten(places, 1, [turned, *lying[1:]], layout.form)[0], turned)
 
 
 @pytest.mark.parametrize("value", [image(4, 6), image().float(), "text", image().permute(1, 0, 2)])

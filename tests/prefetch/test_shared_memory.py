@@ -33,17 +33,7 @@ def test_a_process_writes_what_the_other_reads(method):
     assert [int(view[0]) for view in views] == [0, 2, 2]
 
 
-def test_what_is_added_later_does_not_move_what_was_there():
-    memory = SharedMemory()
-    memory.extend(PAGE)
-    before = memory.view(0, PAGE)
-    before[:] = 7
-    added = memory.view(memory.extend(PAGE), PAGE)
-    added[:] = 9
-    assert (before == 7).all() and (memory.view(0, PAGE) == 7).all() and added.ctypes.data != before.ctypes.data
-
-
-def test_views_outlive_the_memory_and_its_descriptor_does_not():
+def test_views_stay_where_they_are_when_more_is_added_and_outlive_the_memory_whose_descriptor_does_not():
     def count():
         return len(os.listdir("/proc/self/fd"))
 
@@ -51,11 +41,15 @@ def test_views_outlive_the_memory_and_its_descriptor_does_not():
     memory = SharedMemory()
     memory.extend(PAGE)
     view = memory.view(0, PAGE)
+    view[:] = 7
+    added = memory.view(memory.extend(PAGE), PAGE)
+    added[:] = 9
+    assert (view == 7).all() and (memory.view(0, PAGE) == 7).all() and added.ctypes.data != view.ctypes.data
     memory.close()
     memory.close()
     view[:] = 3
-    assert (view == 3).all()
-    del view
+    assert (view == 3).all() and (added == 9).all()
+    del view, added
     assert count() == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import traceback
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.plan import EpochPlan
-from fastload.prefetch.ring import SLACK, Ring, SlotField
+from fastload.prefetch.ring import SLACK, Ring, SlotField, private_copy
 from fastload.prefetch.thread_stream import GROUP_BYTES, ThreadStream, coalesced, group_size
 from fastload.read.readahead import announced_ahead
 
@@ -67,6 +68,38 @@ def test_memory_comes_back_when_the_last_view_is_gone():
     assert ring.take() is slot
 
 
+def test_memory_can_come_from_outside():
+    given = []
+
+    def allocate(num_bytes):
+        given.append(np.zeros(num_bytes, np.uint8))
+        return given[-1]
+
+    ring = Ring([FIELD, LABELS], 3, allocate)
+    assert len(given) == 3 and ring.slot_bytes == len(given[0])
+    slot = ring.take()
+    assert all(np.shares_memory(slot.memory, array) for array in slot.arrays.values())
+    assert slot.arrays["labels"].ctypes.data % 8 == 0
+
+
+def test_slots_that_came_back_are_not_taken_for_held_when_no_more_are_taken():
+    ring = Ring([FIELD], 6)
+    slots = [ring.take() for _ in range(6)]
+    for slot in slots:  # as at the end of an epoch: handed over one after another, none filled again
+        batch = ring.hand_over(slot, None, 0)
+        assert np.shares_memory(batch.arrays["images"], slot.memory)
+        del batch
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3), (5, 2**20, 2), (1, 2**23)])
+def test_a_private_copy_is_whole_and_shares_nothing(shape):
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    before = threading.active_count()
+    copy = private_copy(array)
+    assert np.array_equal(copy, array) and copy.flags.c_contiguous and not np.shares_memory(copy, array)
+    assert threading.active_count() == before
+
+
 def test_a_slot_that_is_referenced_is_never_written_to():
     ring = Ring([FIELD], SLACK + 2)
     kept = list(stream(ring, 25))
@@ -88,20 +121,16 @@ def test_a_loop_that_keeps_one_batch_gets_no_copies_and_small_arrays_hold_no_slo
 
 def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring():
     ring = Ring([FIELD], SLACK + 2)
-    kept = []
-    for batch in stream(ring, 25):
-        kept.append(batch)
-        if len(kept) == SLACK:
-            break
+    kept = list(islice(stream(ring, 25), SLACK))
     gc.collect()
     assert sum(is_right(batch) for batch in stream(ring, 25)) == 25
     assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_after_close_no_thread_writes_and_all_slots_are_back(forgotten):
-    ring = Ring([FIELD], 5)
-    batches = stream(ring, 1000)
+@pytest.mark.parametrize(("forgotten", "group"), [(False, 1), (True, 1), (False, 3)])
+def test_after_close_no_thread_writes_and_all_slots_are_back(forgotten, group):
+    ring = Ring([SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))], 5)
+    batches = stream(ring, 1000, group=group)
     next(batches)
     if forgotten:
         del batches
@@ -165,10 +194,8 @@ def test_what_a_worker_raises_reaches_the_loop_in_its_turn_with_its_traceback(gr
 
 
 def test_manual_release_hands_over_slots_and_reuses_only_those_released():
-    ring = Ring([FIELD], 4, manual_release=True)
-    batches = stream(ring, 12)
-    held = []
-    for batch in batches:
+    ring, held = Ring([FIELD], 4, manual_release=True), []
+    for batch in stream(ring, 12):
         assert is_right(batch)
         held.append(batch)
         if len(held) == 3:
@@ -180,19 +207,22 @@ def test_manual_release_hands_over_slots_and_reuses_only_those_released():
     assert len({ring.take().number for _ in range(4)}) == 4
 
 
-def test_ready_tells_whether_the_next_batch_waits():
+@pytest.mark.parametrize("group", [1, 3])
+def test_ready_and_depth_tell_what_waits_with_the_rest_of_a_group(group):
     go = threading.Event()
 
     def waiting(planned, arrays):
         assert go.wait(600)
         return fill(planned, arrays)
 
-    batches = stream(Ring([FIELD], 4), 2, fill=waiting, workers=1)
-    assert not batches.ready()
+    field = SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))
+    batches = stream(Ring([field], 4), 2 * group, fill=waiting, workers=1, group=group)
+    assert not batches.ready() and batches.depth() == 0
     go.set()
-    while not batches.ready():
-        pass
-    assert is_right(next(batches)) and is_right(next(batches))
+    for left in range(2 * group, 0, -1):
+        while batches.depth() < left:
+            pass
+        assert batches.ready() and is_right(next(batches)) and batches.depth() == left - 1
     assert not batches.ready()
     assert next(batches, None) is None
 
@@ -233,15 +263,3 @@ def test_what_comes_out_of_a_group_is_what_was_planned(num_rows, batch_size, siz
         np.testing.assert_array_equal(batch.planned.valid, planned.valid)
         assert (batch.planned.step, batch.planned.global_valid) == (planned.step, planned.global_valid)
         assert batch.bytes_read == 8 * batch_size
-
-
-def test_the_rest_of_a_group_counts_as_ready():
-    plan = EpochPlan(range(12), batch_size=2, shuffle=False)
-    ring = Ring([SlotField("images", (6,), np.dtype(np.int64))], SLACK + 1)
-    batches = ThreadStream(coalesced(plan.batches(0), 3), lambda planned, arrays: 0, ring, workers=1, group=3)
-    next(batches)
-    while batches.depth() < 5:
-        pass
-    next(batches)
-    assert batches.depth() == 4 and batches.ready()
-    batches.close()

@@ -22,7 +22,7 @@ from fastload.errors import OptionError
 from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
-from fastload.prefetch.inputs import OtherInput, PackedInput, as_input
+from fastload.prefetch.inputs import OtherInput, PackedInput, as_input, shuffle_of
 from fastload.prefetch.resolved import default_workers
 from fastload.profiling.bench.steps import NetworkStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
@@ -168,7 +168,7 @@ class Search:
         stored = isinstance(data, PackedInput) and data.ragged  # threads that read also decode
         self.default = Candidate(
             default_workers(processes=traits.processes, computing=in_threads or stored),
-            data.resolve_shuffle(options.shuffle, cached=True),
+            shuffle_of(data, options.shuffle, cached=True),
         )
         # A network's time per image depends on the batch size, a simulated accelerator's does not.
         small = (traits.processes or not traits.linear) and (step is None or step.name == "sim")

@@ -1,4 +1,4 @@
-"""echo="auto" on two ranks of a real process group, one of them slow: equal steps in every epoch, and no deadlock."""
+"""Two ranks of a real process group, one of them slow and with less room: they decide alike, and nobody hangs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 from child_processes import run_together
+from two_ranks import BATCH_SIZE, CACHED_ROWS, ROW_BYTES, ROWS, write_file
 
-HERE = Path(__file__).resolve().parent
-LIMIT_S = 600
-BATCHES = 12
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+BATCHES = ROWS // BATCH_SIZE // 2
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     """What each of two processes reports; see two_ranks.py."""
-    folder = tmp_path_factory.mktemp("auto")
-    run_together([[HERE / "two_ranks.py", rank, folder] for rank in range(2)], folder)
-    return [json.loads((folder / f"echo.{rank}.json").read_text()) for rank in range(2)]
+    folder = tmp_path_factory.mktemp("two")
+    write_file(folder / "a.h5")
+    run_together([[SCRIPT, rank, folder] for rank in range(2)], folder)
+    return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_both_ranks_take_equal_steps_in_every_epoch_and_echo_more_than_once(ranks):
@@ -51,3 +52,20 @@ def test_the_state_is_the_same_on_both_ranks_and_holds_the_coming_factor(ranks):
 def test_another_share_than_the_groups_is_refused(ranks):
     for rank, of_rank in enumerate(ranks):
         assert f"rank {rank} of 3, the process group says (rank, world size) = ({rank}, 2)" in of_rank["errors"][0]
+
+
+def test_all_rows_are_kept_where_every_rank_has_room_else_each_keeps_its_share_and_one_rank_warns(ranks):
+    for rank, report in enumerate(ranks):
+        assert (report["whole fixed"], report["whole warned"]) == (False, 0)
+        assert (report["shared fixed"], report["shared warned"]) == (True, rank == 0)
+        assert [sorted(rows) for rows in report["shared"]] == [list(range(25 * rank, 25 * rank + 25))] * 2
+    for first, second in zip(ranks[0]["whole"], ranks[1]["whole"], strict=True):
+        assert sorted(first + second) == list(range(CACHED_ROWS))
+    assert sorted(ranks[0]["whole"][0]) != sorted(ranks[1]["whole"][0])
+
+
+def test_every_rank_is_refused_where_one_has_no_room(ranks):
+    missing = CACHED_ROWS // 2 * ROW_BYTES - 100
+    for report in ranks:
+        assert "the rank that has least has room for 100" in report["refused"]
+        assert f"{missing:,} bytes are missing" in report["refused"]
