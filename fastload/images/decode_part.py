@@ -24,7 +24,7 @@ from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode import decode_unturned, upright
 from fastload.images.image_header import upright_size
-from fastload.images.jpeg import JpegHead, cut_rows, jpeg_head, run_libjpeg
+from fastload.images.jpeg import JpegHead, cut_rows, run_libjpeg, scan_jpeg
 
 Data = bytes | memoryview
 _Scratch = NDArray[np.uint8] | None
@@ -87,7 +87,7 @@ def decode_row(
         raise ImageError("a JPEG has 8 bits a channel where the dataset has 16")
     if out is None:
         out = np.empty(shape, np.uint8)
-    _decode_jpeg(data, jpeg_head(data), shape, orientation, 1, out.reshape(-1), on_suspect)
+    _decode_jpeg(data, scan_jpeg(data), shape, orientation, 1, out.reshape(-1), on_suspect)
     return out
 
 
@@ -122,7 +122,7 @@ def decode_part(
         pixels = _room(shown.shape, scratch)
         pixels[...] = shown
         return DecodedPart(pixels, 1, top)
-    head = jpeg_head(data)
+    head = scan_jpeg(data)
     if orientation == 1 and head is not None:
         top, stop = top // factor * factor, min(shape[0], -(-(top + height) // factor) * factor)
         part = _decode_rows(data, head, shape, factor, top, stop, scratch)
@@ -216,7 +216,7 @@ def offset_in(memory: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> int:
 
 def _is_pillows(head: JpegHead, channels: int) -> bool:
     """Whether Pillow has to convert a JPEG's colours: CMYK and YCCK, and colour that is to become gray."""
-    return head.components not in (1, 3) or (channels == 1 and head.components == 3)
+    return head.components == 4 or (channels == 1 and head.components == 3)
 
 
 def _smaller(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:

@@ -30,6 +30,8 @@ from fastload.transforms.spec import (
     window_size,
 )
 
+_ONLY_LEVELS = "it resizes uint8 and uint16 as they lie in the file. Put it before what makes them {}."
+
 
 class PlacedTransform(BaseTransform, ABC):
     """A geometric transform that only says where pixels come from: a crop, a resize or a flip.
@@ -47,17 +49,12 @@ class PlacedTransform(BaseTransform, ABC):
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
-        self.check(spec)
+        self.check(super().output(spec))
         height, width = self.target(spec.sizes)[0].tolist()
         return spec._replace(height=height, width=width)
 
     def check(self, spec: ImageSpec) -> None:
-        """Raises OptionError for images that cannot be transformed."""
-        if self.resizes and spec.dtype not in (torch.uint8, torch.uint16):
-            raise OptionError(
-                f"{type(self).__name__}: images are {spec.dtype}, and it resizes uint8 and uint16 as they lie in the "
-                f"file. Put it before what makes them {spec.dtype}."
-            )
+        """Raises OptionError for sizes that cannot be transformed."""
         if self.resizes and min(spec.height, spec.width) < 1:
             raise OptionError(f"{type(self).__name__}: images of {spec.height}x{spec.width} have no pixels to resize.")
 
@@ -85,7 +82,7 @@ class PlacedTransform(BaseTransform, ABC):
             OptionError: such images cannot be transformed.
         """
         spec = ImageSpec.of(images)
-        self.check(spec)
+        self.output(spec)
         return place_images(images, self.place(spec.sizes, draws), self._pool)
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
@@ -281,6 +278,7 @@ class Resize(PlacedTransform):
     """
 
     resizes = True
+    wrong_dtype = _ONLY_LEVELS
 
     def __init__(self, size: int | Sequence[int], max_size: int | None = None) -> None:
         super().__init__()
@@ -333,6 +331,7 @@ class RandomResizedCrop(PlacedTransform):
     """
 
     resizes = True
+    wrong_dtype = _ONLY_LEVELS
     size: tuple[int, int]
 
     def __init__(

@@ -41,6 +41,10 @@ class Normalize(BaseTransform):
     """
 
     geometric = False
+    wrong_dtype = (
+        "it divides uint8 by 255 and uint16 by 65535. Give it images as they lie in the file; it scales them to 0..1 "
+        "itself, so leave ToTensor out."
+    )
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -66,11 +70,7 @@ class Normalize(BaseTransform):
         self.dtype = dtype
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        if spec.dtype not in _LARGEST:
-            raise OptionError(
-                f"Normalize: images are {spec.dtype}, and it divides uint8 by 255 and uint16 by 65535. "
-                f"Give it images as they lie in the file; it scales them to 0..1 itself, so leave ToTensor out."
-            )
+        super().output(spec)
         if spec.channels != len(self.mean):
             raise OptionError(
                 f"Normalize: mean and std have {len(self.mean)} values, the images {spec.channels} channels. "

@@ -73,6 +73,9 @@ class RandAugment(BaseTransform):
     """
 
     geometric = True
+    dtypes = (torch.uint8,)
+    wrong_dtype = "its operations are defined for uint8 levels. Put it before Normalize, and pack images of 8 bits."
+    wrong_channels = "its operations need"
 
     def __init__(
         self, num_ops: int = 2, magnitude: int = 9, num_magnitude_bins: int = 31, fill: float | Sequence[float] = 0
@@ -89,17 +92,7 @@ class RandAugment(BaseTransform):
         self.fill = as_values("RandAugment(fill", fill)
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        if spec.dtype != torch.uint8:
-            raise OptionError(
-                f"RandAugment: images are {spec.dtype}, and its operations are defined for uint8 levels. "
-                f"Put it before Normalize, and pack images of 8 bits."
-            )
-        if spec.channels not in (1, 3):
-            raise OptionError(
-                f"RandAugment: images have {spec.channels} channels, and its operations need 1 (gray) or 3 (red, "
-                f"green, blue). Pack the images with --mode rgb or --mode gray, or leave RandAugment out of transform."
-            )
-        check_values("RandAugment(fill", self.fill, spec)
+        check_values("RandAugment(fill", self.fill, super().output(spec))
         return spec
 
     def rounds(self, draws: Draws) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -121,9 +121,27 @@ class BaseTransform:
     """
 
     thread_safe = True
+    dtypes: tuple[torch.dtype, ...] = (torch.uint8, torch.uint16)
+    """Of images that it takes, if `wrong_dtype` is given."""
+    wrong_dtype = ""
+    """Says of others why not, and what to do; {} is their dtype. Empty: it takes every dtype."""
+    wrong_channels = ""
+    """Says what needs one channel or three; empty: nothing."""
 
     def __init__(self) -> None:
         self._pool, self._mask_pool = OutputPool(), OutputPool()
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
+        name = type(self).__name__
+        if self.wrong_dtype and spec.dtype not in self.dtypes:
+            raise OptionError(f"{name}: images are {spec.dtype}, and {self.wrong_dtype.format(spec.dtype)}")
+        if self.wrong_channels and spec.channels not in (1, 3):
+            raise OptionError(
+                f"{name}: images have {spec.channels} channels, and {self.wrong_channels} 1 (gray) or 3 (red, green, "
+                f"blue). Pack the images with --mode rgb or --mode gray, or leave {name} out of transform."
+            )
+        return spec
 
     def __repr__(self) -> str:
         options = (name for name in inspect.signature(type(self)).parameters if hasattr(self, name))
