@@ -102,7 +102,9 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         if isinstance(image, TiffImageFile):
             width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
         # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
-        orientation = orientation_of(image) if image.format != "PNG" or _png_has_orientation(data) else 1
+        texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+        told = any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
+        orientation = orientation_of(image) if told or image.format != "PNG" else 1
         try:
             frames = int(getattr(image, "n_frames", 1))
         except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good
@@ -226,18 +228,13 @@ def decoding_errors(data: bytes) -> Iterator[None]:
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields (type, start, end) of every whole chunk of a PNG, in order."""
-    start = 8
+    start = 8 if data.startswith(b"\x89PNG") else len(data)
     while start + 12 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, start)
         end = start + 12 + length
         if end <= len(data):
             yield kind, start, end
         start = end
-
-
-def _png_has_orientation(data: bytes) -> bool:
-    texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-    return any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
 
 
 def png_without_tail(data: bytes) -> bytes | None:

@@ -157,15 +157,21 @@ def probability(name: str, p: object) -> float:
 
 def window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
     """Returns (height, width) of a size that is given as such, or as one number for a square; else OptionError."""
-    size = as_plain(size)
-    sides = tuple(size) if isinstance(size, Sequence) else (size,)
-    if len(sides) == 1:
-        sides *= 2
-    if len(sides) != 2 or not all(is_whole(side) and side > 0 for side in sides):
-        raise OptionError(
-            f"{name}(size={size!r}): a size is a positive whole number of pixels, or (height, width) of them."
-        )
-    return int(sides[0]), int(sides[1])
+    expected = "a size is a positive whole number of pixels, or (height, width) of them."
+    height, width = whole_sides(f"{name}(size", size, (1, 2), expected, least=1)
+    return height, width
+
+
+def whole_sides(where: str, sides: Any, counts: tuple[int, ...], expected: str, *, least: int) -> tuple[int, ...]:
+    """Returns as many numbers as the last of the counts says, given as such or fewer, which are then repeated.
+
+    Raises OptionError, naming `where` and what is expected, unless they are whole and not below `least`.
+    """
+    sides = as_plain(sides)
+    numbers = tuple(sides) if isinstance(sides, Sequence) else (sides,)
+    if len(numbers) not in counts or not all(is_whole(number) and number >= least for number in numbers):
+        raise OptionError(f"{where}={sides!r}): {expected}")
+    return tuple(int(number) for number in numbers * (counts[-1] // len(numbers)))
 
 
 def ordered_pair(

@@ -73,10 +73,7 @@ def place_varied_coordinates(
 ) -> dict[str, torch.Tensor]:
     """Returns the boxes and points among the fields, float32, moved as the (full) images are, in the form they had."""
     given = dict(fields)
-    moved = as_moved(given, coordinates)
-    for name, values in moved.items():
-        moved[name] = placement.move_points(values) if values.shape[-1] == 2 else placement.move_boxes(values)
-    return as_handed_over(moved, given, coordinates, placement.size)
+    return as_handed_over(placement.move(as_moved(given, coordinates)), given, coordinates, placement.size)
 
 
 def _cut_and_flipped(

@@ -59,7 +59,6 @@ def augment(
         inside = inside & (channel < CHANNELS)
     # Lanes outside work on a neighbour's value and do not store it: so their loads need no mask.
     x, channel = tl.minimum(x, width - 1), tl.minimum(channel, CHANNELS - 1)
-
     window = windows + sample * 10
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
     image = sample.to(tl.int64)
@@ -67,7 +66,6 @@ def augment(
         image = tl.load(rows + sample)
     corner = source + image * stride_n + tl.load(window).to(tl.int64) * stride_y + tl.load(window + 1) * STRIDE_X
     column = tl.load(window + 7) + tl.where(tl.load(window + 9) != 0, width - 1 - x, x)
-
     count = tl.minimum(height - tile_y * BLOCK_Y, BLOCK_Y)
     if output is None:
         target = sums + sample
@@ -84,30 +82,43 @@ def augment(
         else:
             target += lanes // LANES * CHANNELS + lanes % LANES
 
-    given = (
-        corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
-        rectangles, value, scale, shift, output, stride_y, height, width, steps,
-    )  # fmt: skip
+    # Each call by itself: Triton 3.2 passes no tuples on, and one call in a loop takes other registers.
     if RESAMPLED:
         scaled_height, scaled_width = tl.load(window + 4), tl.load(window + 5)
         least = tl.minimum(window_height, window_width)
         kept = (window_height <= scaled_height) & (window_width <= scaled_width) & (least >= 2)
         near = (2 * window_height <= 3 * scaled_height) & (2 * window_width <= 3 * scaled_width) & (least >= 3)
         if kept:
-            _paint(*given, STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 2)
+            _paint(
+                corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
+                rectangles, value, scale, shift, output, stride_y, height, width, steps,
+                STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 2,
+            )  # fmt: skip
         elif near:
-            _paint(*given, STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 3)
+            _paint(
+                corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
+                rectangles, value, scale, shift, output, stride_y, height, width, steps,
+                STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 3,
+            )  # fmt: skip
         else:
-            _paint(*given, STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 0)
+            _paint(
+                corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
+                rectangles, value, scale, shift, output, stride_y, height, width, steps,
+                STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 0,
+            )  # fmt: skip
     else:
-        _paint(*given, STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 1)
+        _paint(
+            corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
+            rectangles, value, scale, shift, output, stride_y, height, width, steps,
+            STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 1,
+        )  # fmt: skip
 
 
 @triton.jit
 def _paint(
     corner,  # pointer to the window's first pixel
     column, x,  # (1, BLOCK_X): columns of the resized window and of the output
-    channel, inside, sample, window, first_row, count, target,  # pointers (1, BLOCK_X) into the sample's first output row, or to its sum
+    channel, inside, sample, window, first_row, count, target,  # target: pointers into the first row, or to the sum
     ops, factors, sums, rectangles, value, scale, shift, output, stride_y, height, width, steps,
     STRIDE_X: tl.constexpr, STRIDE_C: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_X: tl.constexpr,
     TAPS: tl.constexpr,  # along each axis: 1 (nothing is resized), 2, 3, or 0 for as many as it takes
