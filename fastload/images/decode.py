@@ -27,14 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image, features
 
 from fastload.errors import ImageError
-from fastload.images.fit import (
-    Target,
-    resample_for,
-    resample_mask,
-    resample_pixels,
-    with_channels,
-    with_depth,
-)
+from fastload.images.fit import Target, resample_for, resample_mask, resample_pixels, with_channels, with_depth
 from fastload.images.image_header import (
     check_size,
     decoding_errors,

@@ -155,10 +155,7 @@ class Cutout(Eraser):
 
 
 def _erase_at_once(
-    images: torch.Tensor,
-    rectangles: NDArray[np.int64],
-    values: tuple[float, ...],
-    keys: NDArray[np.int32] | None,
+    images: torch.Tensor, rectangles: NDArray[np.int64], values: tuple[float, ...], keys: NDArray[np.int32] | None
 ) -> torch.Tensor:
     """Returns images with rectangles filled by values, one or one per channel; with keys, (B, 2), by random pixels."""
     (batch, channels, height, width), device = images.shape, images.device

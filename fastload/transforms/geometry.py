@@ -344,10 +344,7 @@ class RandomResizedCrop(PlacedTransform):
     size: tuple[int, int]
 
     def __init__(
-        self,
-        size: int | Sequence[int],
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        self, size: int | Sequence[int], scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
     ) -> None:
         super().__init__()
         self.size = window_size("RandomResizedCrop", size)

@@ -1,10 +1,8 @@
 """Normalization, the last transform: images stay integers, a quarter of the bytes, until here.
 
-On the CPU it is one pass over memory into a reused output: a block of values is converted, scaled and shifted while it
-stays in the cache. 26,000 images/s (218x178x3, float32, one thread) against 700 to 2,100 for
-`(images.float() / 255 - mean) / std` on two. The blocks are so small that torch works on them in the calling thread.
-Larger ones on two threads reach 47,000 while the machine is idle, but each of their operations ends when the slower
-thread does: with a core taken, as the loader's own readers take it, that gave 2,000 (this way: 14,000).
+On the CPU a block of values is converted, scaled and shifted while it stays in the cache: 26,000 images/s (218x178x3,
+float32, one thread) against 700 to 2,100 for `(images.float() / 255 - mean) / std` on two. Blocks are so small that
+torch works in the calling thread: with a core taken by the loader's readers 14,000, larger ones on two threads 2,000.
 """
 
 from __future__ import annotations

@@ -203,16 +203,12 @@ def _called(
 
 
 def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Mapping[str, Coordinates]) -> None:
+    unable = f"{_name(transform)} has no move_points and move_boxes to move them with the pixels"
     for name in fields:
-        if name not in coordinates and name not in COORDINATE_FIELDS:
-            continue
-        why = ""
-        if name not in coordinates:
-            why = "nothing says what its numbers are"
-        elif coordinates[name].unusable:
-            why = coordinates[name].unusable
-        elif not isinstance(transform, MovesCoordinates):
-            why = f"{_name(transform)} has no move_points and move_boxes to move them with the pixels"
+        if name in coordinates:
+            why = coordinates[name].unusable or ("" if isinstance(transform, MovesCoordinates) else unable)
+        else:
+            why = "nothing says what its numbers are" if name in COORDINATE_FIELDS else ""
         if why:
             raise OptionError(
                 f"transform: {_name(transform)} moves pixels, and the coordinates in {name} cannot follow: {why}. "

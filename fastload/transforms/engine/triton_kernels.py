@@ -25,6 +25,7 @@ HUE = tl.constexpr(4)
 
 # Added to a value in 0..255, it leaves the nearest whole number in the low bits: 1.5 * 2**23.
 ROUNDER = tl.constexpr(12582912.0)
+RAISED_BY = tl.constexpr(8388608.0)  # 2**23
 
 
 # Compiled once, whatever the numbers and addresses of a batch are: what Triton would make of them is of no use here.
@@ -159,7 +160,7 @@ def _paint(
     first_out, step_out = tl.where(flipped, height - 1 - first_row, first_row), tl.where(flipped, -1, 1)
     for done in range(count):
         if TAPS == 1:
-            values = _lowered(ahead)
+            values = ahead - RAISED_BY
             ahead = _raised(line + tl.minimum(first_row + done + 1, height - 1) * stride_y)
         elif TAPS == 0:
             centre_y = ((first_row + done + offset_y).to(tl.float32) + 0.5) * zoom_y
@@ -257,18 +258,13 @@ def _triangle(distance, inverse):
 
 @triton.jit
 def _level(pointer):
-    return _lowered(_raised(pointer))
+    return _raised(pointer) - RAISED_BY
 
 
 @triton.jit
 def _raised(pointer):
-    # The bits of 2**23 + level. Triton 3.6 makes a plain conversion one from 16 bits, which has a quarter of the rate.
+    # The bits of RAISED_BY + level. Triton 3.6 makes a plain conversion one from 16 bits, at a quarter of the rate.
     return (tl.load(pointer).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _lowered(raised):
-    return raised - 8388608.0
 
 
 @triton.jit
@@ -276,7 +272,7 @@ def _line(first, a, b, c, STRIDE_X: tl.constexpr, TAPS: tl.constexpr):
     """Returns a row of the source blended along x, from pointers to the first taps and their weights."""
     if TAPS == 2:
         line = _raised(first)
-        return _lowered(line) + (_raised(first + STRIDE_X) - line) * b
+        return line - RAISED_BY + (_raised(first + STRIDE_X) - line) * b
     else:
         return _level(first) * a + _level(first + STRIDE_X) * b + _level(first + 2 * STRIDE_X) * c
 
