@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import colorsys
-
 import numpy as np
 import pytest
 import torch
 from batches import draws_for, in_channels_last_memory
+from colour_reference import exact_steps, hue_by_colorsys
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +14,6 @@ from fastload.transforms.colour import (
     BRIGHTNESS,
     CONTRAST,
     HUE,
-    IDENTITY,
     SATURATION,
     ColorJitter,
     ColourSteps,
@@ -39,31 +37,6 @@ def batch_of(batch, channels, height, width, dtype=np.uint8, seed=0) -> torch.Te
 
 def constant_steps(batch: int, op: int, factor: float) -> ColourSteps:
     return ColourSteps(np.full((batch, 1), op, np.int32), np.full((batch, 1), factor, np.float32))
-
-
-def exact_step(image: np.ndarray, op: int, factor: float, largest: int) -> np.ndarray:
-    """One step on an image (C, H, W) of whole numbers in float64: the exact result before it is made whole."""
-    if len(image) == 1 and op in (SATURATION, HUE):
-        return image
-    if op == HUE:
-        return hue_by_colorsys(image, factor, largest)
-    gray = np.floor(0.2989 * image[0] + 0.587 * image[1] + 0.114 * image[2]) if len(image) == 3 else image[0]
-    other = {IDENTITY: image, BRIGHTNESS: 0.0, CONTRAST: gray.mean(), SATURATION: gray}[op]
-    return np.clip(factor * image + (1 - factor) * other, 0, largest)
-
-
-def hue_by_colorsys(image: np.ndarray, factor: float, largest: int) -> np.ndarray:
-    turned = np.empty(image.shape)
-    for row, column in np.ndindex(image.shape[1:]):
-        h, s, v = colorsys.rgb_to_hsv(*(image[:, row, column] / largest))
-        turned[:, row, column] = colorsys.hsv_to_rgb((h + factor) % 1, s, v)
-    return turned * 255.999 if largest == 255 else turned * largest + 0.5
-
-
-def exact_steps(image: np.ndarray, ops, factors, largest: int) -> np.ndarray:
-    for op, factor in zip(ops.tolist(), factors.astype(np.float64).tolist(), strict=True):
-        image = np.clip(np.floor(exact_step(image, op, factor, largest) + 1e-9), 0, largest)
-    return image
 
 
 # float32 in place of float64: a result within 2**-12 levels of a whole number may be truncated to the one below.
@@ -216,11 +189,8 @@ def test_ranges_out_of_bounds_are_named():
             ColorJitter(hue=hue)
     with pytest.raises(OptionError, match=r"contrast.*not negative"):
         ColorJitter(contrast=(-0.5, 1))
+    for channels in (0, 2, 4, True, "1", None):
+        with pytest.raises(OptionError, match="num_output_channels"):
+            Grayscale(channels)
     assert ColorJitter(brightness=1.5).brightness == (0, 2.5)
     assert ColorJitter(hue=0.5).hue == (-0.5, 0.5)
-
-
-@pytest.mark.parametrize("channels", [0, 2, 4, True, "1", None])
-def test_gray_images_of_other_channels_are_refused(channels):
-    with pytest.raises(OptionError, match="num_output_channels"):
-        Grayscale(channels)
