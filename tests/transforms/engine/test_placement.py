@@ -6,6 +6,7 @@ from functools import reduce
 
 import numpy as np
 import torch
+from batches import some_images
 from hypothesis import given
 from hypothesis import strategies as st
 from resize_cases import varied
@@ -43,11 +44,6 @@ def chains(draw):
     return first, placements
 
 
-def images_of(size, channels=3, dtype=np.uint8) -> torch.Tensor:
-    values = np.random.default_rng(size[0] * 31 + size[1]).integers(0, 256, (3, *size, channels), dtype)
-    return torch.from_numpy(values).permute(0, 3, 1, 2)
-
-
 def one_after_the_other(images: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
     for placement in placements:
         images = place_images(images, placement, OutputPool())
@@ -57,7 +53,7 @@ def one_after_the_other(images: torch.Tensor, placements: list[Placement]) -> to
 @given(chain=chains())
 def test_joined_placements_give_what_they_give_one_after_the_other(chain):
     size, placements = chain
-    images = images_of(size)
+    images = some_images(3, *size)
     together = place_images(images, reduce(Placement.then, placements), OutputPool())
     # A turn before a resize and after it round their sums in another order.
     difference = together.to(torch.int16) - one_after_the_other(images, placements).to(torch.int16)
