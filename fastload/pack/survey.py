@@ -1,7 +1,7 @@
 """The survey before packing: every header read, what each image becomes, and what the file will hold.
 
 `survey_listing` reads the headers with the worker pool and asks `decisions` for the common format. Boxes and points are
-moved as resizing moves the pixels under them. `row_order` is the order of rows in the file.
+moved as resizing moves the pixels under them. `Survey.order` is the order of rows in the file.
 """
 
 from __future__ import annotations
@@ -136,30 +136,50 @@ class Survey:
         attrs = {**masks.attrs, "names": masks.names} if masks.names else dict(masks.attrs)
         return attrs if masks.ignore_index is None else attrs | {"ignore_index": masks.ignore_index}
 
-    @property
-    def bytes_needed(self) -> int:
-        """Bytes of all rows before any lossless codec that the options ask for.
-
-        Exact for pixels (the last chunk counts whole), for files kept as they are and for rows of a packed file;
-        JPEGs to be made are estimated.
-        """
-        specs = self.pixels(self.num_samples).values()
-        return sum(self.ragged_bytes.values()) + sum(spec.allocated_bytes(self.num_samples) for spec in specs)
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """The sample of each row, int64 (N,): splits one after another, shuffled within each."""
+        splits = self.listing.split[self.samples]
+        order = []
+        for split in np.unique(splits).tolist():
+            samples = self.samples[splits == split]
+            if self.options.shuffle:
+                key = xxhash.xxh3_64_intdigest(f"fastload pack {self.options.seed} {split}".encode())
+                samples = samples[permute(np.arange(len(samples)), len(samples), key)]
+            order.append(samples)
+        return np.concatenate(order)
 
     @cached_property
-    def ragged_bytes(self) -> dict[str, int]:
-        """Bytes of each pixel dataset with rows of varying length, likewise."""
-        plan, headers = self.plan, self.headers
-        if plan is None or headers is None:
+    def row_lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Bytes of each row of `images`, and of `masks` if there are any, before any lossless codec of the options.
+
+        Exact for pixels, for files kept as they are and for rows of a packed file; JPEGs to be made are estimated.
+        """
+        if self.plan is None or self.headers is None:
             return {}
-        forms = {"images": plan.images, "masks": plan.masks}
-        lengths = row_lengths(plan, headers, self.listing)
-        rows = row_order(self)
+        lengths = row_lengths(self.plan, self.headers, self.listing)
+        return {name: each[self.order] for name, each in lengths.items()}
+
+    @cached_property
+    def expected(self) -> NDArray[np.int64]:
+        """Bytes of image and mask of each row together, likewise."""
+        return sum(self.row_lengths.values(), np.zeros(self.num_samples, np.int64))
+
+    @cached_property
+    def dataset_bytes(self) -> dict[str, int]:
+        """Bytes of each pixel dataset, likewise; of rows of one size the last chunk counts whole."""
+        specs, num_rows = self.pixels(self.num_samples), self.num_samples
         return {
-            name: ragged_offsets(each[rows], plan.chunk_bytes)[1]
-            for name, each in lengths.items()
-            if forms[name] == "ragged"
+            name: specs[name].allocated_bytes(num_rows)
+            if name in specs
+            else ragged_offsets(lengths, self.options.chunk_bytes)[1]
+            for name, lengths in self.row_lengths.items()
         }
+
+    @property
+    def bytes_needed(self) -> int:
+        """Bytes of all pixel datasets."""
+        return sum(self.dataset_bytes.values())
 
 
 def survey_listing(
@@ -336,19 +356,6 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
             was, now = (np.prod(each, axis=-1) for each in sides)
             lost += int(np.sum((was > 0) & (now <= 0)))
     return lost
-
-
-def row_order(survey: Survey) -> NDArray[np.int64]:
-    """Returns the sample of each row, int64 (N,): splits one after another, shuffled within each."""
-    splits = survey.listing.split[survey.samples]
-    order = []
-    for split in np.unique(splits).tolist():
-        samples = survey.samples[splits == split]
-        if survey.options.shuffle:
-            key = xxhash.xxh3_64_intdigest(f"fastload pack {survey.options.seed} {split}".encode())
-            samples = samples[permute(np.arange(len(samples)), len(samples), key)]
-        order.append(samples)
-    return np.concatenate(order)
 
 
 def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
