@@ -28,7 +28,7 @@ import numpy as np
 from fastload.errors import FormatError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import Job, image_file, unfinished, write_file, write_images
+from fastload.export.write import Job, image_file, write_file, write_images
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
@@ -183,7 +183,7 @@ def _check_folder(folder: Path, identity: str) -> bool:
     journal = folder / JOURNAL
     if folder.is_dir():
         try:
-            there = {path.name for path in folder.iterdir()} - {unfinished(journal).name}
+            there = {path.name for path in folder.iterdir()}
             found = journal.read_text(errors="replace") if journal.name in there else None
         except OSError as exc:
             raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
@@ -225,11 +225,8 @@ def _locked(folder: Path, identity: str) -> Iterator[bool]:
             ) from exc
         except OSError:
             pass  # A file system without locks.
-        if not journal.exists() or not os.path.samestat(os.fstat(fd), os.stat(journal)):
-            raise OutputError(f"{folder}: another process has just finished an export there. Give a new folder.")
-        new = os.fstat(fd).st_size == 0
-        if new and {path.name for path in folder.iterdir()} != {JOURNAL}:
-            journal.unlink()
+        if os.fstat(fd).st_size == 0 and {path.name for path in folder.iterdir()} != {JOURNAL}:
+            journal.unlink(missing_ok=True)
             raise OutputError(f"{folder}: another process has just written there. Give a new folder.")
         resumed = _check_folder(folder, identity)
         if not resumed:

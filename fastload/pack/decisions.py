@@ -70,19 +70,16 @@ class RaggedPlan:
         """Returns (height, width) of the row for an image of this size."""
         if self.target is not None:
             return self.target.height, self.target.width
-        return fitted_size(height, width, self.max_size)
-
-
-def fitted_size(height: int, width: int, max_size: int | None) -> tuple[int, int]:
-    """Returns (height, width) with the shorter side at most max_size; the aspect ratio stays, to the nearest pixel."""
-    short = min(height, width)
-    if max_size is None or short <= max_size:
+        if self.max_size is not None:
+            height, width = fitted_sizes(np.array([[height, width]]), self.max_size)[0].tolist()
         return height, width
-    return (2 * height * max_size + short) // (2 * short), (2 * width * max_size + short) // (2 * short)
 
 
 def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.int64]:
-    """Returns `fitted_size` of many images, int64 (N, 2); 0 where not known, which stays 0."""
+    """Returns heights and widths, int64 (N, 2), with the shorter side at most max_size; unknown ones (0) stay 0.
+
+    Aspect ratios stay, to the nearest pixel.
+    """
     short = sizes.min(axis=1, keepdims=True)
     if max_size is None or not (short > max_size).any():
         return sizes

@@ -139,41 +139,37 @@ class Worker:
 
     def pack(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
-        if task.starts is not None:
-            return self._pack_in_place(task, task.starts)
         for stream in task.streams:
             self.open(stream.path)  # Its lock tells the next packer that this worker still lives.
         return self.encode(task)
 
-    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> TaskRecord:
-        """Makes rows of one size and writes them, a few at a time; nothing is written after the first that fails."""
-        table = np.zeros(len(task.samples), ROW)
-        checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
-        reasons: dict[int, str] = {}
-        for part, arrays, failed in self._decoded(task, table, fresh=False):
-            reasons |= failed
-            for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
-                checks[at][part] = table["digest"][part] if len(arrays) == 1 else pixel_digests([array])
-                if not reasons:
-                    assert stream.spec is not None, "only rows of one size have a place beforehand"
-                    place = stream.base + starts[at] + part.start * stream.spec.row_bytes
-                    self._write(stream.path, [array.reshape(-1).view(np.uint8).data], place)
-        return _record(task, table, reasons, checks)
-
     def encode(self, task: PackTask) -> TaskRecord:
-        """Makes the rows of a task and keeps their bytes in `unwritten`."""
-        table, reasons = np.zeros(len(task.samples), ROW), dict[int, str]()
+        """Makes the rows of a task, and keeps their bytes in `unwritten` unless it is known where they belong.
+
+        If it is, they are written a few at a time, and none after the first that fails.
+        """
+        reasons: dict[int, str] = {}
         made: list[list[Piece]] = [[] for _ in task.streams]
-        if task.plan.images == "rows":
-            for _, arrays, failed in self._decoded(task, table, fresh=True):
-                reasons |= failed
-                for pieces, array in zip(made, arrays, strict=True):
-                    pieces += [row.data for row in array.reshape(len(array), -1).view(np.uint8)]
-            if reasons:
-                good = np.delete(np.arange(len(table)), [row - task.first for row in reasons])
-                table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
+        if task.plan.images == "ragged":
+            table = self._encode_rows(task, made, reasons)
         else:
-            table = self._encode_rows(task, table, made, reasons)
+            table = np.zeros(len(task.samples), ROW)
+            checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
+            for part, arrays, failed in self._decoded(task, table):
+                reasons |= failed
+                for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
+                    rows = array.reshape(len(array), -1).view(np.uint8)
+                    if task.starts is None:
+                        made[at] += [row.data for row in rows]
+                        continue
+                    checks[at][part] = table["digest"][part] if len(arrays) == 1 else pixel_digests([array])
+                    if not reasons:
+                        place = stream.base + task.starts[at] + part.start * rows.shape[1]
+                        self._write(stream.path, [rows.reshape(-1).data], place)
+            if task.starts is not None:
+                return _record(task, table, reasons, checks)
+            good = np.delete(np.arange(len(table)), [row - task.first for row in reasons])
+            table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
         if task.compress and not reasons:
             for stream, pieces in zip(task.streams, made, strict=True):
                 if stream.spec is None or not stream.compressed:
@@ -188,13 +184,10 @@ class Worker:
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
         return _record(task, table, reasons, [_digests(pieces) for pieces in made])
 
-    def _encode_rows(
-        self, task: PackTask, table: NDArray[np.void], made: list[list[Piece]], reasons: dict[int, str]
-    ) -> NDArray[np.void]:
-        """Fills table, made and reasons with rows of varying length; returns the part of table that was filled."""
-        if self._encoder is None:
-            self._encoder = RowEncoder(self.images, self.masks, task.plan)
-        count = 0
+    def _encode_rows(self, task: PackTask, made: list[list[Piece]], reasons: dict[int, str]) -> NDArray[np.void]:
+        """Fills made and reasons with rows of varying length; returns the description of those that were made."""
+        self._encoder = self._encoder or RowEncoder(self.images, self.masks, task.plan)
+        table = []
         for at, sample in enumerate(task.samples.tolist()):
             try:
                 row = self._encoder.encode(sample, task.headers[at])
@@ -206,17 +199,16 @@ class Worker:
                 continue
             pieces: list[Piece] = [row.image, b"" if row.mask is None else row.mask]
             lengths = [memoryview(piece).nbytes for piece in pieces]
-            table[count] = (
+            table.append((
                 task.first + at, row.digest, *lengths, row.shape, row.encoding, row.orientation, row.mask_encoding,
                 not row.ended, False,
-            )  # fmt: skip
-            count += 1
+            ))  # fmt: skip
             for stream_pieces, piece in zip(made, pieces, strict=False):
                 stream_pieces.append(piece)
-        return table[:count]
+        return np.array(table, ROW)
 
     def _decoded(
-        self, task: PackTask, table: NDArray[np.void], *, fresh: bool
+        self, task: PackTask, table: NDArray[np.void]
     ) -> Iterator[tuple[slice, list[NDArray[Any]], dict[int, str]]]:
         """Yields which rows of a task, their arrays as `decode`, and row -> why it failed; describes them in table."""
         target = task.plan.target
@@ -236,7 +228,7 @@ class Worker:
         step = max(1, (_COPY_BYTES if self._copies else _CACHE_BYTES) // row_bytes)
         for start in range(0, len(table), step):
             part = slice(start, min(start + step, len(table)))
-            arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=fresh)
+            arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=task.starts is None)
             table["digest"][part] = pixel_digests(arrays)
             if len(task.digests):
                 for at in np.flatnonzero(table["digest"][part] != task.digests[part]).tolist():
