@@ -32,8 +32,7 @@ from fastload.export.write import Job, image_file, write_file, write_images
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
-from fastload.repack.choice import Choice, choose_rows
-from fastload.repack.packed_listing import list_packed, regroup
+from fastload.repack.packed_listing import Choice, choose_rows, list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import first_few

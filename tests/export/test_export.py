@@ -158,10 +158,15 @@ def test_class_names_that_no_table_can_hold_come_back_as_numbers(tmp_path, names
     assert [row["label_name"] for row in table] == [names[int(row["label"])] for row in table]
 
 
-def test_classes_named_by_numbers_keep_their_names_in_folders(tmp_path):
-    extra = {"labels": Column(np.arange(24) % 4, {"names": ("0", "1", "10", "2")})}
+@pytest.mark.parametrize(
+    ("names", "layout", "renumbered"),
+    [(("0", "1", "10", "2"), "auto", False), (("dog", "cat"), "folder", True), (("dog", "cat"), "csv", True)],
+)
+def test_classes_keep_their_names_and_it_is_noted_if_they_will_be_sorted(tmp_path, names, layout, renumbered):
+    extra = {"labels": Column(np.arange(24) % len(names), {"names": names})}
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
-    assert export_file(source, tmp_path / "out").layout == "folder"
+    report = export_file(source, tmp_path / "out", layout=layout)
+    assert report.layout == ("csv" if layout == "csv" else "folder") and (RENUMBERED in report.notes) == renumbered
     assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
@@ -178,13 +183,6 @@ def test_attribute_vectors_are_columns(tmp_path, others):
     told = {"labels": ["Smiling", "Young", "Hat"]} if others else {}
     assert read_header(packed_again(tmp_path / "out", **told)).attrs["source_layout"] == "manifest"
     assert_same_values(source, tmp_path / "b.h5", extra)
-
-
-@pytest.mark.parametrize("layout", ["folder", "csv"])
-def test_classes_that_will_be_sorted_are_noted(tmp_path, layout):
-    extra = {"labels": Column(np.arange(24) % 2, {"names": ("dog", "cat")})}
-    source = make(tmp_path / "a.h5", labels=False, extra=extra)
-    assert RENUMBERED in export_file(source, tmp_path / "out", layout=layout).notes
 
 
 def test_one_split_alone(tmp_path):
@@ -227,18 +225,14 @@ def test_class_names_that_are_no_folders_are_made_safe(tmp_path):
 
 
 def test_what_folders_cannot_say_goes_into_a_table_or_is_refused(tmp_path):
-    some = np.arange(24) % 3 - 1
     cases = [
-        ({"labels": Column(some, {"names": ("a", "b")})}, None, "have no label"),
-        ({"labels": Column(np.zeros((24, 2), np.uint8), {"names": ("a", "b")})}, None, "several labels"),
-        (
-            {"labels": Column(np.arange(24) % 2, {"names": ("bus", "train")})},
-            None,
-            "'train' would be taken for a split",
-        ),
-        ({"labels": Column(np.arange(24) % 2, {"names": ("a", "b")})}, {"train": 12, "extra": 12}, "taken for a class"),
+        (np.arange(24) % 3 - 1, ("a", "b"), None, "have no label"),
+        (np.zeros((24, 2), np.uint8), ("a", "b"), None, "several labels"),
+        (np.arange(24) % 2, ("bus", "train"), None, "'train' would be taken for a split"),
+        (np.arange(24) % 2, ("a", "b"), {"train": 12, "extra": 12}, "taken for a class"),
     ]
-    for number, (extra, splits, why) in enumerate(cases):
+    for number, (labels, names, splits, why) in enumerate(cases):
+        extra = {"labels": Column(labels, {"names": names})}
         source = make(tmp_path / f"{number}.h5", labels=False, extra=extra, splits=splits)
         with pytest.raises(OptionError, match=f"{why}.*--layout csv"):
             export_file(source, tmp_path / "no", layout="folder")
@@ -249,20 +243,18 @@ def test_a_folder_of_others_is_left_alone(tmp_path):
     source = make(tmp_path / "a.h5")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "x").write_text("x")
-    with pytest.raises(OutputError, match="is not empty"):
-        export_file(source, tmp_path / "mine")
-    assert files_in(tmp_path / "mine") == ["x"]
-    with pytest.raises(OutputError, match="is a file"):
-        export_file(source, source)
-    with pytest.raises(OutputError, match="does not exist"):
-        export_file(source, tmp_path / "no" / "out")
     (tmp_path / "empty").mkdir()
     export_file(source, tmp_path / "empty")
-    with pytest.raises(OutputError, match="is not empty"):
-        export_file(source, tmp_path / "empty")
+    for folder, said in (("mine", "is not empty"), ("empty", "is not empty"), ("a.h5", "is a file"),
+                         ("no/out", "does not exist")):  # fmt: skip
+        with pytest.raises(OutputError, match=said):
+            export_file(source, tmp_path / folder)
+    assert files_in(tmp_path / "mine") == ["x"]
 
 
-def test_a_full_disk_is_refused_before_work(tmp_path, monkeypatch):
+def test_a_file_without_images_and_a_full_disk_are_refused_before_work(tmp_path, monkeypatch):
+    with pytest.raises(FormatError, match=r"holds no images to export, only arrays \(tokens\).*h5py"):
+        export_file(write_tokens(tmp_path / "a.h5"), tmp_path / "out")
     source = make(tmp_path / "a.h5")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=24 * 4096 - 1))
@@ -289,11 +281,6 @@ def test_a_damaged_row_is_named(tmp_path):
     with pytest.raises(SourceError, match=r"00000000 is damaged: `images` cannot be read: "):
         export_file(tmp_path / "z.h5", tmp_path / "three")
     assert not (tmp_path / "three").exists()
-
-
-def test_a_file_without_images_says_what_reads_it(tmp_path):
-    with pytest.raises(FormatError, match=r"holds no images to export, only arrays \(tokens\).*h5py"):
-        export_file(write_tokens(tmp_path / "a.h5"), tmp_path / "out")
 
 
 _SCRIPT = """

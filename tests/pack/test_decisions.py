@@ -45,15 +45,12 @@ def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> Ragg
     return plan_rows(rows, chosen, "SRC", masks=masks)
 
 
-def test_plain_rows_of_one_size_are_packed_as_ever():
-    assert not planned(SAME, masks=True).special
-    assert not planned(VARIED, size=(20, 20)).special
-    assert not planned(headers((40, 60, 3, 8, 1), (80, 120, 3, 8, 1)), max_size=20).special, "all become 20 x 30"
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "images", "masks"),
     [
+        (SAME, {}, "rows", "rows"),
+        (VARIED, {"size": (20, 20)}, "rows", "rows"),
+        (headers((40, 60, 3, 8, 1), (80, 120, 3, 8, 1)), {"max_size": 20}, "rows", "rows"),  # all become 20 x 30
         (VARIED, {}, "ragged", "ragged"),
         (SAME, {"store": "source"}, "ragged", "rows"),
         (VARIED, {"store": "jpeg", "size": (8, 8)}, "ragged", "rows"),
@@ -61,9 +58,10 @@ def test_plain_rows_of_one_size_are_packed_as_ever():
         (VARIED, {"codec": "zstd:5", "store": "mixed:0.5"}, "ragged", "ragged"),
     ],
 )
-def test_rows_without_a_size_beforehand_are_ragged(rows, options, images, masks):
+def test_only_rows_without_a_size_beforehand_are_ragged(rows, options, images, masks):
     plan = planned(rows, masks=True, **options)
-    assert (plan.images, plan.masks, plan.special) == (images, masks, True)
+    assert (plan.images, plan.masks) == (images, masks)
+    assert plan.special == (images == "ragged" or "codec" in options)
     assert planned(rows, **options).masks is None
     codec = {"gzip:1": Codec("gzip", 1), "zstd:5": Codec("zstd", 5)}.get(options.get("codec"), Codec())
     assert plan.image_codec == plan.mask_codec == codec
@@ -180,15 +178,19 @@ def test_a_file_that_claims_too_many_pixels_is_named(tmp_path):
         survey_source(tmp_path)
 
 
-def test_what_is_too_long_for_a_jpeg_keeps_its_pixels():
-    long = headers((70_000, 10, 3, 8, 0), (10, 10, 3, 8, 0))
-    assert jpegs_kept_and_made(planned(long, store="jpeg"), np.arange(2), long)[1].tolist() == [False, True]
+LONG = headers((70_000, 10, 3, 8, 0), (10, 10, 3, 8, 0))
+MIXED = headers((8, 9, 1, 8, 1), (7, 9, 3, 8, 1))
 
 
-def test_gray_and_alpha_decide_which_files_fit():
-    mixed = headers((8, 9, 1, 8, 1), (7, 9, 3, 8, 1))
-    own, _ = jpegs_kept_and_made(planned(mixed, store="source"), np.arange(2), mixed)
-    assert own.all(), "a gray JPEG decodes to RGB"
-    own, made = jpegs_kept_and_made(planned(mixed, store="source", mode="gray"), np.arange(2), mixed)
-    assert own.tolist() == [True, False] and not made.any()
-    assert not jpegs_kept_and_made(planned(mixed, store="source", mode="rgba"), np.arange(2), mixed)[0].any()
+@pytest.mark.parametrize(
+    ("rows", "options", "own", "made"),
+    [
+        (LONG, {"store": "jpeg"}, [False, False], [False, True]),
+        (MIXED, {"store": "source"}, [True, True], [False, False]),  # a gray JPEG decodes to RGB
+        (MIXED, {"store": "source", "mode": "gray"}, [True, False], [False, False]),
+        (MIXED, {"store": "source", "mode": "rgba"}, [False, False], [False, False]),
+    ],
+)
+def test_length_and_channels_decide_which_files_fit_and_which_jpegs_are_made(rows, options, own, made):
+    found = jpegs_kept_and_made(planned(rows, **options), np.arange(2), rows)
+    assert [each.tolist() for each in found] == [own, made]
