@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 MAX_SIZES = 8
 NO_IMAGES = "samples without images"
 
+Masks = Annotated[
+    Literal["auto", "none", "semantic", "instance"],
+    typer.Option(help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."),
+]
+
 
 def pack(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.")],
@@ -36,12 +41,7 @@ def pack(
     layout: Annotated[
         str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
     ] = None,
-    masks: Annotated[
-        Literal["auto", "none", "semantic", "instance"],
-        typer.Option(
-            help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."
-        ),
-    ] = "auto",
+    masks: Masks = "auto",
     labels: Annotated[
         Any, typer.Option(parser=parse_names, metavar="A,B", help="Columns of a table that hold the labels.")
     ] = "",

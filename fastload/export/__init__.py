@@ -135,8 +135,7 @@ def export_file(
             kept = write_images(job, resumed, threads, progress)
             table = None
             if plan.layout == "csv":
-                text, left_out = table_text(listing, plan)
-                table = text.encode("utf-8", errors="backslashreplace")
+                table, left_out = table_text(listing, plan)
                 write_file(job.folder / MANIFEST, table)
                 notes += left_out
             write_file(job.folder / FIELDS, fields_bytes(listing))
@@ -147,16 +146,10 @@ def export_file(
     seconds = time.perf_counter() - started
     counts = np.bincount(listing.split, minlength=len(listing.split_names)).tolist()
     return ExportReport(
-        folder=job.folder,
-        layout=plan.layout,
-        num_images=len(listing),
-        num_masks=len(plan.masks),
-        kept=kept,
-        splits=dict(zip(listing.split_names, counts, strict=True)),
-        notes=tuple(notes),
-        seconds=seconds,
+        job.folder, plan.layout, num_images=len(listing), num_masks=len(plan.masks), kept=kept, notes=tuple(notes),
+        splits=dict(zip(listing.split_names, counts, strict=True)), seconds=seconds,
         images_per_s=(len(listing) - kept) / max(seconds, 1e-9),
-    )
+    )  # fmt: skip
 
 
 def _check_space(job: Job) -> None:

@@ -40,24 +40,16 @@ _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class RaggedPlan:
-    """How each row of a dataset is made; decided before packing begins, and picklable for the workers.
-
-    Attributes:
-        channels, dtype: of every decoded image.
-        target: the size of all images (`--size`, or the one they share); None where they keep their own.
-        max_size: limit for an image's shorter side then; larger images are resized, antialiased; None: no limit.
-        images, masks: the form of each dataset; masks None where there are none.
-        image_codec, mask_codec: in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG.
-    """
+    """How each row of a dataset is made; decided before packing begins, and picklable for the workers."""
 
     channels: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # of every decoded image
     option: EncodingOption
-    target: Target | None
-    max_size: int | None
+    target: Target | None  # the size of all images (`--size`, or the one they share); None where they keep their own
+    max_size: int | None  # limit for an image's shorter side then; larger images are resized, antialiased
     images: Form
-    masks: Form | None
-    image_codec: Codec = NONE
+    masks: Form | None  # None where there are none
+    image_codec: Codec = NONE  # in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG
     mask_codec: Codec = NONE
     chunk_bytes: int = 8 * 2**20
 
@@ -104,18 +96,14 @@ def jpegs_kept_and_made(plan: RaggedPlan, samples: Any, headers: Any) -> tuple[A
     if kind != "jpeg":
         fits = (headers["channels"] == plan.channels) | ((headers["channels"] == 1) & (plan.channels == 3))
         possible = (headers["jpeg"] > 0) & fits
-        own = wanted & possible & (_resized(plan, height, width) ^ True)
+        if plan.target is not None:
+            resized = (height != plan.target.height) | (width != plan.target.width)
+        else:
+            resized = nothing if plan.max_size is None else (height > plan.max_size) & (width > plan.max_size)
+        own = wanted & possible & (resized ^ True)
         if kind == "source":  # Other files stay lossless; a JPEG to be resized would grow as pixels.
             wanted = possible
     return own, wanted & (own ^ True) & (height <= MAX_JPEG_SIDE) & (width <= MAX_JPEG_SIDE)
-
-
-def _resized(plan: RaggedPlan, height: Any, width: Any) -> Any:
-    if plan.target is not None:
-        return (height != plan.target.height) | (width != plan.target.width)
-    if plan.max_size is None:
-        return height < 0
-    return (height > plan.max_size) & (width > plan.max_size)
 
 
 def plan_rows(
@@ -291,14 +279,6 @@ def source_exceptions(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDA
         f"larger JPEG -> resized, JPEG of quality {plan.option.quality}": int(np.sum(made)),
     }
     return {description: count for description, count in found.items() if count}
-
-
-def shrunk(options: PackOptions, headers: NDArray[np.void]) -> dict[str, int]:
-    """Returns the number of images that `--max-size` makes smaller, by a description."""
-    if options.max_size is None:
-        return {}
-    count = int(np.sum(np.minimum(headers["height"], headers["width"]) > options.max_size))
-    return {f"larger than --max-size {options.max_size} -> shrunk": count} if count else {}
 
 
 def notes_on_encoding(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:

@@ -205,23 +205,18 @@ class PackTasks:
 
 def _bounds(streams: tuple[RowStream, ...], expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
     """Returns where tasks begin and the last one ends, int64 (T + 1,); tasks of rows of one size are whole chunks."""
-    compressed = any(stream.compressed for stream in streams)
-    if streams[0].spec is None and not compressed:
-        return task_bounds(expected, task_bytes)
-    unit, row_bytes = _unit(streams), max(1, int(expected.sum()) // len(expected))
-    rows = unit * max(1, task_bytes // row_bytes // unit)
-    if compressed:
-        rows = min(rows, unit * max(1, -(-len(expected) // _FEWEST_TASKS // unit)))
-    elif unit * row_bytes > TASK_BYTES:
-        rows = max(1, TASK_BYTES // row_bytes)
-    return np.append(np.arange(0, len(expected), rows), len(expected))
+    unit = _unit(streams)
+    if unit * expected[0] > TASK_BYTES and not any(stream.compressed for stream in streams):
+        unit = 1  # a part of a chunk
+    units = np.add.reduceat(expected, np.arange(0, len(expected), unit))
+    return np.minimum(task_bounds(units, task_bytes) * unit, len(expected))
 
 
 def _unit(streams: tuple[RowStream, ...]) -> int:
-    """Returns the number of rows that are whole chunks, compressed ones if there are any."""
+    """Returns the number of rows that are whole chunks, compressed ones if there are any; 1 where images vary."""
     specs = [stream.spec for stream in streams if stream.spec is not None]
     compressed = [spec.chunk_rows for spec in specs if spec.codec != NONE]
-    return math.lcm(*compressed) if compressed else specs[0].chunk_rows
+    return math.lcm(*compressed) if compressed or streams[0].spec is None else streams[0].spec.chunk_rows
 
 
 def task_bounds(expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:

@@ -236,7 +236,7 @@ def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], t
         # behind the images do not, where samples were skipped that a first call was not to skip.
         in_part = [stream for stream in tasks.streams if stream.path == str(job.part)]
         target = job.part if all(bases.get(stream.name) == stream.base for stream in in_part) else job.meta
-        _join(tasks, specs, bases, ends, len(rows), target)
+        _join(tasks, bases, ends, target)
     except OSError as exc:
         job.meta.unlink(missing_ok=True)
         found = re.search(r"error message = '([^']*)'", str(exc))  # in HDF5's long message
@@ -289,45 +289,35 @@ def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDA
                 tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))
 
 
-def _join(
-    tasks: PackTasks,
-    specs: dict[str, PixelSpec | RaggedSpec],
-    bases: dict[str, int],
-    ends: tuple[int, ...],
-    num_rows: int,
-    target: Path,
-) -> None:
-    """Copies what HDF5 wrote and what workers wrote into one file; behind the last row of a dataset it is zero."""
-    with open(tasks.job.meta, "rb") as source, open(target, "r+b") as file:
-        size = os.fstat(source.fileno()).st_size
-        start = 0
-        for name, base in bases.items():
-            _copy_bytes(source, file, start, base)
-            start = base + specs[name].allocated_bytes(num_rows)
-        _copy_bytes(source, file, start, size)
+def _join(tasks: PackTasks, bases: dict[str, int], ends: tuple[int, ...], target: Path) -> None:
+    """Copies what HDF5 wrote and what workers wrote into one file.
+
+    Behind the last row of a dataset it becomes zero, as the sparse file is that HDF5 wrote.
+    """
+    meta, at, size = tasks.job.meta, 0, tasks.job.meta.stat().st_size
+    with open(target, "r+b") as file:
         for stream, end in zip(tasks.streams, ends, strict=True):
-            if stream.name not in bases:
-                continue
-            base = bases[stream.name]
-            if stream.path != str(target):
-                with open(stream.path, "rb") as rows:
-                    _copy_bytes(rows, file, stream.base, stream.base + end, base)
-            file.seek(base + end)
-            file.write(bytes(specs[stream.name].allocated_bytes(num_rows) - end))
+            if stream.name in bases:
+                base = bases[stream.name]
+                _copy_bytes(meta, at, base, file, at)
+                _copy_bytes(Path(stream.path), stream.base, stream.base + end, file, base)
+                at = base + end
+        _copy_bytes(meta, at, size, file, at)
         file.truncate(size)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None = None) -> None:
-    """Copies bytes start to stop of one file into another, by default to the same offset; a file to itself: nothing."""
-    if os.path.samestat(os.fstat(source.fileno()), os.fstat(target.fileno())):
+def _copy_bytes(path: Path, start: int, stop: int, target: Any, to: int) -> None:
+    """Copies bytes start to stop of a file to byte `to` of another one; of a file to itself: nothing."""
+    if path == Path(target.name):
         return
-    source.seek(start)
-    target.seek(start if to is None else to)
-    while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
-        target.write(data)
-        start += len(data)
+    target.seek(to)
+    with open(path, "rb") as source:
+        source.seek(start)
+        while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
+            target.write(data)
+            start += len(data)
 
 
 def pixel_bytes(path: str | Path) -> int:

@@ -47,24 +47,16 @@ _LENGTH = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task whose rows are made, in the journal once they are written.
-
-    Attributes:
-        first, count: its rows, in the order of packing.
-        sources: XXH3-64 of its samples' part of the table of sources.
-        starts, checks: for each stream, where the rows before it end, () until that is known, and XXH3-64 over those of
-            its rows' bytes.
-        rows, reasons: ROW (n,), the rows that were made; row -> why it was skipped.
-    """
+    """A task whose rows are made, in the journal once they are written."""
 
     number: int
-    first: int
+    first: int  # of its rows, in the order of packing
     count: int
-    sources: int
-    starts: tuple[int, ...]
-    checks: tuple[int, ...]
-    rows: NDArray[np.void]
-    reasons: dict[int, str]
+    sources: int  # XXH3-64 of its samples' part of the table of sources
+    starts: tuple[int, ...]  # for each stream, where the rows before it end; () until that is known
+    checks: tuple[int, ...]  # for each stream, XXH3-64 over those of its rows' bytes
+    rows: NDArray[np.void]  # ROW (n,), the rows that were made
+    reasons: dict[int, str]  # row -> why it was skipped
 
     def to_bytes(self) -> bytes:
         """Returns the body of its record."""
@@ -137,8 +129,14 @@ class Journal:
         at, contents = len(MAGIC), None
         if os.pread(self._fd, at, 0) != MAGIC:
             return None
-        while (record := self._record_at(at)) is not None:
-            number, body = record
+        size = os.fstat(self._fd).st_size
+        while at + _RECORD.size <= size:
+            check, number, length = _RECORD.unpack(os.pread(self._fd, _RECORD.size, at))
+            if not 0 <= length <= size - at - _RECORD.size:
+                break
+            body = read_bytes(self._fd, length, at + _RECORD.size)
+            if _check(number, body) != check:
+                break
             if contents is None:
                 contents = JournalContents(*_split_table(body, SOURCE))
             elif number >= 0:
@@ -167,18 +165,6 @@ class Journal:
                 f"{self.path}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
                 f"same command again."
             ) from exc
-
-    def _record_at(self, at: int) -> tuple[int, bytes] | None:
-        """Returns number and body of the record at a byte of the file; None if there is no whole one."""
-        head = os.pread(self._fd, _RECORD.size, at)
-        if len(head) < _RECORD.size:
-            return None
-        check, number, length = _RECORD.unpack(head)
-        begin = at + _RECORD.size
-        if not 0 <= length <= os.fstat(self._fd).st_size - begin:
-            return None
-        body = read_bytes(self._fd, length, begin)
-        return (number, body) if _check(number, body) == check else None
 
 
 def _check(number: int, body: bytes) -> bytes:

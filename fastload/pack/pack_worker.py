@@ -77,24 +77,18 @@ class RowStream:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Consecutive rows to make, from row `first` on, of these samples.
-
-    `headers` (HEADERS) are empty where nothing depends on them, `digests` where none are known beforehand;
-    `sources` is the XXH3-64 of the samples' part of the table of source files. `starts` says for each stream where
-    its rows begin after the base, None if that is not known yet. With `compress`, rows of one size with a codec are
-    whole chunks, and are compressed.
-    """
+    """Consecutive rows to make."""
 
     number: int
-    first: int
+    first: int  # the first of the rows
     samples: NDArray[np.int64]
-    headers: NDArray[np.void]
-    digests: NDArray[np.uint64]
+    headers: NDArray[np.void]  # HEADERS of the samples; empty where nothing depends on them
+    digests: NDArray[np.uint64]  # empty where none are known beforehand
     plan: RaggedPlan
     streams: tuple[RowStream, ...]
-    sources: int
-    starts: tuple[int, ...] | None
-    compress: bool
+    sources: int  # XXH3-64 of the samples' part of the table of source files
+    starts: tuple[int, ...] | None  # for each stream, where the rows begin after its base; None if that is not known
+    compress: bool  # rows of one size with a codec are whole chunks, and are compressed
 
 
 class Unwritten(NamedTuple):
@@ -150,11 +144,11 @@ class Worker:
         """
         reasons: dict[int, str] = {}
         made: list[list[Piece]] = [[] for _ in task.streams]
+        table = np.zeros(len(task.samples), ROW)
+        checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
         if task.plan.images == "ragged":
             table = self._encode_rows(task, made, reasons)
         else:
-            table = np.zeros(len(task.samples), ROW)
-            checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
             for part, arrays, failed in self._decoded(task, table):
                 reasons |= failed
                 for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
@@ -166,8 +160,19 @@ class Worker:
                     if not reasons:
                         place = stream.base + task.starts[at] + part.start * rows.shape[1]
                         self._write(stream.path, [rows.reshape(-1).data], place)
-            if task.starts is not None:
-                return _record(task, table, reasons, checks)
+        if task.starts is None:
+            table = self._keep(task, table, made, reasons)
+            checks = [_digests(pieces) for pieces in self.unwritten[task.number].made]
+        return TaskRecord(
+            task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
+            table, reasons,
+        )  # fmt: skip
+
+    def _keep(
+        self, task: PackTask, table: NDArray[np.void], made: list[list[Piece]], reasons: dict[int, str]
+    ) -> NDArray[np.void]:
+        """Puts rows that were made into `unwritten`, compressed in chunks if asked for; returns their description."""
+        if reasons and task.plan.images == "rows":
             good = np.delete(np.arange(len(table)), [row - task.first for row in reasons])
             table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
         if task.compress and not reasons:
@@ -182,7 +187,7 @@ class Worker:
                 table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
             table["chunked"] = 1
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
-        return _record(task, table, reasons, [_digests(pieces) for pieces in made])
+        return table
 
     def _encode_rows(self, task: PackTask, made: list[list[Piece]], reasons: dict[int, str]) -> NDArray[np.void]:
         """Fills made and reasons with rows of varying length; returns the description of those that were made."""
@@ -320,15 +325,6 @@ class Worker:
 
 
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
-
-
-def _record(
-    task: PackTask, rows: NDArray[np.void], reasons: dict[int, str], checks: list[NDArray[np.uint64]]
-) -> TaskRecord:
-    return TaskRecord(
-        task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
-        rows, reasons,
-    )  # fmt: skip
 
 
 def _digests(pieces: Sequence[Piece]) -> NDArray[np.uint64]:

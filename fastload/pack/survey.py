@@ -31,7 +31,6 @@ from fastload.pack.decisions import (
     plan_rows,
     row_lengths,
     row_sizes,
-    shrunk,
     size_counts,
     source_exceptions,
     too_large,
@@ -52,29 +51,17 @@ _WORTH_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of surveying a source: all that packing decides before it decodes a pixel.
+    """The result of surveying a source: all that packing decides before it decodes a pixel."""
 
-    Attributes:
-        listing: every sample found; boxes and points are moved as the pixels will be.
-        samples: int64, the samples to pack: all whose header can be read.
-        options: the options that shape the bytes.
-        converted: number of images changed in kind, by a description such as "gray -> RGB".
-        skipped: (key, reason) of each sample left out so far.
-        disk_free: bytes free where the output goes; -1 when no output was named.
-        headers: HEADERS (N,) of all samples, zero for those left out; None without images.
-        plan: how rows are made; None without images.
-        more_notes: what was chosen for the user, and why.
-    """
-
-    listing: Listing
-    samples: NDArray[np.int64]
+    listing: Listing  # every sample found; boxes and points are moved as the pixels will be
+    samples: NDArray[np.int64]  # the samples to pack: all whose header can be read
     options: PackOptions
-    converted: dict[str, int]
-    skipped: tuple[tuple[str, str], ...]
-    disk_free: int = -1
-    headers: NDArray[np.void] | None = None
-    plan: RaggedPlan | None = None
-    more_notes: tuple[str, ...] = ()
+    converted: dict[str, int]  # number of images changed in kind, by a description such as "gray -> RGB"
+    skipped: tuple[tuple[str, str], ...]  # (key, reason) of each sample left out so far
+    disk_free: int = -1  # bytes free where the output goes; -1 when no output was named
+    headers: NDArray[np.void] | None = None  # HEADERS (N,) of all samples, zero for those left out; None without images
+    plan: RaggedPlan | None = None  # how rows are made; None without images
+    more_notes: tuple[str, ...] = ()  # what was chosen for the user, and why
 
     @property
     def target(self) -> Target | None:
@@ -225,7 +212,10 @@ def survey_listing(
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
     if lost := count_lost_boxes(listing, moved, samples):
         converted["boxes that the crop cuts away whole -> no area"] = lost
-    converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
+    converted |= source_exceptions(plan, samples, headers)
+    if options.max_size is not None:
+        larger = np.minimum(headers["height"], headers["width"])[samples] > options.max_size
+        converted |= {f"larger than --max-size {options.max_size} -> shrunk": int(larger.sum())} if larger.any() else {}
     notes = notes_on_encoding(plan, samples, headers)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)

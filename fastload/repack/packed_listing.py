@@ -257,7 +257,16 @@ def _rows_in(path: Path, num_rows: int, where: str | Path) -> NDArray[np.int64]:
     """Returns the row numbers in a file, int64."""
     if not path.is_file():
         raise MissingFileError(f"{path}: no such file; --rows wants a text file with a row number a line, or .npy.")
-    rows = _read_npy(path) if path.suffix.lower() == ".npy" else _read_lines(path)
+    if path.suffix.lower() == ".npy":
+        rows = _read_npy(path)
+    else:
+        numbers = []
+        for number, line in enumerate(path.read_bytes().decode("utf-8-sig", errors="replace").splitlines(), 1):
+            text = line.partition("#")[0].strip()
+            if text and not re.fullmatch(r"-?\d{1,18}", text):
+                raise OptionError(f"{path}, line {number}: {text[:40]!r} is not a row number; expected one a line.")
+            numbers += [int(text)] if text else []
+        rows = np.array(numbers, np.int64)
     if not len(rows):
         raise OptionError(f"{path}: holds no row number.")
     outside = rows[(rows < 0) | (rows >= num_rows)]
@@ -282,15 +291,3 @@ def _read_npy(path: Path) -> NDArray[np.int64]:
     if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
         raise OptionError(f"{path}: row {found.max()} is no row of any file.")
     return found.astype(np.int64)
-
-
-def _read_lines(path: Path) -> NDArray[np.int64]:
-    rows = []
-    for number, line in enumerate(path.read_bytes().decode("utf-8-sig", errors="replace").splitlines(), 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        if not re.fullmatch(r"-?\d{1,18}", text):
-            raise OptionError(f"{path}, line {number}: {text[:40]!r} is not a row number; expected one a line.")
-        rows.append(int(text))
-    return np.array(rows, np.int64)
