@@ -161,10 +161,10 @@ def _stored(report: PackReport) -> list[tuple[str, str]]:
 
 def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: Path, overwrite: bool) -> None:
     target, plan = survey.target, survey.plan
-    what = f"{NO_IMAGES} (layout {survey.layout})"
+    what = f"{NO_IMAGES} (layout {survey.listing.layout})"
     if kind := target or plan:
         size = (target.height, target.width) if target else (0, 0)
-        what = f"images (layout {survey.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
+        what = f"images (layout {survey.listing.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
     typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
     sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""

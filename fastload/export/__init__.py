@@ -173,27 +173,27 @@ def _check_space(job: Job) -> None:
 def _check_folder(folder: Path, identity: str) -> bool:
     """Whether an interrupted call of the same export left files there; raises OutputError for anything else in it."""
     journal = folder / JOURNAL
-    if folder.is_dir():
-        try:
-            there = {path.name for path in folder.iterdir()}
-            found = journal.read_text(errors="replace") if journal.name in there else None
-        except OSError as exc:
-            raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
-        if there and found is None:
-            raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
-        if found == "" and there == {journal.name}:
-            return False  # Another call is about to begin, or was killed there.
-        if there and found != identity:
-            raise OutputError(
-                f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove "
-                f"the folder."
-            )
-        return bool(there)
-    if folder.exists():
-        raise OutputError(f"{folder}: is a file. Give a folder.")
     if not folder.absolute().parent.is_dir():
         raise OutputError(f"{folder}: its folder {folder.absolute().parent} does not exist. Make it first.")
-    return False
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: is a file. Give a folder.")
+    try:
+        there = {path.name for path in folder.iterdir()}
+        found = journal.read_text(errors="replace") if JOURNAL in there else None
+    except OSError as exc:
+        raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
+    if not there or (found == "" and there == {JOURNAL}):
+        return False  # Another call is about to begin, or was killed there.
+    if found is None:
+        raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
+    if found != identity:
+        raise OutputError(
+            f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove the "
+            f"folder."
+        )
+    return True
 
 
 @contextmanager

@@ -190,7 +190,7 @@ def conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dic
     """Returns the number of images converted, by a description such as "L -> RGB of 8 bits"."""
     goal = f"{_MODES[channels]} of {dtype.itemsize * 8} bits"
     own = KINDS[8 * dtype.itemsize][channels]
-    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind != own}
+    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if kind != own}
 
 
 def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], source: str | Path) -> None:
@@ -233,30 +233,29 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
 
 
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
-    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs."""
+    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs.
+
+    Exact for pixels, for kept files and for rows of a packed file, estimated for new JPEGs. Headers are those of the
+    whole listing.
+    """
+    pixels = np.prod(row_sizes(plan, headers), axis=1)
     images: Any = listing.files
-    keeps = plan.option.kind == "keep" and plan.images == "ragged"
-    found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}
+    if plan.option.kind == "keep" and plan.images == "ragged":
+        found = {"images": images.stored_bytes}
+    else:
+        own, made = jpegs_kept_and_made(plan, np.arange(len(headers)), headers)
+        qualities = list(_JPEG_BITS)
+        bits = float(np.interp(plan.option.quality, qualities, [_JPEG_BITS[quality] for quality in qualities]))
+        lengths = np.where(
+            made, (pixels * (bits / 8)).astype(np.int64) + 700, pixels * plan.channels * plan.dtype.itemsize
+        )
+        found = {"images": np.where(own, listing.sizes, lengths)}
     if plan.masks is not None:
         # Masks stay encoded only in the ragged form: rows of one size are pixels.
         masks: Any = listing.masks and listing.masks.files
         kept = plan.option.kind == "keep" and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
-        found["masks"] = masks.stored_bytes if kept else np.prod(row_sizes(plan, headers), axis=1)
+        found["masks"] = masks.stored_bytes if kept else pixels
     return found
-
-
-def image_row_bytes(plan: RaggedPlan, headers: NDArray[np.void], file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the bytes of each row of `images`, int64 (N,): exact for pixels and kept files, estimated for new JPEGs.
-
-    The plan is of any encoding but "keep"; headers, and sizes of files, are those of the whole listing.
-    """
-    pixels = np.prod(row_sizes(plan, headers), axis=1)
-    found = pixels * (plan.channels * plan.dtype.itemsize)
-    own, made = jpegs_kept_and_made(plan, np.arange(len(headers)), headers)
-    qualities = list(_JPEG_BITS)
-    bits = float(np.interp(plan.option.quality, qualities, [_JPEG_BITS[quality] for quality in qualities]))
-    found[made] = (pixels[made] * (bits / 8)).astype(np.int64) + 700
-    return np.where(own, file_bytes, found)
 
 
 def row_sizes(plan: RaggedPlan, headers: NDArray[np.void]) -> NDArray[np.int64]:

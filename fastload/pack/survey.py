@@ -79,11 +79,6 @@ class Survey:
         return len(self.samples)
 
     @property
-    def layout(self) -> str:
-        """Name of the source's layout."""
-        return self.listing.layout
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Notes on what was recognised in the source, what was absent or ignored, and what was chosen."""
         return (*self.listing.notes, *self.more_notes)
@@ -199,23 +194,21 @@ def survey_listing(
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and on_error == "fail"):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
-    frames, turned = kinds.pop("frames", 0), kinds.pop("turned", 0)
     encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
     plan = plan_rows(headers[samples], options, source, masks=masks, encoded=encoded)
-    converted = conversions(kinds, plan.channels, plan.dtype)
-    if frames:
-        converted["several frames -> the first"] = frames
-    if turned:
-        kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
-        converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks_and_coordinates(listing, options, source)
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
-    if lost := count_lost_boxes(listing, moved, samples):
-        converted["boxes that the crop cuts away whole -> no area"] = lost
-    converted |= source_exceptions(plan, samples, headers)
+    kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
+    seen = {
+        "several frames -> the first": kinds.pop("frames", 0),
+        f"EXIF orientation -> upright{kept}": kinds.pop("turned", 0),
+        "boxes that the crop cuts away whole -> no area": count_lost_boxes(listing, moved, samples),
+        **source_exceptions(plan, samples, headers),
+    }
     if options.max_size is not None:
         larger = np.minimum(headers["height"], headers["width"])[samples] > options.max_size
-        converted |= {f"larger than --max-size {options.max_size} -> shrunk": int(larger.sum())} if larger.any() else {}
+        seen[f"larger than --max-size {options.max_size} -> shrunk"] = int(larger.sum())
+    converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
     notes = notes_on_encoding(plan, samples, headers)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)

@@ -151,13 +151,6 @@ class RaggedRows:
             row=np.concatenate([part.row for part in parts]),
         )
 
-    @property
-    def kind(self) -> str:
-        """Dtype, form and channels, which files to be merged must share; for messages."""
-        field = self.files[0].fields[self.name]
-        channels = f" with {field.shape[2]} channels" if self.name == "images" else ""
-        return f"{field.dtype.name} rows of varying length{channels}"
-
     def header(self, i: int) -> ImageHeader:
         """Returns the header of the decoded pixels."""
         samples, row = self._at(i)

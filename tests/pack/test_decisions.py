@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -18,10 +19,10 @@ from fastload.pack import PackOptions, pack_images, survey_source
 from fastload.pack.decisions import (
     RaggedPlan,
     fitted_sizes,
-    image_row_bytes,
     jpegs_kept_and_made,
     notes_on_encoding,
     plan_rows,
+    row_lengths,
     row_sizes,
     source_exceptions,
     too_large,
@@ -139,11 +140,15 @@ def test_one_sample_is_decided_as_all_together(store, options):
 
 
 def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
-    files = np.array([1000, 2000, 3000, 4000])
-    assert image_row_bytes(planned(VARIED, max_size=100), VARIED, files).tolist() == [37500, 45000, 3600, 18900]
-    assert image_row_bytes(planned(VARIED, store="source"), VARIED, files).tolist() == [1000, 2000, 3000, 18900]
-    made = image_row_bytes(planned(VARIED, store="jpeg:50"), VARIED, files)
-    assert (made < image_row_bytes(planned(VARIED, store="jpeg:95"), VARIED, files)).all() and made[0] > 400 * 500 / 12
+    listing = SimpleNamespace(files=None, masks=None, sizes=np.array([1000, 2000, 3000, 4000]))
+
+    def lengths(**options: object) -> np.ndarray:
+        return row_lengths(planned(VARIED, **options), VARIED, listing)["images"]
+
+    assert lengths(max_size=100).tolist() == [37500, 45000, 3600, 18900]
+    assert lengths(store="source").tolist() == [1000, 2000, 3000, 18900]
+    made = lengths(store="jpeg:50")
+    assert (made < lengths(store="jpeg:95")).all() and made[0] > 400 * 500 / 12
 
 
 def test_what_no_row_can_hold_is_named():

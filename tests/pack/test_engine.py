@@ -172,24 +172,6 @@ def test_images_and_masks_of_several_sizes_are_stores_and_those_larger_than_a_ch
     assert 0 < large < len(images) and said in report.notes[-1]
 
 
-@needs_zstd
-@pytest.mark.parametrize("options", [{"codec": "gzip"}, {"codec": "zstd:5"}, {"store": "jpeg"}])
-def test_rows_of_one_size_are_compressed_or_linear_next_to_ragged_ones(tmp_path: Path, options: dict[str, Any]) -> None:
-    source = photos(tmp_path / "s", masks=True, side=30, names="{}.png")
-    report = pack(source, tmp_path / "o.h5", **options)
-    plain = pack(source, tmp_path / "plain.h5", codec="none").path
-    with h5py.File(report.path) as file, h5py.File(plain) as expected:
-        assert file["key"][()].tolist() == expected["key"][()].tolist()
-        if options.get("codec") != "zstd:5":  # hdf5plugin is not needed to pack
-            assert np.array_equal(file["masks"][()], expected["masks"][()])
-        if options == {"codec": "gzip"}:
-            assert np.array_equal(file["images"][()], expected["images"][()])
-        if "codec" in options:
-            assert file["digest"][()].tolist() == expected["digest"][()].tolist()
-            assert file["images"].chunks[0] == CHUNK // 2700 and file["masks"].id.get_offset() is None
-    assert leftovers(report.path) == []
-
-
 def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(tmp_path: Path) -> None:
     source = photos(tmp_path / "s", 80)
     bad = source / "class0/40.jpg"

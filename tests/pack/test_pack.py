@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from fastload.errors import OptionError, OutputError, PackError, ResumeError, SourceError
 from fastload.format.header import read_header
-from fastload.pack import pack_images, survey_source
+from fastload.pack import pack_images
 from fastload.pack.journal import Journal
 
 
@@ -157,14 +157,6 @@ def test_gray_stays_gray_colour_wins_and_alpha_and_16_bits_must_be_everywhere(tm
         with pytest.raises(SourceError, match=said):
             packed("deep", **options)
     assert packed("deep", bits=8) == ((1, "uint8"), {"I;16 -> gray of 8 bits": 1})
-
-
-def test_a_survey_writes_nothing(tmp_path, image_folder):
-    source = image_folder(per_class=5)
-    survey = survey_source(source, tmp_path / "o.h5")
-    assert survey.num_samples == 10 and survey.sizes == {(12, 16): 10}
-    assert survey.bytes_needed == 10 * 12 * 16 * 3 and survey.disk_free > 0
-    assert list(tmp_path.glob("o.h5*")) == []
 
 
 def test_outputs_that_cannot_be_are_refused_before_any_work_and_links_are_followed(tmp_path, image_folder):

@@ -70,20 +70,6 @@ def test_whatever_the_options_rows_stay_the_same(tmp_path, num_rows, chunk_bytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "b.h5"]
 
 
-@pytest.mark.parametrize(("codec", "name"), [("gzip", "deflate"), ("zstd:5", "zstd")])
-def test_compressed_and_back_gives_the_same_bytes(tmp_path, codec, name):
-    source = make(tmp_path / "a.h5")
-    report = repack_file(source, tmp_path / "z.h5", codec=codec, chunk_bytes=1500, workers=2)
-    header = read_header(tmp_path / "z.h5")
-    field = header.fields["images"]
-    assert field.filters == header.fields["masks"].filters == (name,)
-    assert field.offset is None and field.chunk_rows == 10
-    assert report.file_bytes < source.stat().st_size
-    repack_file(tmp_path / "z.h5", tmp_path / "b.h5", codec="none", chunk_bytes=1000)
-    repack_file(source, tmp_path / "c.h5", codec="none", chunk_bytes=1000)
-    assert (tmp_path / "b.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
-
-
 def test_what_is_compressed_stays_so_unless_it_is_said(tmp_path):
     source = make(tmp_path / "a.h5")
     repack_file(source, tmp_path / "z.h5", codec="gzip:7", chunk_bytes=1440, workers=1)
