@@ -9,11 +9,9 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -82,9 +80,8 @@ def repack_file(
     header, listing = list_packed(file)
     chosen = choose_rows(listing, choice, header.path)
     in_order = bool(np.all(np.diff(chosen) > 0))
-    packed_with = pack_options(header)
     if chunk_bytes is None:
-        chunk_bytes = int(packed_with.get("chunk_bytes", CHUNK_BYTES))
+        chunk_bytes = int(pack_options(header.attrs).get("chunk_bytes", CHUNK_BYTES))
         if wanted is None and _images_codec(header) != NONE:
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
         elif wanted not in (None, NONE) and not has_ragged(header):
@@ -97,7 +94,7 @@ def repack_file(
     part = regroup(replace(listing, attrs=attrs), chosen)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    return _write(call, part, [header], options, packed_with)
+    return _write(call, part, [header], options)
 
 
 def merge_files(
@@ -132,8 +129,7 @@ def merge_files(
     listing = list_merged(files)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    packed_with = json.loads(listing.attrs["pack_options"])
-    return _write(call, listing, [read_header(file) for file in files], options, packed_with)
+    return _write(call, listing, [read_header(file) for file in files], options)
 
 
 @dataclass(frozen=True)
@@ -148,11 +144,9 @@ class _Call:
     progress: Progress | None
 
 
-def _write(
-    call: _Call, listing: Listing, headers: Sequence[PackedFile], options: PackOptions, packed_with: dict[str, Any]
-) -> PackReport:
+def _write(call: _Call, listing: Listing, headers: Sequence[PackedFile], options: PackOptions) -> PackReport:
     """Writes a listing's rows, which are from these files, with the options they were packed with that still hold."""
-    names = ", ".join(header.path.name for header in headers)
+    packed_with, names = pack_options(listing.attrs), ", ".join(header.path.name for header in headers)
     codecs = {_images_codec(header) for header in headers}
     # The codec that images of one size get; options.codec is that of masks beside images without one.
     codec, rows = NONE if len(codecs) > 1 else codecs.pop(), listing.files
@@ -211,7 +205,7 @@ def _images_codec(file: PackedFile) -> Codec:
     if images is None or images.ragged is not None or file.version is None:
         return NONE
     codec = next((_CODEC_OF_FILTER[name] for name in images.filters if name in _CODEC_OF_FILTER), "none")
-    option = str(pack_options(file).get("codec", ""))
+    option = str(pack_options(file.attrs).get("codec", ""))
     return parse_codec(option if option.partition(":")[0] == codec else codec)
 
 

@@ -242,7 +242,7 @@ def _short(value: Any) -> str:
 
 def _attrs(parts: Sequence[_Part]) -> dict[str, Any]:
     """Returns the root attributes: equal ones stay; rows of several files one after another are not shuffled."""
-    options = [pack_options(file) for file, _ in parts]
+    options = [pack_options(file.attrs) for file, _ in parts]
     same = {name: value for name, value in options[0].items() if all(o.get(name) == value for o in options)}
     merged = [{"name": file.path.name, "rows": file.num_rows} for file, _ in parts]
     return {

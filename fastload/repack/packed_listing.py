@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from pathlib import Path
@@ -98,10 +98,10 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     )
 
 
-def pack_options(file: PackedFile) -> dict[str, Any]:
-    """Returns the options that a file was packed with; empty when it does not say."""
+def pack_options(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that the root attributes say a file was packed with; empty when they do not say."""
     try:
-        found = json.loads(file.attrs["pack_options"])
+        found = json.loads(attrs["pack_options"])
     except (KeyError, TypeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+from golden_sources import png, write
 from numpy.typing import NDArray
-from PIL import Image
 
 from fastload.format.codecs import Codec
 from fastload.format.header import read_header
@@ -22,11 +22,9 @@ COUNT, SIDE = 20, 240
 
 
 def listed(root: Path, masks: list[NDArray[np.uint8]], side: int = SIDE) -> Listing:
-    for name in ("images", "masks"):
-        (root / name).mkdir(parents=True)
     for i, mask in enumerate(masks):
-        Image.new("RGB", (side, side), (i, 0, 0)).save(root / "images" / f"{i:02d}.png")
-        Image.fromarray(mask).save(root / "masks" / f"{i:02d}.png")
+        write(root / f"images/{i:02d}.png", png(np.full((side, side, 3), i, np.uint8)))
+        write(root / f"masks/{i:02d}.png", png(mask))
     return list_source(root, "mask-folders")
 
 

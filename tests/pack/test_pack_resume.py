@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from golden_sources import png, write
 from PIL import Image
 
 from fastload import pack_images
@@ -40,8 +41,7 @@ def boxed(root: Path, count: int = 5) -> Path:
 def masked(root: Path) -> Path:
     for i in range(4):
         picture(root / "images" / f"{i}.png", 20, i)
-        (root / "masks").mkdir(exist_ok=True)
-        Image.fromarray(np.full((20, 20), i, np.uint8)).save(root / "masks" / f"{i}.png")
+        write(root / f"masks/{i}.png", png(np.full((20, 20), i, np.uint8)))
     return root
 
 
