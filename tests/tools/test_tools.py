@@ -64,14 +64,11 @@ def packed_faces(faces: Path) -> Path:
 @pytest.fixture(scope="module")
 def packed_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two classes that anything can tell apart, 80 images of 32x32 each, no splits."""
-    root = tmp_path_factory.mktemp("classes")
-    rng = np.random.default_rng(0)
-    for label, level in (("dark", 60), ("light", 190)):
-        (root / "photos" / label).mkdir(parents=True)
-        for i in range(80):
-            pixels = np.clip(rng.normal(level, 40, (32, 32, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / "photos" / label / f"{i}.png")
-    return pack_images(root / "photos", root / "photos.h5", workers=1).path
+    labels = np.arange(160) % 2
+    levels = np.array([60, 190])[labels].reshape(-1, 1, 1, 1)
+    pixels = np.clip(np.random.default_rng(0).normal(levels, 40, (160, 32, 32, 3)), 0, 255).astype(np.uint8)
+    columns = {"labels": Column(labels, {"names": ("dark", "light")})}
+    return write_packed(tmp_path_factory.mktemp("classes") / "photos.h5", pixels, columns)
 
 
 def test_faces_are_in_the_official_layout_the_same_for_a_seed_and_a_complete_folder_is_kept(run, faces, tmp_path):
