@@ -58,13 +58,13 @@ def test_packing_then_reading_gives_the_decoders_pixels(tmp_path, sizes, modes, 
     _assert_holds(pack_images(source, tmp_path / "o.h5", workers=0, shuffle=shuffle, overwrite=True).path, source)
 
 
-@pytest.mark.parametrize("bad", [(), (5, 30, 31)])
+@pytest.mark.parametrize("bad", [(), (0, 30, 31)])  # the first: other workers have rows behind it already
 def test_same_bytes_whatever_the_number_of_workers(tmp_path, image_folder, bad):
     source = image_folder(per_class=50)
     for number in bad:
         path = source / f"cat/{number:04d}.jpg"
         path.write_bytes(path.read_bytes()[:-30])
-    options = {"chunk_bytes": 1200, "seed": 3, "on_error": "skip"}
+    options = {"chunk_bytes": 1200, "shuffle": False, "on_error": "skip"}
     outputs = [pack_images(source, tmp_path / f"{n}.h5", workers=n, **options).path.read_bytes() for n in (0, 1, 3)]
     assert outputs[0] == outputs[1] == outputs[2]
 

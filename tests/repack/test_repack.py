@@ -59,9 +59,10 @@ def by_key(path: Path) -> dict[bytes, tuple]:
 def test_whatever_the_options_rows_stay_the_same(tmp_path, num_rows, chunk_bytes, shuffle, codec, masks):
     source = make(tmp_path / "a.h5", num_rows, masks=masks)
     options = {"chunk_bytes": chunk_bytes, "shuffle": shuffle, "codec": codec, "seed": 9, "workers": 1}
-    repack_file(source, tmp_path / "b.h5", overwrite=True, **options)
+    report = repack_file(source, tmp_path / "b.h5", overwrite=True, **options)
     assert by_key(source) == by_key(tmp_path / "b.h5")
     before, header = read_header(source), read_header(tmp_path / "b.h5")
+    assert report.chunks == -(-num_rows // header.fields["images"].chunk_rows)
     assert (header.shuffled, header.seed) == (True, 9 if shuffle else 5)
     for name in ("decoder", "source_layout"):
         assert before.attrs[name] == header.attrs[name]
