@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 MAX_SIZES = 8
 NO_IMAGES = "samples without images"
 
+Masks = Annotated[
+    Literal["auto", "none", "semantic", "instance"],
+    typer.Option(help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."),
+]
+
 
 def pack(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.")],
@@ -35,12 +40,7 @@ def pack(
     layout: Annotated[
         str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
     ] = None,
-    masks: Annotated[
-        Literal["auto", "none", "semantic", "instance"],
-        typer.Option(
-            help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."
-        ),
-    ] = "auto",
+    masks: Masks = "auto",
     labels: Annotated[
         Any, typer.Option(parser=parse_names, metavar="A,B", help="Columns of a table that hold the labels.")
     ] = "",
@@ -126,10 +126,10 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
         survey = survey_source(source, output, options=PackOptions.of(options), progress=progress, **asked)
         estimates = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
     target, plan = survey.target, survey.plan
-    what = f"{NO_IMAGES} (layout {survey.layout})"
+    what = f"{NO_IMAGES} (layout {survey.listing.layout})"
     if kind := target or plan:
         size = (target.height, target.width) if target else (0, 0)
-        what = f"images (layout {survey.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
+        what = f"images (layout {survey.listing.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
     typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
     sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
