@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -35,10 +35,9 @@ _SLOW = 3.0  # a sample that takes so many times the usual is a slow one
 
 
 def run_delay_reader() -> Callable[[], float]:
-    """Returns a function that returns the seconds that this thread has waited for a CPU so far.
+    """Returns a function that returns the seconds for which the calling thread has waited for a CPU so far.
 
-    Only the calling thread may call it. Always 0 where the system does not say; Linux does, in
-    /proc/thread-self/schedstat.
+    For this thread only. Always 0 where the system does not say; Linux does, in /proc/thread-self/schedstat.
     """
     return _ProcFile("/proc/thread-self/schedstat").delay_s
 
@@ -92,9 +91,8 @@ class Stopwatch:
         self._running[stage] = self._running.get(stage, 0.0) + ran_s
         self._spent_s += ran_s
         if off_s > _SHORT_S:
-            waited_s = self._delays.delay_s()
-            blocked_s = max(0.0, off_s - (waited_s - self._waited_s))
-            self._waited_s = waited_s
+            before_s, self._waited_s = self._waited_s, self._delays.delay_s()
+            blocked_s = max(0.0, off_s - (self._waited_s - before_s))
             self._spent_s += blocked_s
             if for_lock:
                 self._lock_s += blocked_s
@@ -155,21 +153,20 @@ class _ProcFile:
     def __init__(self, path: str) -> None:
         self.num_bytes = 0
         self._fd = -1
-        try:
+        with suppress(OSError):
             if _LINUX:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._buffer = ctypes.create_string_buffer(512)
+                self._fd = os.open(path, os.O_RDONLY)
                 weakref.finalize(self, os.close, self._fd)
-        except OSError:
-            pass
+                self._buffer = ctypes.create_string_buffer(512)
+                self._pread = ctypes.PyDLL(None).pread  # PyDLL keeps the GIL
+                self._pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+                self._pread.restype = ctypes.c_ssize_t
 
     def read(self) -> bytes:
         """Returns its present content, at most 512 bytes; nothing where there is no such file, or it is refused."""
-        count: int = _pread()(self._fd, self._buffer, 512, 0) if self._fd >= 0 else 0
-        if count <= 0:
-            return b""
+        count = max(0, self._pread(self._fd, self._buffer, 512, 0)) if self._fd >= 0 else 0
         self.num_bytes += count
-        content: bytes = self._buffer[:count]  # type: ignore[assignment]  # of c_char, typeshed says a list
+        content: bytes = self._buffer[:count] if count else b""  # type: ignore[assignment]  # typeshed says a list
         return content
 
     def delay_s(self) -> float:
@@ -188,8 +185,7 @@ def current() -> Stopwatch | None:
 
 def lap(stage: str, *, for_lock: bool = False) -> None:
     """Ends a lap of this thread's stopwatch, if it has one."""
-    stopwatch = current()
-    if stopwatch is not None:
+    if (stopwatch := current()) is not None:
         stopwatch.lap(stage, for_lock=for_lock)
 
 
@@ -217,47 +213,34 @@ def process_cpu_s(pid: int) -> float | None:
     return float(times.user + times.system)
 
 
-@cache
-def _pread() -> Any:
-    pread = ctypes.PyDLL(None).pread
-    pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-    pread.restype = ctypes.c_ssize_t
-    return pread
-
-
-# Times the decoding within a user's dataset, in a worker process that is measured.
+_TORCHVISION = ("decode_image", "decode_jpeg", "decode_png", "read_image")
 _DECODERS = {
     "simplejpeg": ("decode_jpeg",),
     "cv2": ("imdecode", "imread"),
-    "torchvision.io": ("decode_image", "decode_jpeg", "decode_png", "read_image"),
-    "torchvision.io.image": ("decode_image", "decode_jpeg", "decode_png", "read_image"),
+    "torchvision.io": _TORCHVISION,
+    "torchvision.io.image": _TORCHVISION,
 }
-_MARK = "_fastload_lap"
 
 
 def watch_decoders() -> None:
     """Wraps the decoders of Pillow, and of other packages imported so far, so that each call is a lap of the stopwatch.
 
-    A function that a module imported by name before is not wrapped; what it decodes counts as transform.
+    It times the decoding within a user's dataset, in a worker process that is measured. A function that a module
+    imported by name before is not wrapped; what it decodes counts as transform.
     """
-    if not hasattr(ImageFile.ImageFile.load, _MARK):
-        ImageFile.ImageFile.load = _timed(  # type: ignore[method-assign]
-            ImageFile.ImageFile.load,
-            only=lambda image, *_, **__: bool(getattr(image, "tile", None)),  # undecoded
-        )
-    for name, functions in _DECODERS.items():
-        module = sys.modules.get(name)
-        for function in functions:
-            found = getattr(module, function, None)
-            if found is not None and not hasattr(found, _MARK):
-                setattr(module, function, _timed(found))
+    found = [(sys.modules.get(module), name) for module, names in _DECODERS.items() for name in names]
+    for owner, name in [(ImageFile.ImageFile, "load"), *found]:
+        decode = getattr(owner, name, None)
+        if decode is not None and not hasattr(decode, "_fastload_lap"):
+            setattr(owner, name, _timed(decode))
 
 
-def _timed(decode: Callable[..., Any], *, only: Callable[..., bool] | None = None) -> Callable[..., Any]:
+def _timed(decode: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(decode)
     def timed(*words: Any, **options: Any) -> Any:
         stopwatch = current()
-        if stopwatch is None or (only is not None and not only(*words, **options)):
+        # An image of Pillow's that is decoded has no tiles left; to load it again is no work.
+        if stopwatch is None or (words and not getattr(words[0], "tile", True)):
             return decode(*words, **options)
         stopwatch.lap("reading")
         try:
@@ -265,5 +248,5 @@ def _timed(decode: Callable[..., Any], *, only: Callable[..., bool] | None = Non
         finally:
             stopwatch.lap("decoding")
 
-    setattr(timed, _MARK, True)
+    timed._fastload_lap = True  # type: ignore[attr-defined]
     return timed

@@ -29,7 +29,6 @@ def num_samples(batch: Any) -> int:
 MOST_STEPS = 8192
 """Number of steps kept. When there are more, every second one is dropped, and from then on every second one is kept."""
 
-
 Times = tuple[float, float, float, float, float, int, int | None]
 """The fields of a `Step`, which takes longer to make."""
 
@@ -63,11 +62,7 @@ class Totals:
 
 
 class StepLog:
-    """Keeps steps in bounded memory: all while they are few, then an evenly spaced part; sums are over all.
-
-    Args:
-        most: number of steps kept.
-    """
+    """Keeps at most so many steps: all while they are few, then an evenly spaced part; sums are over all."""
 
     def __init__(self, most: int = MOST_STEPS) -> None:
         self.totals = Totals()
@@ -132,31 +127,19 @@ class Mean:
 
 @dataclass(eq=False)  # two loops are never equal, even over the same loader
 class Loop:
-    """The figures of one loader's loop; times in seconds.
+    """The figures of one loader's loop; times in seconds. "Its thread" is the loop's."""
 
-    Attributes:
-        loader: returns the watched loader, None when it no longer exists.
-        log: its steps.
-        elapsed_s: of all passes, without other watched loops inside the loop's body.
-        epochs: as in `Demands`.
-        receive_s: CPU time of the loop's thread in a wait, except the first wait of each pass.
-        first_running_s: CPU time of the loop's thread in the first waits, summed.
-        runnable_s: time in a step, outside its wait, in which the loop's thread was ready to run but had no CPU.
-        process_s: CPU time of the process, all threads, during the passes.
-        transform_running_s: CPU time of the loop's thread for transforming a batch when it is received.
-        probe: of the last pass; None: the loader is not a FastLoader.
-    """
-
-    loader: Callable[[], Any]
+    loader: Callable[[], Any]  # returns the watched loader, None when it no longer exists
     log: StepLog = field(default_factory=StepLog)
-    elapsed_s: float = 0.0
-    epochs: list[tuple[float, float]] = field(default_factory=list)
-    receive_s: Mean = field(default_factory=Mean)
-    first_running_s: float = 0.0
+    elapsed_s: float = 0.0  # of all passes, without other watched loops inside the loop's body
+    epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
+    receive_s: Mean = field(default_factory=Mean)  # CPU time of its thread in a wait, except the first of each pass
+    first_running_s: float = 0.0  # CPU time of its thread in the first waits, summed
+    # Time in a step, outside its wait, in which its thread was ready to run but had no CPU.
     runnable_s: Mean = field(default_factory=Mean)
-    process_s: float = 0.0
-    transform_running_s: Mean = field(default_factory=Mean)
-    probe: Probe | None = None
+    process_s: float = 0.0  # CPU time of the process, all threads, during the passes
+    transform_running_s: Mean = field(default_factory=Mean)  # CPU time of its thread for transforming a received batch
+    probe: Probe | None = None  # of the last pass; None: the loader is not a FastLoader
 
     @classmethod
     def of(cls, loader: Any) -> Loop:

@@ -12,7 +12,7 @@ from fastload.profiling.meter import exports
 from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
 from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment
-from fastload.profiling.meter.watching import Batches, WatchedPass
+from fastload.profiling.meter.watching import WatchedPass
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing import ranges as profiler_ranges
 from fastload.timing.results import Measured, Table, Verdict
@@ -228,7 +228,7 @@ class Meter:
             environment=environment(),
         )
 
-    def _begin(self, loader: Iterable[Any]) -> Batches:
+    def _begin(self, loader: Iterable[Any]) -> WatchedPass:
         self._require_running("iterate over what watch() gave")
         loop = next((one for one in self._loops if one.loader() is loader), None)
         if loop is None:
@@ -239,7 +239,7 @@ class Meter:
         callback = (
             None if record is None else lambda number, step: record.append(exports.step_line(number, step, place))
         )
-        return Batches(WatchedPass(loader, loop, clock, self._running, self._begun_s, callback))
+        return WatchedPass(loader, loop, clock, self._running, self._begun_s, callback)
 
     def _note_reading(self, reading: Mapping[str, float]) -> None:
         if self._record is not None:
@@ -272,12 +272,19 @@ class Meter:
 class Watched:
     """An iterable over a loader whose passes are measured. Its length is the loader's."""
 
-    def __init__(self, loader: Any, begin: Callable[[Any], Batches]) -> None:
+    def __init__(self, loader: Any, begin: Callable[[Any], WatchedPass]) -> None:
         self._loader = loader
         self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
-        return self._begin(self._loader)
+        one = self._begin(self._loader)
+        try:
+            while True:
+                yield one.next_batch()
+        except StopIteration:
+            return
+        finally:
+            one.close()
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -79,7 +79,7 @@ def test_a_loader_that_raises_is_heard(meter):
             raise TypeError("no loader today")
 
     with pytest.raises(TypeError, match="no loader today"):
-        iter(meter.watch(Unwilling()))
+        list(meter.watch(Unwilling()))
     train(meter, [1, 2], HandClock())  # the failed one does not stand in the way
 
 
@@ -129,7 +129,7 @@ def test_a_loop_left_inside_another_ends_with_it(meter, clock):
 
 def test_two_loops_that_take_turns_or_run_in_threads_need_a_meter_each(meter, clock):
     with pytest.raises(OptionError, match="a Meter of its own"):
-        next(zip(meter.watch(SlowLoader(clock)), meter.watch(SlowLoader(clock)), strict=True))
+        list(zip(meter.watch(SlowLoader(clock)), meter.watch(SlowLoader(clock)), strict=True))
     with Meter(sample_every_s=0) as one, Meter(sample_every_s=0) as other:
         pairs = list(zip(one.watch(range(4)), other.watch(range(4)), strict=True))
     assert len(pairs) == one.totals.steps == other.totals.steps == 4
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_and_says_how():
         next(under_way)
         refused("cannot be iterated", meter.watch, 3)
         refused("did not watch", meter.demands, [1])
-    refused("after its `with`", iter, watched)
+    refused("after its `with`", list, watched)
     refused("after its `with`", next, under_way)
     refused("another one", meter.__enter__)
     assert meter.totals.steps == 1
