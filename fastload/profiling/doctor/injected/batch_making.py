@@ -123,13 +123,10 @@ class _Looker:
     """A thread that looks every 50 ms at the line of code a worker process is in, while it makes a batch.
 
     Only in workers: an extra thread in the main process would be noticed by a script that forks.
-
-    Attributes:
-        ident: the thread that makes a batch; 0: none does.
     """
 
     def __init__(self) -> None:
-        self.ident = 0
+        self.ident = 0  # the thread that makes a batch; 0: none does
         self._pid = 0
 
     def begin(self) -> None:
