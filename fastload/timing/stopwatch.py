@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import statistics
@@ -144,14 +145,10 @@ class Stopwatch:
 
 
 class _ProcFile:
-    """A file of /proc that is read again and again without releasing the GIL.
-
-    Attributes:
-        num_bytes: bytes read so far; the system counts them among those that this process reads.
-    """
+    """A file of /proc that is read again and again without releasing the GIL."""
 
     def __init__(self, path: str) -> None:
-        self.num_bytes = 0
+        self.num_bytes = 0  # read so far; the system counts them among those that this process reads
         self._fd = -1
         with suppress(OSError):
             if _LINUX:
@@ -191,9 +188,7 @@ def lap(stage: str, *, for_lock: bool = False) -> None:
 
 def beyond_usual_s(samples_s: Sequence[float]) -> float:
     """Returns the seconds that a batch's slow samples took beyond the median; 0 for fewer than three samples."""
-    if len(samples_s) < 3:
-        return 0.0
-    usual_s = statistics.median(samples_s)
+    usual_s = statistics.median(samples_s) if len(samples_s) >= 3 else math.inf
     return sum(taken_s - usual_s for taken_s in samples_s if taken_s > _SLOW * usual_s)
 
 

@@ -30,13 +30,10 @@ class Gpus:
         visible: in the form of CUDA_VISIBLE_DEVICES: numbers or UUIDs, of whole GPUs or MIG slices; None: the value of
             that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
             kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
-
-    Attributes:
-        absent: counters that cannot be read, each with the reason; the key `gpu` stands for all of them, the name of a
-            MIG slice for that slice.
     """
 
     def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
+        # Counters that cannot be read, each with the reason; "gpu": all of them; the name of a MIG slice: that slice.
         self.absent: dict[str, str] = {}
         self._seen: set[str] = set()  # readings that succeeded once
         self._devices: dict[int, Any] = {}  # handles by index

@@ -41,14 +41,8 @@ class _Open(NamedTuple):
 class WatchedPass:
     """One pass over a loader, and the times of its steps. Used by one thread.
 
-    Args:
-        loader: any iterable.
-        loop: gets the figures.
-        clock: of the device that computes.
-        running: the passes of the meter that are running, innermost last. A watched loop may run inside the body of
-            another one; two loops that take turns are refused.
-        begun_s: the meter's start on the host's clock.
-        callback: called with the number and the times of each step; None: nobody.
+    It is one of the meter's `running` passes, innermost last: a watched loop may run inside the body of another one;
+    two loops that take turns are refused. `callback` is called with the number and the times of each step.
     """
 
     def __init__(
@@ -181,7 +175,7 @@ class WatchedPass:
         """Adds up the steps that have ended, or waits for all; without waiting in the loop's own thread only."""
         if not wait and threading.get_ident() != self._thread:
             return
-        clock, pending, log = self._clock, self._pending, self.loop.log
+        clock, pending, loop = self._clock, self._pending, self.loop
         while pending and (wait or len(pending) > _MOST_PENDING or clock.is_done(pending[0][1])):
             step, end = pending.popleft()
             clock.wait(end)
@@ -202,5 +196,5 @@ class WatchedPass:
             wait_s, copy_s, transform_s = parts_s
             times = step.begin_s, wait_s, copy_s, transform_s, max(0.0, compute_s), step.samples, step.depth
             if self._callback is not None:
-                self._callback(log.totals.steps, Step(*times))
-            log.add(times, step.work)
+                self._callback(loop.totals.steps, Step(*times))
+            loop.add(times, step.work)

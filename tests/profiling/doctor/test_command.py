@@ -41,7 +41,7 @@ DOCTOR = """
     command._ANSWER_S = 60
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     with command.Signals() as signals:
-        ended = command.run_command(sys.argv[1:], Path("."), signals, look=lambda _s, _pid: time.sleep(0.4))
+        ended = command.run_command(sys.argv[1:], Path("."), signals, look=lambda _pid: time.sleep(0.4))
         print(ended.code, ended.interrupted)
 """
 
@@ -124,7 +124,7 @@ def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
 
 
 def test_what_a_look_raises_waits_until_the_command_has_ended(tmp_path):
-    def look(_elapsed_s: float, _pid: int) -> None:
+    def look(_pid: int) -> None:
         raise RuntimeError("ours")
 
     late = "import sys, time; time.sleep(1); open(sys.argv[1], 'w').close()"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
-from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
+from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.verdict import judge
 from fastload.timing.results import BatchWork
 
@@ -48,11 +47,10 @@ def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.
     return [*events, {"e": "end", "id": number, "t": at, "wait": 0.0, "step": before}]
 
 
-def read_records(folder: Path, reader: RecordReader | None = None) -> Records:
-    reader = reader or RecordReader(folder)
-    records = reader.read()
+def read_records(folder: Path, records: Records | None = None) -> Records:
+    records = (records or Records(folder)).read()
     for loader in records.loaders:
-        reader.read_making(loader)
+        records.read_making(loader)
     return records
 
 
@@ -83,7 +81,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
     (tmp_path / "growing").mkdir()
     write(tmp_path, "1", loop_lines)
     write(tmp_path, "0", worker_lines)
-    reader = RecordReader(tmp_path / "growing")
+    reader = Records(tmp_path / "growing")
     for name in ("0.jsonl", "1.jsonl"):
         whole = (tmp_path / name).read_text()
         for end in range(0, len(whole) + 70, 70):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
+from fastload.profiling.doctor.loader_records import Fetch
 from fastload.timing.results import BatchWork
 
 WAITS = {
@@ -66,7 +66,7 @@ def test_locks_are_told_from_other_waits(tmp_path, what):
             time.sleep(0.01)
         looks = WaitSampler()
         begin = time.perf_counter()
-        looks.watch([process.pid])
+        looks.pids = [process.pid]
         while len(looks._seen[process.pid][0]) < 15:
             time.sleep(0.01)
         looks.close()

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.meter.loops import StepLog
+from fastload.profiling.meter.loops import Loop
 from fastload.timing.probe import LoaderStats
 from fastload.timing.results import BatchWork, Work
 
@@ -18,7 +18,7 @@ def step(number):
 
 @given(count=st.integers(0, 700), most=st.integers(1, 40))
 def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
-    log = StepLog(2 * most)
+    log = Loop(lambda: None, 2 * most)
     for number in range(count):
         log.add(step(number), BatchWork({"reading": Work(0.5, 0.25)}) if number % 2 else None)
     begins = [int(one.begin_s) for one in log.steps]
@@ -35,7 +35,7 @@ def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
 
 
 def test_nothing_yet_is_zero_and_a_batch_used_again_costs_nothing_and_is_no_batch():
-    log = StepLog()
+    log = Loop.of(())
     assert log.totals.stall_share == 0 and log.totals.mean_stages() == {} and log.steps == log.works == ()
     log.add(step(0), BatchWork({"reading": Work(1.0, 0.0)}))
     log.add(step(1), BatchWork({}))

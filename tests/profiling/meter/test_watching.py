@@ -61,7 +61,7 @@ def test_a_broken_off_pass_has_the_batches_that_were_handed_over_and_a_step_that
             clock.now += 2
             _ = 1 // 0
     assert broken_off == 3
-    loops = [[times(step) for step in loop.log.steps] for loop in meter._loops]
+    loops = [[times(step) for step in loop.steps] for loop in meter._loops]
     assert loops == [[(1, 0, 0, 2), (1, 0, 0, 2), (1, 0, 0, 0)], [(1, 0, 0, 2)]]
 
 
@@ -124,7 +124,7 @@ def test_a_loop_left_inside_another_ends_with_it(meter, clock):
         inner = inner or iter(meter.watch(SlowLoader(clock, 5)))
         if inner is not None and meter.totals.steps == 0:
             next(inner)
-    assert [loop.log.totals.steps for loop in meter._loops] == [2, 1]
+    assert [loop.totals.steps for loop in meter._loops] == [2, 1]
 
 
 def test_two_loops_that_take_turns_or_run_in_threads_need_a_meter_each(meter, clock):
@@ -201,7 +201,7 @@ def test_a_dataloader_is_judged_by_its_waits(workers):
 def test_demands_are_made_of_what_a_loop_noted():
     loop = Loop(lambda: None, epochs=[(5.0, 0.25), (3.0, 0.0)], process_s=11.0, first_running_s=1.0)
     for wait_s in (5.0, 1.0, 3.0, 1.0, 1.0):
-        loop.log.add((0.0, wait_s, 0.0, 0.0, 2.0, 1, None), None)
+        loop.add((0.0, wait_s, 0.0, 0.0, 2.0, 1, None), None)
     loop.receive_s.add(0.5)
     loop.receive_s.add(1.5)
     loop.transform_running_s.add(0.2)

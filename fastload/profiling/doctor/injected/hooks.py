@@ -37,13 +37,9 @@ _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "simplejpeg": {"decode_jpeg": DECODING},
     "turbojpeg": {"TurboJPEG.decode": DECODING},
     "torchvision.io.image": dict.fromkeys(("read_image", "decode_image", "decode_jpeg", "decode_png"), DECODING),
-    "imageio.v2": {"imread": DECODING},
-    "imageio.v3": {"imread": DECODING},
-    "zlib": {"decompress": DECODING},
-    "bz2": {"decompress": DECODING},
-    "lzma": {"decompress": DECODING},
-    "numpy.lib.npyio": {"load": READING, "fromfile": READING},
-    "numpy": {"load": READING, "fromfile": READING},
+    **{name: {"imread": DECODING} for name in ("imageio.v2", "imageio.v3")},
+    **{name: {"decompress": DECODING} for name in ("zlib", "bz2", "lzma")},
+    **{name: {"load": READING, "fromfile": READING} for name in ("numpy", "numpy.lib.npyio")},
     "h5py._hl.dataset": dict.fromkeys(
         ["Dataset." + name for name in "__getitem__ __setitem__ read_direct write_direct resize flush".split()], H5
     ),
@@ -51,9 +47,7 @@ _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "multiprocessing.synchronize": {"SemLock.__enter__": LOCK, "SemLock._make_methods": _making_methods},
     "multiprocessing.reduction": {"ForkingPickler.loads": _into, "ForkingPickler.dumps": _out},
     "multiprocessing.connection": {"_ConnectionBase.recv_bytes": _into, "_ConnectionBase.send_bytes": _out},
-    "torch.utils.data._utils.fetch": dict.fromkeys(
-        ("_MapDatasetFetcher.fetch", "_IterableDatasetFetcher.fetch"), fetching
-    ),
+    "torch.utils.data._utils.fetch": {f"_{kind}DatasetFetcher.fetch": fetching for kind in ("Map", "Iterable")},
     "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
     "fastload.loader.loader": {"FastLoader.iterate": iterating},
     "fastload.loader.iteration": {"Iteration.__next__": asking},
@@ -100,7 +94,7 @@ class _Finder:
             return None
         others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        loader = getattr(spec, "loader", None)
+        loader: Any = getattr(spec, "loader", None)
         # A class loads all modules that are built in; those are wrapped by `install`.
         if hasattr(loader, "exec_module") and not isinstance(loader, type):
             execute = loader.exec_module

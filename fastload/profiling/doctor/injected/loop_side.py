@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .event_file import clock, events, note_fault
@@ -45,10 +46,9 @@ class LoaderState:
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
-        try:
+        length = -1
+        with suppress(Exception):  # an iterable has none, another one raises what it likes
             length = len(dataset)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
-            length = -1
         events.write({
             "e": "loader",
             "id": self.id,
