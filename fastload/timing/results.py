@@ -5,6 +5,8 @@ All of them are plain numbers and strings, so that they can be saved as JSON and
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -165,8 +167,5 @@ class BatchWork:
 
 def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
     """Returns the mean cost of a batch by stage."""
-    total: dict[str, Work] = {}
-    for batch in batches:
-        for stage, work in batch.stages.items():
-            total[stage] = total.get(stage, Work()) + work
-    return {stage: work / len(batches) for stage, work in total.items()}
+    total = functools.reduce(operator.add, batches, BatchWork({}))
+    return dict((total / max(1, len(batches))).stages)

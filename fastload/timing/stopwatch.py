@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -72,8 +73,8 @@ class Stopwatch:
 
     def begin(self) -> None:
         """Begins a batch."""
-        self._running: dict[str, float] = {}
-        self._blocked: dict[str, float] = {}
+        self._running: dict[str, float] = defaultdict(float)
+        self._blocked: dict[str, float] = defaultdict(float)
         self._lock_s = 0.0
         self._samples: list[float] = []
         if not self._by_threads:  # receiving the request for the batch was a read, too
@@ -89,7 +90,7 @@ class Stopwatch:
         ran_s = thread_s - self._thread_s
         off_s = wall_s - self._wall_s - ran_s
         self._wall_s, self._thread_s = wall_s, thread_s
-        self._running[stage] = self._running.get(stage, 0.0) + ran_s
+        self._running[stage] += ran_s
         self._spent_s += ran_s
         if off_s > _SHORT_S:
             before_s, self._waited_s = self._waited_s, self._delays.delay_s()
@@ -98,7 +99,7 @@ class Stopwatch:
             if for_lock:
                 self._lock_s += blocked_s
             else:
-                self._blocked[stage] = self._blocked.get(stage, 0.0) + blocked_s
+                self._blocked[stage] += blocked_s
 
     def sample_begins(self) -> None:
         """Begins a sample at the last lap."""
@@ -112,21 +113,19 @@ class Stopwatch:
     def end(self) -> BatchWork:
         """Ends the batch and returns its cost."""
         self.lap(self._rest)
-        blocked, lock_s = self._blocked, self._lock_s
+        running, blocked, lock_s = self._running, self._blocked, self._lock_s
         # Threads also count what was read between batches: read-ahead works while they wait for the next one.
         was_read, self._was_read = self._was_read, self._read_so_far()
         if was_read != self._was_read:
             kept = {"reading"}
-            if not self._by_threads and {"reading", "decoding"} & set(self._running):
+            if not self._by_threads and {"reading", "decoding"} & set(running):
                 kept.add("transform")
-            others = [stage for stage in blocked if stage not in kept]
-            blocked["reading"] = blocked.get("reading", 0.0) + sum(map(blocked.pop, others))
+            blocked["reading"] += sum(blocked.pop(stage) for stage in set(blocked) - kept)
         elif self._by_threads:
             lock_s += sum(blocked.values())
         if self._lock_s:
-            blocked["reading"] = blocked.get("reading", 0.0) + self._lock_s
-        names = {**self._running, **blocked}
-        stages = {name: Work(self._running.get(name, 0.0), blocked.get(name, 0.0)) for name in names}
+            blocked["reading"] += self._lock_s
+        stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}
         runnable_s = max(0.0, self._delays.delay_s() - self._begun_waited_s)
         return BatchWork(stages, lock_s, beyond_usual_s(self._samples), runnable_s)
 
@@ -150,14 +149,13 @@ class _ProcFile:
     def __init__(self, path: str) -> None:
         self.num_bytes = 0  # read so far; the system counts them among those that this process reads
         self._fd = -1
-        with suppress(OSError):
-            if _LINUX:
-                self._fd = os.open(path, os.O_RDONLY)
-                weakref.finalize(self, os.close, self._fd)
-                self._buffer = ctypes.create_string_buffer(512)
-                self._pread = ctypes.PyDLL(None).pread  # PyDLL keeps the GIL
-                self._pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-                self._pread.restype = ctypes.c_ssize_t
+        with suppress(OSError):  # only Linux has them
+            self._fd = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._fd)
+            self._buffer = ctypes.create_string_buffer(512)
+            self._pread = ctypes.PyDLL(None).pread  # PyDLL keeps the GIL
+            self._pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+            self._pread.restype = ctypes.c_ssize_t
 
     def read(self) -> bytes:
         """Returns its present content, at most 512 bytes; nothing where there is no such file, or it is refused."""

@@ -81,6 +81,7 @@ class Recording:
         self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))  # for the events; removed at the end
         self.records, self._kernel = Records(self.folder), WaitSampler()
         self._sampler: Sampler | None = None
+        self.absent: Mapping[str, str] = {}  # readings that are not available here, each with the reason
         self._begun_s = time.perf_counter()
         self._due_s = 0.0
 
@@ -103,17 +104,13 @@ class Recording:
         """
         if self._sampler is None:
             self._sampler = Sampler(pid, every_s=_SAMPLE_EVERY_S, begun_s=self._begun_s).start()
+            self.absent = self._sampler.absent
         now_s = time.perf_counter()
         if now_s < self._due_s:
             return False
         self._due_s = now_s + _LOOK_EVERY_S
         self._kernel.pids = family_of(pid)
         return True
-
-    @property
-    def absent(self) -> Mapping[str, str]:
-        """Readings that are not available here, each with the reason."""
-        return self._sampler.absent if self._sampler is not None else {}
 
     def readings_from(self, moment_s: float) -> tuple[Mapping[str, float], ...]:
         """Returns the readings from a moment on, counted from there: a script's imports are not part of its loop."""

@@ -130,8 +130,7 @@ def install() -> None:
 def uninstall() -> None:
     """Puts everything back as it was before `install`."""
     unpatch()
-    if is_installed():
-        sys.meta_path.remove(_finder)
+    sys.meta_path.remove(_finder)
 
 
 def record_into(folder: str) -> str:
