@@ -68,10 +68,7 @@ def run_command(
 
     After `seconds` the command is interrupted, as by Ctrl-C, and 20 s later terminated with all its children. `look` is
     called every quarter of a second with the command's pid; an exception from it is raised again after the command has
-    ended.
-
-    Raises:
-        KeyboardInterrupt: a signal came before the command was started.
+    ended. If a signal came before, nothing is started, and KeyboardInterrupt is raised.
     """
     if signals.wait(0)[0]:
         raise KeyboardInterrupt
@@ -193,8 +190,7 @@ class Signals:
     def wait(self, seconds: float) -> tuple[set[int], set[int]]:
         """Waits for a signal or the end of a child process, at most `seconds`.
 
-        Returns:
-            The signals that came, and those of them that were sent to this process alone.
+        Returns the signals that came, and those of them that were sent to this process alone.
         """
         select.select([self._reads], [], [], seconds)
         came = self._drain()

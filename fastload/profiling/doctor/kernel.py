@@ -53,10 +53,7 @@ class WaitSampler:
         self._thread.join()
 
     def shares(self, fetches: Iterable[Fetch]) -> WaitShares:
-        """Returns how the waits of fetching threads, during these fetches, divide into kinds.
-
-        Zeros if the system does not report waits, or there are too few samples.
-        """
+        """Returns how the waits of fetching threads divide into kinds; zeros where the system reports (too) few."""
         waits: Counter[Wait] = Counter()
         for fetch in fetches:
             times, seen = self._seen.get(fetch.pid, ((), ()))

@@ -137,7 +137,7 @@ def _lock_of_h5py(event: Event) -> float:
     Without that lock n threads would need the n-th part of the time that at least one was inside; the rest counts as
     lock time.
     """
-    busy, waits, threads = event.get("h5") or (0.0, 0.0, 0)
+    busy, waits, threads = event["h5"]
     if threads < 2 or busy <= 0:
         return 0.0
     own = [event["parts"].get(name, (0.0, 0.0)) for name in ("h5py", "h5py-filtered")]

@@ -20,8 +20,6 @@ class Clock(Protocol):
     A clock whose marks are times can inherit all but `mark`.
     """
 
-    name: str
-
     def mark(self) -> Any:
         """Returns a mark after everything done so far."""
         ...
@@ -47,7 +45,6 @@ class Clock(Protocol):
 class HostClock(Clock):
     """The host's clock: a mark is a time."""
 
-    name = "cpu"
     mark = staticmethod(time.perf_counter)
 
 
@@ -63,7 +60,6 @@ class CudaClock(Clock):
 
         self._torch: Any = torch
         self.index: int = torch.cuda.current_device() if index is None else index
-        self.name = f"cuda:{self.index}"
         self._free: list[Any] = []
 
     def mark(self) -> Any:

@@ -28,7 +28,7 @@ def step(wall: float, **others: float) -> dict:
 
 def fetch(**others: object) -> dict:
     made = {"e": "fetch", "id": 0, "t": 0.0, "wall": 0.1, "delay": 0.01}
-    made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0]}
+    made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0], "h5": [0.0, 0.0, 0]}
     return made | others
 
 

@@ -11,8 +11,6 @@ BATCH = np.zeros(2)
 class HandClock:
     """A `Clock` moved by hand; `behind` marks wait only when waited for, like a device at work."""
 
-    name = "by hand"
-
     def __init__(self, *, behind=False):
         self.now = 0.0
         self.behind = behind

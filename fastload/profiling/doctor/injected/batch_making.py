@@ -105,9 +105,8 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "parts": fetch.parts,
         "others": {part: value for part, value in others.items() if value[0] > 0},
         "out": out,
+        "h5": [*h5, num_h5_threads],
     }
-    if num_h5_threads:
-        event["h5"] = [*h5, num_h5_threads]
     durations = sorted(fetch.samples)
     if durations:
         middle = durations[len(durations) // 2]
