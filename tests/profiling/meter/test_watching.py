@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hand_clock import HandClock, SlowLoader, times
+from hand_clock import BATCH, HandClock, SlowLoader, times
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastload import Meter, OptionError
+from fastload.profiling.meter import measure_headspace
 from fastload.profiling.meter.loops import Loop, demands_of, num_samples
 
 
@@ -73,13 +74,8 @@ def test_a_loader_that_raises_is_heard(meter):
     with pytest.raises(KeyError, match="photo"):
         list(meter.watch(broken()))
     assert meter.totals.steps == 1
-
-    class Unwilling:
-        def __iter__(self):
-            raise TypeError("no loader today")
-
-    with pytest.raises(TypeError, match="no loader today"):
-        list(meter.watch(Unwilling()))
+    with pytest.raises(TypeError, match="not iterable"):
+        list(meter.watch(type("Unwilling", (), {"__iter__": lambda _: iter(3)})()))
     train(meter, [1, 2], HandClock())  # the failed one does not stand in the way
 
 
@@ -87,13 +83,13 @@ def test_an_empty_loader_has_no_steps_and_no_verdict(meter):
     assert list(meter.watch([])) == []
     measured = meter.measured("nothing")
     assert measured.num_steps == 0 and measured.verdict is None and measured.samples_per_s == 0
-    assert meter.demands().steps == ()
+    assert meter.demands().steps == () == meter.demands().epochs
     with pytest.raises(OptionError, match="no step yet"):
         _ = meter.verdict
 
 
 def test_epochs_of_one_loader_are_one_loop_that_waits_and_computes(meter, clock):
-    loader = SlowLoader(clock, 2)
+    loader = SlowLoader(clock, 2, end_s=0.02)
     for _ in range(3):
         train(meter, loader, clock)
         clock.now += 100  # validation, unwatched
@@ -102,6 +98,8 @@ def test_epochs_of_one_loader_are_one_loop_that_waits_and_computes(meter, clock)
     assert measured.stages == {} and measured.headspace_samples_per_s is None
     assert (measured.num_steps, totals.wait_s, totals.duration_s) == (6, 6, 18)
     assert totals.stall_share == pytest.approx(1 / 3)
+    # The wait at the end of each pass, which found no batch, belongs to no step, and is not lost.
+    assert [end_s >= 0.02 for _, end_s in meter.demands().epochs] == [True] * 3
     again = meter.watch(loader)
     assert len(again) == 2 and [len(list(again)) for _ in range(2)] == [2, 2]
 
@@ -238,3 +236,26 @@ def test_samples_are_counted_whatever_a_batch_is_made_of():
         assert num_samples(batch) == 5
     assert num_samples(Graph()) == 7 and num_samples(torch.zeros(())) == 1
     assert num_samples("text") == num_samples(None) == num_samples([]) == num_samples({"a": 3}) == 0
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_the_headspace_is_the_rate_of_a_step_alone_without_the_first_one_and_a_disturbed_one(behind):
+    clock, taken = HandClock(behind=behind), iter([100.0, 0.5, 0.5, 60.0, *[0.5] * 500])
+
+    def step(batch):
+        assert batch is BATCH
+        clock.now += next(taken)
+
+    assert measure_headspace(step, BATCH, 70, device=clock) == 4
+    assert measure_headspace(step, BATCH, 0.1, device=clock, samples=3) == 6
+    with Meter(device=clock, sample_every_s=0) as meter:
+        for batch in meter.watch([BATCH]):
+            step(batch)
+        assert meter.headspace(step, BATCH, 5) == 4
+    measured = meter.measured()
+    assert measured.headspace_samples_per_s == 4 and measured.headspace_how == "measured on one cached batch"
+    assert measured.num_steps == 1
+    with pytest.raises(OptionError, match="seconds"):
+        measure_headspace(print, BATCH, 0)
+    with pytest.raises(OptionError, match="samples="):
+        measure_headspace(print, "text")
