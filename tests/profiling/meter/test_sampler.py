@@ -77,9 +77,8 @@ def test_another_process_is_read_with_its_family_and_may_end():
 
 def test_rates_count_processes_from_the_second_look_on():
     rates = Rates()
-    assert rates.of({1: 5.0}) == {}
-    found = rates.of({1: 6.0, 2: 100.0})
-    assert list(found) == [1] and found[1] > 0
+    assert rates.of({1: 5.0}) == {} and list(rates.of({1: 6.0, 2: 100.0})) == [1]
+    assert rates.of({1: 7.0, 2: 90.0})[1] > 0
 
 
 def test_only_the_gpus_of_the_job_are_told_where_the_driver_knows():

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,25 +105,22 @@ def test_epochs_of_one_loader_are_one_loop_that_waits_and_computes(meter, clock)
     assert len(again) == 2 and [len(list(again)) for _ in range(2)] == [2, 2]
 
 
-def test_a_loop_inside_another_is_not_a_part_of_its_steps(meter, clock):
+def test_a_loop_inside_another_is_not_a_part_of_its_steps_and_ends_with_it_when_it_is_left(meter, clock):
     training, validation = SlowLoader(clock, 3), SlowLoader(clock, 2, wait_s=10)
+    left = None
     for number, _ in enumerate(meter.watch(training)):
         clock.now += 2
         if number == 1:
             train(meter, validation, clock, compute_s=50)
-        clock.now += 1
-    assert [times(step) for step in meter.measured(loader=training).steps] == [(1, 0, 0, 3)] * 3
+            left = iter(meter.watch(SlowLoader(clock, 5, wait_s=0)))
+            next(left)
+        clock.now += number != 1
+    assert [times(step) for step in meter.measured(loader=training).steps] == [(1, 0, 0, 3), (1, 0, 0, 2), (1, 0, 0, 3)]
     assert [times(step) for step in meter.measured(loader=validation).steps] == [(10, 0, 0, 50)] * 2
     assert meter.measured().num_steps == 2, "the main loop is the one that took longest"
-
-
-def test_a_loop_left_inside_another_ends_with_it(meter, clock):
-    inner = None
-    for _ in meter.watch(SlowLoader(clock, 2)):
-        inner = inner or iter(meter.watch(SlowLoader(clock, 5)))
-        if inner is not None and meter.totals.steps == 0:
-            next(inner)
-    assert [loop.totals.steps for loop in meter._loops] == [2, 1]
+    assert [loop.totals.steps for loop in meter._loops] == [3, 2, 1]
+    with pytest.raises(OptionError, match="take turns"):
+        next(left)
 
 
 def test_two_loops_that_take_turns_or_run_in_threads_need_a_meter_each(meter, clock):
@@ -226,15 +224,10 @@ def test_a_loader_asked_for_has_its_own_verdict(meter, clock):
 
 def test_samples_are_counted_whatever_a_batch_is_made_of():
     pair = namedtuple("Pair", "images labels")
-
-    class Graph:
-        def __init__(self):
-            self.x = torch.zeros(7, 2)
-
     tensors = torch.zeros(5, 2)
     for batch in (tensors, (tensors, 1), [[tensors]], {"a": "text", "b": tensors}, pair(tensors, 0), tensors.numpy()):
         assert num_samples(batch) == 5
-    assert num_samples(Graph()) == 7 and num_samples(torch.zeros(())) == 1
+    assert num_samples(SimpleNamespace(x=torch.zeros(7, 2))) == 7 and num_samples(torch.zeros(())) == 1
     assert num_samples("text") == num_samples(None) == num_samples([]) == num_samples({"a": 3}) == 0
 
 
