@@ -177,9 +177,10 @@ def test_a_transform_that_makes_one_size_lets_a_plain_data_loader_batch_what_var
 
 def test_rows_of_a_store_are_announced(varied, monkeypatch):
     monkeypatch.setattr(readahead, "_SMALL_FIELD_BYTES", 0)  # of a field as small nothing is announced row by row
+    monkeypatch.setattr(readahead.syscalls, "is_resident", lambda fd, offset: False)
     dataset, announced = PackedDataset(varied[0], fields=["images"]), queue.SimpleQueue()
     ahead = dataset.read_ahead()
-    ahead._resident, ahead._advise = lambda offset: False, announced.put
+    ahead._advise = announced.put
     ahead.announce(np.array([3, 1]))
     ((begin, length),) = announced.get(timeout=60).tolist()
     assert begin <= dataset.file.fields["images"].ragged.base < begin + length

@@ -20,8 +20,7 @@ from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, Rag
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.images.image_header import MAX_PIXELS
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.mapped import MappedRows
-from fastload.read.pread import PreadRows
+from fastload.read.linear import MappedRows, PreadRows
 from fastload.system.text import text_of
 from fastload.timing.stopwatch import lap
 

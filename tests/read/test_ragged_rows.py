@@ -18,7 +18,6 @@ from fastload.format.column import Column
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex
 from fastload.read.ragged_rows import impossible_rows, sample_error
-from fastload.read.readahead import RaggedExtents
 from fastload.read.reader import RowReader
 from sample_files import write_ragged
 
@@ -155,29 +154,6 @@ def test_a_jpeg_and_a_mask_damaged_after_packing_are_named(tmp_path, read):
     with h5py.File(path, "r+") as file:
         del file["key"]
     assert "a.h5: row 1: why. " in str(sample_error(read_header(path), 1, "why"))
-
-
-def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
-    path, _, _ = varied(tmp_path, chunk_bytes=2**16)
-    file = read_header(path)
-    reader = RowReader(file, ["images"])
-    index = reader.ragged("images").index(np.arange(5))
-    base = file.fields["images"].ragged.base
-    announced = RaggedExtents(reader.fd, file, file.fields["images"])
-    first = np.array([0, 3])
-    begin, length = announced.ranges(first, np.array([1, 5])).T.tolist()
-    assert begin == [base] and length == [index.offset[4] + index.bytes[4]], "near rows are one range"
-    assert (announced.base, announced.num_bytes(5)) == (base, file.fields["images"].ragged.num_bytes)
-    assert announced.last_byte(3) in (None, base + index.offset[3] + index.bytes[3] - 1)
-    announced.close()
-    images = [pixels(64, 64) for _ in range(6)]
-    file = read_header(write_ragged(tmp_path / "b.h5", images))
-    with open(file.path, "rb") as opened:
-        announced = RaggedExtents(opened.fileno(), file, file.fields["images"])
-        found = announced.ranges(np.array([0, 4]), np.array([2, 5]))
-        announced.close()
-    base, row = file.fields["images"].ragged.base, images[0].nbytes
-    assert found.tolist() == [[base, 2 * row], [base + 4 * row, row]], "rows far apart are two"
 
 
 def index_of(**changed):

@@ -15,9 +15,8 @@ from fastload.errors import FormatError, MissingFileError, OptionError, OutputEr
 from fastload.format.column import Column
 from fastload.format.header import open_hdf5, read_header
 from fastload.format.writer import create_file
-from fastload.inspection.preview import _spread, make_preview
-from fastload.inspection.preview.overlay import attributes_of, class_colour, class_name, legend_of, marks_of, wrap
-from fastload.inspection.preview.sheet import _columns, _shown_size
+from fastload.inspection.overlay import attributes_of, class_colour, class_name, legend_of, marks_of, wrap
+from fastload.inspection.preview import _columns, _shown_size, _spread, make_preview
 from fastload.repack import repack_file
 from sample_files import write_packed
 
