@@ -233,15 +233,7 @@ def _compare_rows(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[
     reasons = {at: f"{_GONE}: {reason}" for at, reason in failed.items()}
     for decoded, name in zip(arrays, stored.names, strict=False):
         packed = np.empty_like(decoded)
-        try:
-            stored.gather(name, task.rows, packed)
-        except ImageError:
-            for at, row in enumerate(task.rows.tolist()):
-                try:
-                    packed[at] = stored.pixels(name, row)
-                except ImageError as exc:
-                    packed[at] = decoded[at]
-                    reasons.setdefault(at, str(exc))
+        reasons = stored.gather(name, task.rows, packed) | reasons
         for at in np.flatnonzero((decoded != packed).reshape(len(packed), -1).any(axis=1)).tolist():
             if name == "masks":  # their values are class numbers, which no decoder may round
                 reasons.setdefault(at, _OTHER_MASK)

@@ -114,21 +114,21 @@ class CheckedSamples:
         height, width, channels = self.file.fields["images"].shape
         return height, width, channels
 
-    def gather(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def gather(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
         """Copies rows of a field that is not ragged into an array (n, ...) of its dtype in native byte order.
 
-        Raises:
-            ImageError: a row cannot be read; the reason only.
-            FileChangedError: the file was written to or truncated.
+        Returns number -> why that row cannot be read. FileChangedError: the file was written to or truncated.
         """
         try:
             self._reader.gather(rows, {name: out})
         except FileChangedError:
             raise
-        except FormatError as exc:  # of a chunk; its cause is the bare reason
-            raise ImageError(f"cannot be read: {exc.__cause__ or exc}") from exc
-        except (OSError, RuntimeError) as exc:  # of the disk, or of h5py where a filter fails
-            raise ImageError(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+        except (FormatError, OSError, RuntimeError) as exc:  # of a chunk; of the disk; of h5py where a filter fails
+            if len(rows) > 1:  # One bad sector makes the read of them all fail.
+                alone = (self.gather(name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
+                return {at: reason for at, found in enumerate(alone) for reason in found.values()}
+            return {0: f"cannot be read: {exc.__cause__ or getattr(exc, 'strerror', None) or exc}"}
+        return {}
 
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
         """Returns a row of a field as it lies in the file.
@@ -138,7 +138,7 @@ class CheckedSamples:
         """
         field = self.file.fields[name]
         if field.ragged is None:
-            pixels = self._read_rows(name, np.array([row]))[0]
+            pixels = self.pixels(name, row)
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
         try:
             index = self._ragged[name].look_up(np.array([row]))
@@ -163,8 +163,11 @@ class CheckedSamples:
         """
         if name in self._ragged:
             return self._decoded(name, self.encoded_bytes(name, row))
-        found: NDArray[Any] = self._read_rows(name, np.array([row]))[0]
-        return found
+        out = self._empty(name, 1)
+        for reason in self.gather(name, np.array([row]), out).values():
+            raise ImageError(reason)
+        pixels: NDArray[Any] = out[0]
+        return pixels
 
     def encoded(self, row: int) -> EncodedRow:
         """Returns the encoded bytes of a sample, checked to be what was packed; otherwise like `checked`."""
@@ -210,36 +213,34 @@ class CheckedSamples:
 
         Rows that are not ragged are read and hashed all at once.
         """
-        wrong = []
+        wrong = dict[int, str]()
         if not self._ragged:
-            at = np.array(rows, np.int64)
-            try:
-                found = pixel_digests([self._read_rows(name, at, keep=True) for name in self.names])
-                return [(row, CHANGED) for row in at[found != self._digests[at]].tolist()]
-            except ImageError:
-                pass  # A bad sector makes the read of them all fail: reading them one by one finds those it affects.
+            at, arrays = np.array(rows, np.int64), []
+            memory: dict[str, NDArray[Any]] = self._local.__dict__  # that this thread's next call uses again
+            for name in self.names:
+                if name not in memory or len(memory[name]) < len(at):
+                    memory[name] = self._empty(name, len(at))
+                arrays.append(memory[name][: len(at)])
+                wrong = self.gather(name, at, arrays[-1]) | wrong
+            different = np.flatnonzero(pixel_digests(arrays) != self._digests[at]).tolist()
+            return [(rows[i], wrong.get(i, CHANGED)) for i in sorted({*different, *wrong})]
         for row in rows:
             try:
                 self.checked(row)
             except ImageError as exc:
-                wrong.append((row, str(exc)))
-        return wrong
+                wrong[row] = str(exc)
+        return list(wrong.items())
 
     @functools.cached_property
     def _digests(self) -> NDArray[np.uint64]:
-        return self._read_rows("digest", np.arange(self.file.num_rows))
+        digests = self._empty("digest", self.file.num_rows)
+        for reason in self.gather("digest", np.arange(len(digests)), digests).values():
+            raise ImageError(reason)
+        return digests
 
-    def _read_rows(self, name: str, rows: NDArray[np.int64], *, keep: bool = False) -> NDArray[Any]:
-        """Returns rows of a field that is not ragged; with `keep` in memory that this thread's next call uses again."""
+    def _empty(self, name: str, count: int) -> NDArray[Any]:
         field = self.file.fields[name]
-        kept: dict[str, NDArray[Any]] = self._local.__dict__
-        out = kept.get(name) if keep else None
-        if out is None or len(out) < len(rows):
-            out = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-        if keep:
-            kept[name] = out
-        self.gather(name, rows, out[: len(rows)])
-        return out[: len(rows)]
+        return np.empty((count, *field.shape), field.dtype.newbyteorder("="))
 
     def _impossible_rows(self, name: str) -> set[int]:
         """Returns the rows with an impossible index entry; at once: one alone takes as long as reading it."""
