@@ -7,6 +7,8 @@ legend. `overlay` draws marks over an image and makes its label.
 from __future__ import annotations
 
 import io
+import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -93,21 +95,18 @@ def make_preview(
     with open_hdf5(path) as hdf5:
         for name in file.fields:
             load_filters(path, name, hdf5[name])
+        pixels = defaultdict[str, list[NDArray[Any]]](list)
         with closing(CheckedSamples(file)) as samples:
-            pixels = {name: [_pixels(samples, name, row) for row in rows] for name in samples.names}
+            for name, row in itertools.product(samples.names, rows):
+                try:
+                    pixels[name].append(samples.pixels(name, row))
+                except ImageError as exc:
+                    raise sample_error(file, row, str(exc)) from exc
         thumbnails = _thumbnails(hdf5, file, rows, pixels)
     picture = io.BytesIO()
     draw_sheet(file, thumbnails, split).save(picture, format="PNG", optimize=False)
     save_bytes(picture.getvalue(), output, force=True)
     return rows
-
-
-def _pixels(samples: CheckedSamples, name: str, row: int) -> NDArray[Any]:
-    """Returns an image or a mask; raises FormatError, naming the sample, if it cannot be read."""
-    try:
-        return samples.pixels(name, row)
-    except ImageError as exc:
-        raise sample_error(samples.file, row, str(exc)) from exc
 
 
 def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
@@ -129,12 +128,10 @@ def _thumbnails(
         # A mask of another size, as other tools may write it, cannot be drawn over the image.
         fitting = zip(pixels["masks"], images, strict=True)
         masks = [mask if mask.shape == image.shape[:2] else None for mask, image in fitting]
-    marks = marks_of(hdf5, file, rows, masks)
-    labels = labels_of(hdf5, file, rows)
-    split_of = {row: name for name, run in file.splits.items() for row in rows if row in run}
-    several = len(file.splits) > 1
-    row_texts = [f"{split_of.get(row, '')} · row {row}" if several else f"row {row}" for row in rows]
-    return [Thumbnail(*parts) for parts in zip(images, marks, labels, row_texts, strict=True)]
+    split_of = {row: f"{name} · " for name, run in file.splits.items() for row in rows if row in run}
+    row_texts = [f"{split_of.get(row, ' · ') if len(file.splits) > 1 else ''}row {row}" for row in rows]
+    parts = zip(images, marks_of(hdf5, file, rows, masks), labels_of(hdf5, file, rows), row_texts, strict=True)
+    return [Thumbnail(*each) for each in parts]
 
 
 def _channels_last(image: NDArray[Any]) -> NDArray[Any]:

@@ -219,9 +219,8 @@ class _Sampling:
         # For `file_order`, (P,), sorted, over the whole plan; then of the samples of batches, (K, B): those for
         # `label_mix`, and those that are followed.
         self.positions = _some(rng, num_rows, SAMPLED_ROWS)
-        self.batches, self.followed = (
-            _some(rng, rows // batch_size, most)[:, None] * batch_size + within for rows in (num_rows, self.scanned)
-        )
+        self.batches = _some(rng, num_rows // batch_size, most)[:, None] * batch_size + within
+        self.followed = _some(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
 
     def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
         """Returns the measures of one planned epoch and the one after it."""

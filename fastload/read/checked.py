@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,6 @@ from fastload.system.files import read_bytes
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
 
-BEFORE = "was damaged before it was packed: its bytes are those that were packed"
-
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
 
@@ -38,8 +35,7 @@ class DamagedBefore(ImageError):
     """A row cannot be decoded, although its bytes are those that were packed."""
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedBytes:
+class EncodedBytes(NamedTuple):
     """One row as it lies in the file; shape (H, W, C) of its pixels, (H, W) of a mask."""
 
     data: bytes
@@ -108,10 +104,8 @@ class CheckedSamples:
 
     def shape(self, row: int) -> tuple[int, int, int]:
         """Returns (H, W, C) of the decoded image of a row of a packed file."""
-        if "images" in self._ragged:
-            height, width, channels = self._ragged["images"].part("shape", np.array([row]))[0].tolist()
-            return height, width, channels
-        height, width, channels = self.file.fields["images"].shape
+        ragged, common = self._ragged.get("images"), self.file.fields["images"].shape
+        height, width, channels = ragged.part("shape", np.array([row]))[0].tolist() if ragged else common
         return height, width, channels
 
     def gather(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
@@ -169,10 +163,6 @@ class CheckedSamples:
         pixels: NDArray[Any] = out[0]
         return pixels
 
-    def encoded(self, row: int) -> EncodedRow:
-        """Returns the encoded bytes of a sample, checked to be what was packed; otherwise like `checked`."""
-        return self.checked(row, jpeg=False).row
-
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
         """Returns a sample's encoded bytes and pixels, after checking that they are what was packed.
 
@@ -201,11 +191,12 @@ class CheckedSamples:
             except ImageError as exc:
                 if not self._has_digests:
                     raise
-                raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
-        height, width, channels = image.shape
-        encoded = EncodedRow(image.data, image.encoding, (height, width, channels), image.orientation, digest)
-        if mask is not None:
-            encoded = replace(encoded, mask=mask.data, mask_encoding=mask.encoding)
+                raise DamagedBefore(
+                    f"{exc}; it was damaged before it was packed: its bytes are those that were packed"
+                ) from exc
+        (height, width, channels), orientation = image.shape, image.orientation
+        of_mask = (mask.data, mask.encoding) if mask else ()
+        encoded = EncodedRow(image.data, image.encoding, (height, width, channels), orientation, digest, *of_mask)
         return CheckedSample(encoded, pixels)
 
     def damaged(self, rows: Sequence[int]) -> list[tuple[int, str]]:
@@ -253,7 +244,7 @@ class CheckedSamples:
 
     def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
         try:
-            return decode_row(row.data, row.encoding, row.shape, row.orientation, self.file.fields[name].dtype)
+            return decode_row(*row, self.file.fields[name].dtype)
         except ImageError as exc:
             raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
 
@@ -261,7 +252,7 @@ class CheckedSamples:
 def require_packed(file: PackedFile, row: int) -> None:
     """Raises ImageError, the reason only, if a row of a file with ragged fields is not what was packed."""
     with closing(CheckedSamples(file)) as samples:
-        samples.encoded(row)
+        samples.checked(row, jpeg=False)
 
 
 def _little_endian(pixels: NDArray[Any]) -> NDArray[Any]:

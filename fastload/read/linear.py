@@ -17,6 +17,7 @@ import platform
 import queue
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -174,28 +175,25 @@ class PreadRows:
             return None
         if self._pid != os.getpid():
             self._idle, self._pid = queue.SimpleQueue(), os.getpid()
-        try:
+        with suppress(queue.Empty):
             return self._idle.get_nowait()
-        except queue.Empty:
-            pass
-        try:
+        # ENOSYS or EPERM in some sandboxes, EAGAIN when the system's requests are all taken.
+        with suppress(OSError):
             return _AioContext()
-        except OSError:
-            # ENOSYS or EPERM in some sandboxes, EAGAIN when the system's requests are all taken.
-            self._use_aio = False
-            return None
+        self._use_aio = False
+        return None
 
 
 class _AioContext:
     """One kernel context for `io_submit`; buffered reads are carried out within that call."""
 
     def __init__(self) -> None:
-        self._setup, self._destroy, self._submit, self._getevents = _SYSCALLS[platform.machine()]
+        setup, self._destroy, self._submit, self._getevents = _SYSCALLS[platform.machine()]
         # CDLL, not PyDLL: the calls release the GIL.
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._context = ctypes.c_ulong(0)
         self._events = np.empty(_QUEUE, dtype=_EVENT)
-        self._check(self._call(self._setup, _QUEUE, ctypes.addressof(self._context)))
+        self._check(self._call(setup, _QUEUE, ctypes.addressof(self._context)))
         self._pid = os.getpid()
 
     def read(

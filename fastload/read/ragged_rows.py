@@ -62,18 +62,13 @@ class RaggedReader:
         if any(file.fields[data].offset is None for data in datasets):
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
         self._rows = MappedRows(fd, file, datasets) if read == "map" else PreadRows(fd, file, datasets)
-        self._flat: NDArray[np.uint8] | None = None
-        self._view: memoryview | None = None
+        # All bytes of the field as mapped, uint8 (T,), read-only, valid until `close`; None if nothing is mapped.
+        self.flat: NDArray[np.uint8] | None = None
         if isinstance(self._rows, MappedRows):
-            self._flat = self._rows.flat(extent.base, extent.num_bytes)
-            # Slicing a memoryview takes a quarter of the time that slicing an array takes.
-            self._view = self._flat.data
+            self.flat = self._rows.flat(extent.base, extent.num_bytes)
+        # Slicing a memoryview takes a quarter of the time that slicing an array takes.
+        self._view = None if self.flat is None else self.flat.data
         self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
-
-    @property
-    def flat(self) -> NDArray[np.uint8] | None:
-        """All bytes of the field as mapped, uint8 (T,), read-only, valid until `close`; None if nothing is mapped."""
-        return self._flat
 
     def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
         """Returns the index entries of rows, int64 (n,), in range; raises FormatError if one is impossible."""
@@ -204,7 +199,7 @@ class RaggedReader:
 
     def close(self) -> None:
         """Releases the mapping; the descriptor stays open."""
-        self._flat = self._view = None
+        self.flat = self._view = None
         self._rows.close()
 
 
@@ -229,9 +224,9 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
     orientation = (index.orientation < 1) | (index.orientation > 8)
     found = {}
     for at in np.flatnonzero(outside | kind | size | shape | length | orientation).tolist():
-        num_bytes = int(index.bytes[at])
+        num_bytes = f"{index.bytes[at]:,} bytes"
         if outside[at]:
-            extent = f"({num_bytes:,} bytes from {index.offset[at]:,} on)"
+            extent = f"({num_bytes} from {index.offset[at]:,} on)"
             found[at] = f"its extent in `{name}` {extent} lies outside of its {end:,} bytes"
         elif kind[at]:
             found[at] = f"its encoding in `{name}` has the number {index.encoding[at]}, which means nothing"
@@ -241,7 +236,7 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
             its_own = tuple(index.shape[at, : len(field.shape)].tolist())
             found[at] = f"its shape is {its_own} where rows of `{name}` have {field.shape}"
         elif length[at]:
-            found[at] = f"it has {num_bytes:,} bytes in `{name}`, its pixels need {pixel_bytes[at]:,}"
+            found[at] = f"it has {num_bytes} in `{name}`, its pixels need {pixel_bytes[at]:,}"
         else:
             found[at] = f"its EXIF orientation is {index.orientation[at]}, which means nothing"
     return found

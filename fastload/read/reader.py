@@ -54,21 +54,21 @@ class RowReader:
             if name not in file.fields:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
         self.file = file
-        self._fd = open_checked(file)
+        self.fd = open_checked(file)  # valid until `close`
         self._sources: list[tuple[MappedRows | PreadRows | ChunkedRows, list[str]]] = []
         self._ragged: dict[str, RaggedReader] = {}
         try:
             linear, other = list[str](), list[str]()
             for name in fields:
                 if file.fields[name].ragged is not None:
-                    self._ragged[name] = RaggedReader(self._fd, file, name, read, verify)
+                    self._ragged[name] = RaggedReader(self.fd, file, name, read, verify)
                 else:
                     (other if file.fields[name].offset is None else linear).append(name)
             if linear:
                 # Small fields first: the pixels push everything else out of the CPU's cache.
                 linear.sort(key=lambda name: file.fields[name].row_bytes)
                 kind = MappedRows if read == "map" else PreadRows
-                self._sources.append((kind(self._fd, file, linear), linear))
+                self._sources.append((kind(self.fd, file, linear), linear))
             if other:
                 self._sources.append((ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows), other))
         except BaseException:
@@ -123,32 +123,24 @@ class RowReader:
                 return source.rows(name)
         return None
 
-    @property
-    def fd(self) -> int:
-        """The open file's descriptor, valid until `close`."""
-        return self._fd
-
     def check_identity(self) -> None:
         """Raises FileChangedError if the file is not, byte for byte, what it was when its header was read."""
         # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
         # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
-        check_open(self.file, self._fd)
+        check_open(self.file, self.fd)
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
-        sources, self._sources = self._sources, []
-        for source, _ in sources:
+        for source in (*(source for source, _ in self._sources), *self._ragged.values()):
             source.close()
-        ragged, self._ragged = self._ragged, {}
-        for reader in ragged.values():
-            reader.close()
-        fd, self._fd = self._fd, -1
+        self._sources, self._ragged = [], {}
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # While the interpreter ends, globals are gone, and the kernel closes the file.
-        if getattr(self, "_fd", -1) >= 0 and not _is_finalizing():
+        if getattr(self, "fd", -1) >= 0 and not _is_finalizing():
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -205,7 +205,7 @@ class RaggedRows:
     def encoded(self, i: int) -> EncodedRow:
         """Returns the whole sample, image and mask, as it is stored, or decompressed."""
         samples, row = self._at(i)
-        found = samples.encoded(row)
+        found = samples.checked(row, jpeg=False).row
         if not self.plain:
             return found
         if found.encoding == ZSTD:

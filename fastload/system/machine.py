@@ -70,8 +70,7 @@ def busy_processes_s(pids: Iterable[int]) -> float | None:
     """
     total_s = 0.0
     for pid in pids:
-        running_s = process_cpu_s(pid)
-        if running_s is None:
+        if (running_s := process_cpu_s(pid)) is None:
             return None
         total_s += running_s
         with suppress(OSError, ValueError, IndexError):  # the system does not say

@@ -30,8 +30,8 @@ from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, Tu
 from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose
 from fastload.profiling.tune.trials import Runner, TrialMode
 from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.system.files import drop
 from fastload.system.machine import available_cpus
-from fastload.system.page_cache import drop
 
 BATCH_SIZE = 256
 ROUNDS = 5
