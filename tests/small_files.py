@@ -5,6 +5,8 @@ A test module gets its file from the fixtures of conftest.py; this is for what t
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,16 @@ def write_tokens(path: Path, rows: int = 20) -> Path:
     }
     create_file(path, num_rows=rows, pixels={}, columns=columns, attrs={})
     return path
+
+
+def pages_in_memory(path: Path) -> NDArray[np.uint8]:
+    """Returns for each page of a file whether it is in memory; asking does not make the kernel fetch any."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+        pages, view = np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8), np.frombuffer(mapping, np.uint8)
+        mincore, address, found = ctypes.CDLL(None, use_errno=True).mincore, view.ctypes.data, pages.ctypes.data
+        assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_void_p(found)) == 0
+        del view
+    return pages & 1
 
 
 def write_foreign(path: Path, images: NDArray[Any], *, chunk_rows: int, **columns: NDArray[Any]) -> Path:

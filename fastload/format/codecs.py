@@ -81,12 +81,8 @@ NONE = Codec()
 def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     """Returns the codec named "none", "gzip", "gzip:LEVEL", "zstd" or "zstd:LEVEL".
 
-    Args:
-        text: the name.
-        besides: other words that the caller accepts, for the message.
-
-    Raises:
-        OptionError: the name is unknown, or needs an extra that is not installed.
+    OptionError: the name is unknown, or needs an extra that is not installed; `besides` are other words that the caller
+    accepts, for the message.
     """
     if text == "none":
         return NONE
@@ -139,12 +135,10 @@ class _Zstd(threading.local):
         self.decompressor = module.ZstdDecompressor()
 
 
-_new_zstd = functools.cache(_Zstd)
-
-
+@functools.cache
 def _zstd(what: str) -> _Zstd:
     try:
-        return _new_zstd()
+        return _Zstd()
     except ImportError as exc:
         raise MissingExtraError(f"{what} needs zstandard. Install it with: pip install zstandard hdf5plugin.") from exc
 

@@ -101,8 +101,7 @@ def create_file(
     `header_digest` are computed here, so columns must hold `split`, `key` and `digest`.
 
     Args:
-        path: file to create; an existing one is overwritten.
-        num_rows: N.
+        path: an existing file is overwritten.
         pixels: `images`, and `masks` where there are any, in this order.
         columns: every other dataset but `digest_fields`, each with N rows.
         attrs: root attributes besides `fastload_version`, `fastload_writer` and `header_digest`.

@@ -104,9 +104,8 @@ def compare_source(
 
     Args:
         keys: of the file's rows.
-        workers: processes that decode; 0: this one.
         advance: called with the number of rows just compared.
-        file, source, root: as in `verify_file`.
+        file, source, root, workers: as in `verify_file`.
 
     Raises:
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.

@@ -61,11 +61,7 @@ class Entry(NamedTuple):
 def marks_of(
     hdf5: h5py.File, file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
 ) -> list[Marks]:
-    """Returns the marks of each row. Left out are fields of other images than the packed ones, or without a known form.
-
-    Args:
-        masks: for each row its mask, if it has one.
-    """
+    """Returns the marks of each row; without fields that belong to another image, or whose form is not known."""
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
     shape = file.fields[POINT_FIELD].shape if POINT_FIELD in file.fields else ()
     are_points = (len(shape) == 1 and shape[0] % 2 == 0) or shape[1:] == (2,)
@@ -90,11 +86,7 @@ def marks_of(
 
 
 def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: PackedFile) -> Image.Image:
-    """Returns an RGB thumbnail with its marks.
-
-    Args:
-        size: height and width of the image that it shows.
-    """
+    """Returns an RGB thumbnail with its marks; `size` is (height, width) of the image that it shows."""
     if marks.mask is not None:
         mask = Image.fromarray(np.ascontiguousarray(marks.mask)).resize(image.size, Image.Resampling.NEAREST)
         classes, pixels = np.asarray(mask), np.asarray(image)

@@ -80,7 +80,12 @@ class CheckedSamples:
         ragged = [name for name in self.names if file.fields[name].ragged is not None]
         self._ragged = {name: self._reader.ragged(name) for name in ragged}
         self._local = threading.local()
-        self._impossible = {name: self._impossible_rows(name) for name in ragged}
+        # The rows with an impossible index entry; at once: one alone takes as long as reading it.
+        self._impossible = {name: set[int]() for name in ragged}
+        for name, reader in self._ragged.items():
+            for first in range(0, file.num_rows, _CHECKED_ROWS):
+                index = reader.look_up(np.arange(first, min(first + _CHECKED_ROWS, file.num_rows)))
+                self._impossible[name].update(first + at for at in impossible_rows(index, file.fields[name]))
 
     def close(self) -> None:
         """Closes the file; nothing may be reading."""
@@ -232,15 +237,6 @@ class CheckedSamples:
     def _empty(self, name: str, count: int) -> NDArray[Any]:
         field = self.file.fields[name]
         return np.empty((count, *field.shape), field.dtype.newbyteorder("="))
-
-    def _impossible_rows(self, name: str) -> set[int]:
-        """Returns the rows with an impossible index entry; at once: one alone takes as long as reading it."""
-        found: set[int] = set()
-        for first in range(0, self.file.num_rows, _CHECKED_ROWS):
-            rows = np.arange(first, min(first + _CHECKED_ROWS, self.file.num_rows))
-            bad = impossible_rows(self._ragged[name].look_up(rows), self.file.fields[name])
-            found.update(first + at for at in bad)
-        return found
 
     def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
         try:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile, check_path, open_checked, open_hdf5
 from fastload.read.chunk_filters import FilteredChunks
+from fastload.system.text import format_bytes
 from fastload.timing.stopwatch import lap
 
 CACHE_BYTES = 512 * 2**20
@@ -47,8 +48,7 @@ class ChunkedRows:
     Warns, once, if a decoded chunk is larger than the whole cache, or if a window does not fit.
 
     Args:
-        file: header.
-        fields: names of fields, of any layout and with any filter that fastload or HDF5 can decode.
+        fields: of any layout and with any filter that fastload or HDF5 can decode.
         cache_chunks: chunks of the images that stay decoded; the least recently used goes first. Enough for two
             windows: the one being read and the next. Other fields keep as many rows.
         windows: whether rows come in windows of chunks, so that all rows of a chunk are wanted soon.
@@ -156,18 +156,18 @@ class ChunkedRows:
     def _warn_of_misses(self, names: Sequence[str], window_chunks: int) -> None:
         """Warns if a chunk of one of these fields, or with windows a window of them, is larger than the cache."""
         window = sum(self._unit_bytes[name] * -(-self._max_units[name] // 2) for name in names)
-        cache = _mib(self._cache_bytes)
+        cache = format_bytes(self._cache_bytes)
         chunk_bytes, largest = max(((self._unit_bytes[name], name) for name in names), default=(0, ""))
         if chunk_bytes > self._cache_bytes:
             what = (
-                f"one chunk of {largest} is {_mib(chunk_bytes)} decoded, larger than the cache of {cache}: "
+                f"one chunk of {largest} is {format_bytes(chunk_bytes)} decoded, larger than the cache of {cache}: "
                 f"each is decoded again for nearly every batch that has a row of it."
             )
         elif window_chunks and window > self._cache_bytes:
             fitting = max(1, window_chunks * self._cache_bytes // window)
             what = (
-                f"a window of {window_chunks} chunks is {_mib(window)} decoded and does not fit into the cache of "
-                f"{cache}: chunks are decoded several times an epoch. Shuffle with ChunkWindow({fitting}) or less."
+                f"a window of {window_chunks} chunks is {format_bytes(window)} decoded and does not fit into the cache "
+                f"of {cache}: chunks are decoded several times an epoch. Shuffle with ChunkWindow({fitting}) or less."
             )
         else:
             return
@@ -259,7 +259,3 @@ def _copy(chunk: NDArray[Any], sources: NDArray[np.int64], out: NDArray[Any], at
     # Row by row: NumPy's indexing would copy large rows twice.
     for i, source in zip(at.tolist(), sources.tolist(), strict=True):
         out[i] = chunk[source]
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"

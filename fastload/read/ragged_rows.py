@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError
 from fastload.format.header import Field, PackedFile
-from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex, index_names
+from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.images.image_header import MAX_PIXELS
 from fastload.read.hdf5_chunks import ChunkedRows
@@ -32,8 +32,6 @@ class RaggedReader:
 
     Args:
         fd: descriptor of the file, open for reading as long as this lives.
-        file: its header.
-        name: name of a ragged field.
         read: "map" hands out views of a mapping of the file, "pread" copies.
         verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
             reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
@@ -52,7 +50,7 @@ class RaggedReader:
         assert extent is not None, f"{name} is not ragged"
         self._file = file
         self._field = file.fields[name]
-        self._extent: RaggedExtent = extent
+        self._base = extent.base
         self._verify = verify
         # A mask has its image's size.
         self._parts = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
@@ -107,7 +105,7 @@ class RaggedReader:
             memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
             starts = (ends - index.bytes).tolist()
             assert isinstance(self._rows, PreadRows), "without a mapping it is read"
-            self._rows.read_ranges(self._field.name, self._extent.base + index.offset, index.bytes, memory)
+            self._rows.read_ranges(self._field.name, self._base + index.offset, index.bytes, memory)
             view = memory.data
         return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 

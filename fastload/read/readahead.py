@@ -61,7 +61,6 @@ class ReadAhead:
     and reads the index of ragged fields from it without a mapping.
 
     Args:
-        file: header.
         names: fields to announce; those read through HDF5 are left out.
         rows: rows of the file that are read at all; only small fields are announced beyond them.
         chunk_rows: rows of a chunk: whole chunks are announced, since a window soon reads all of them; 0: row by row.

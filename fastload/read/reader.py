@@ -26,8 +26,6 @@ class RowReader:
     """Reads any rows of some fields of a file. Threads may share it, it survives a fork, and it cannot be pickled.
 
     Args:
-        file: header, as `read_header` gave it.
-        fields: names of the fields to read.
         read: "map" copies from a mapping of the file; "pread" never maps it, so that truncating the file cannot kill
             the process (SIGBUS).
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
@@ -55,7 +53,7 @@ class RowReader:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
-        self._sources: list[tuple[MappedRows | PreadRows | ChunkedRows, list[str]]] = []
+        self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             linear, other = list[str](), list[str]()
@@ -68,9 +66,10 @@ class RowReader:
                 # Small fields first: the pixels push everything else out of the CPU's cache.
                 linear.sort(key=lambda name: file.fields[name].row_bytes)
                 kind = MappedRows if read == "map" else PreadRows
-                self._sources.append((kind(self.fd, file, linear), linear))
+                self._sources = dict.fromkeys(linear, kind(self.fd, file, linear))
             if other:
-                self._sources.append((ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows), other))
+                chunks = ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows)
+                self._sources |= dict.fromkeys(other, chunks)
         except BaseException:
             self.close()
             raise
@@ -91,10 +90,10 @@ class RowReader:
         check_rows(rows, self.file.num_rows, self.file.path)
         self.check_identity()
         copied = 0
-        for source, names in self._sources:
-            chosen = {name: outs[name] for name in names if name in outs}
-            source.gather(rows, chosen)
-            copied += sum(out.nbytes for out in chosen.values())
+        for name, source in self._sources.items():
+            if name in outs:
+                source.gather(rows, {name: outs[name]})
+                copied += outs[name].nbytes
         for name, ragged in self._ragged.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
@@ -118,10 +117,8 @@ class RowReader:
         Valid until `close`. The caller must call `check_identity` before each batch and check the range of rows, as
         `gather` does.
         """
-        for source, names in self._sources:
-            if name in names and isinstance(source, MappedRows):
-                return source.rows(name)
-        return None
+        source = self._sources.get(name)
+        return source.rows(name) if isinstance(source, MappedRows) else None
 
     def check_identity(self) -> None:
         """Raises FileChangedError if the file is not, byte for byte, what it was when its header was read."""
@@ -131,9 +128,9 @@ class RowReader:
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
-        for source in (*(source for source, _ in self._sources), *self._ragged.values()):
+        for source in {*self._sources.values(), *self._ragged.values()}:
             source.close()
-        self._sources, self._ragged = [], {}
+        self._sources, self._ragged = {}, {}
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

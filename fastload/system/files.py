@@ -99,13 +99,7 @@ def read_bytes(fd: int, length: int, offset: int) -> bytes:
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> int:
-    """Fills memory with a file's bytes from `offset` on; returns how many were read, fewer at its end.
-
-    Args:
-        fd: file descriptor, open for reading.
-        view: writable bytes, one dimension.
-        offset: byte of the file.
-    """
+    """Fills bytes of memory, one dimension, with a file's from `offset` on; returns how many, fewer at its end."""
     total = 0
     while total < len(view) and (count := os.preadv(fd, [view[total:]], offset + total)):
         total += count

@@ -13,14 +13,13 @@ from fastload.system.whole_numbers import check_whole
 from fastload.timing.stopwatch import process_cpu_s
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_CPU_QUOTA = _CGROUPS / "cpu.max"
 
 
 def available_cpus() -> int:
     """Returns how many CPUs this process may use at once: its affinity, capped by the cgroup's quota; at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     try:
-        quota, period = _CPU_QUOTA.read_text().split()
+        quota, period = (_CGROUPS / "cpu.max").read_text().split()
     except (OSError, ValueError):
         return count
     if quota != "max":

@@ -15,10 +15,8 @@ from functools import cache
 from typing import Any
 
 # struct statx, skipping nlink and ids before the inode, and other times before the device number.
-_STATX = struct.Struct("=32xQQ64xqI12xII")
-_STATX_BYTES = 256
-_AT_EMPTY_PATH = 0x1000
-_STATX_BASIC_STATS = 0x7FF
+_STATX, _STATX_BYTES = struct.Struct("=32xQQ64xqI12xII"), 256
+_AT_EMPTY_PATH, _STATX_BASIC_STATS = 0x1000, 0x7FF
 
 
 def identity_of(fd: int) -> tuple[int, int, int, int]:

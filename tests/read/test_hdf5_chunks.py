@@ -73,7 +73,7 @@ def test_the_cache_keeps_to_its_bytes_and_warns_once_of_a_chunk_larger_than_that
         read(tight, range(64))
     assert len(tight._cache) == len(seen) == 1
     message = str(seen[0].message)
-    assert "one chunk of images is 0.0 MiB" in message and "the cache of 0.0 MiB" in message
+    assert "one chunk of images is 1.5 KiB" in message and "the cache of 1000 B" in message
     assert "fastload info" in message and str(file.path) in message
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -10,12 +9,14 @@ import time
 
 import numpy as np
 import pytest
+from small_files import pages_in_memory
 
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.format.ragged import index_names
 from fastload.read.readahead import Extents, KernelAdvice, ReadAhead, announced_ahead, sliced
 from fastload.read.reader import RowReader
 from fastload.system import syscalls
+from fastload.system.files import drop
 from sample_files import write_ragged
 
 PAGE = mmap.PAGESIZE
@@ -129,28 +130,17 @@ def test_close_leaves_no_thread_and_announces_no_more(announcer):
 def test_the_kernel_reads_what_it_is_advised_to(tmp_path, vectored):
     path = tmp_path / "cold"
     path.write_bytes(os.urandom(64 * PAGE))
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if syscalls.is_resident(fd, 40 * PAGE) is not False:
+    if drop(path) != 0:
         pytest.skip("this file system keeps its files in memory, or does not say")
+    fd = os.open(path, os.O_RDONLY)
     advice = KernelAdvice(fd, 64 * PAGE)
     advice._vectored = advice._vectored and vectored
     advice(np.array([[40 * PAGE, 4 * PAGE]]))
     deadline = time.monotonic() + 120
-    while not in_memory(advice._map)[40:44].all() and time.monotonic() < deadline:
+    while not pages_in_memory(path)[40:44].all() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert in_memory(advice._map)[40:44].all()
+    assert pages_in_memory(path)[40:44].all()
     os.close(fd)
-
-
-def in_memory(mapping):
-    """Pages of a mapping that are in memory. Unlike `is_resident` it does not make the kernel fetch them."""
-    pages = np.zeros(len(mapping) // PAGE, np.uint8)
-    address = np.frombuffer(mapping, np.uint8).ctypes.data
-    mincore = ctypes.CDLL(None, use_errno=True).mincore
-    assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_void_p(pages.ctypes.data)) == 0
-    return pages & 1
 
 
 def test_items_are_announced_a_fixed_depth_before_they_are_given():
