@@ -46,15 +46,9 @@ def write_random(
     masks: bool = False,
     **layout: Any,
 ) -> Path:
-    """Writes a packed file of `random_pixels` and returns its path.
+    """Writes a packed file of `random_pixels` (rows, size, seed, below, dtype) and returns its path.
 
     Args:
-        path: file to write; one that exists is overwritten.
-        rows: number of images.
-        size: (H, W, C) of each.
-        seed: of the pixels.
-        below: pixels are less than this.
-        dtype: of the pixels, uint8 or uint16.
         classes: names for `labels_in_turn`, "abc" for "a", "b" and "c"; none for a file without labels.
         columns: other datasets by name, each of `rows` rows.
         boxes: whether each image has a box, `bbox`, int32 (4,): the numbers 0, 1, 2, ... through all rows.
@@ -92,14 +86,7 @@ def pages_in_memory(path: Path) -> NDArray[np.uint8]:
 
 
 def write_foreign(path: Path, images: NDArray[Any], *, chunk_rows: int, **columns: NDArray[Any]) -> Path:
-    """Writes an HDF5 file that is not packed by fastload and returns its path.
-
-    Args:
-        path: file to write; one that exists is overwritten.
-        images: (N, H, W, C), stored in chunks that pass through gzip.
-        chunk_rows: images a chunk holds.
-        columns: other datasets by name, N rows each, stored plainly.
-    """
+    """Writes an HDF5 file that is not packed by fastload: images in chunks that pass through gzip, columns plainly."""
     with h5py.File(path, "w") as file:
         file.create_dataset("images", data=images, chunks=(chunk_rows, *images.shape[1:]), compression="gzip")
         for name, values in columns.items():

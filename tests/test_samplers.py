@@ -125,11 +125,11 @@ def test_the_share_of_a_rank_is_the_plans_and_torchs_attributes_are_there(train,
         for name in ("num_replicas", "rank", "epoch", "num_samples", "total_size", "seed", "drop_last"):
             assert getattr(ours, name) == getattr(torchs, name), name
         assert ours.shuffle == shuffle and len(ours) == len(torchs) == len(list(ours)) == ours.num_samples
-        plan = planned(train, shuffle=resolved, seed=9, world_size=3, ends="drop" if drop_last else "pad")
-        assert list(ours) == positions(plan, rank, 0) == list(ours), "without set_epoch the order is the same"
+        options = {"shuffle": resolved, "seed": 9, "world_size": 3, "ends": "drop" if drop_last else "pad"}
+        first, fifth = (positions(planned(train, epoch, **options), rank, 0) for epoch in (0, 4))
+        assert list(ours) == first == list(ours), "without set_epoch the order is the same"
         ours.set_epoch(4)
-        again = planned(train, 4, shuffle=resolved, seed=9, world_size=3, ends="drop" if drop_last else "pad")
-        assert list(ours) == positions(again, rank, 0) and ours.epoch == 4
+        assert list(ours) == fifth and ours.epoch == 4
 
 
 @settings(max_examples=150, deadline=None)
@@ -371,11 +371,10 @@ def test_other_numbers_of_ranks_continue_with_the_rows_not_yet_seen(train, world
 
 
 def test_a_fast_loader_reads_on_where_a_sampler_stopped(train):
-    sampler = ChunkSampler(train, seed=4)
+    sampler, loader = ChunkSampler(train, seed=4), FastLoader(train, 10, seed=4, share=None)
     before = list(itertools.islice(sampler, 30))
-    with_loader = FastLoader(train, 10, seed=4, share=None)
-    with_loader.load_state_dict(sampler.state_dict())
-    rows = [row for batch in with_loader for row in batch.rows.tolist()]
+    loader.load_state_dict(sampler.state_dict())
+    rows = [row for batch in loader for row in batch.rows.tolist()]
     assert sorted(before + rows) == list(range(TRAIN))
 
 
@@ -400,7 +399,7 @@ def open_descriptors(path):
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_drawing_makes_the_kernel_read_the_rows_that_come_next(tmp_path, batched):
+def test_drawing_makes_the_kernel_read_the_rows_that_come_next_except_in_file_order(tmp_path, batched):
     path = write_packed(tmp_path / "cold.h5", np.zeros((160, 512, 683, 3), np.uint8), chunk_rows=8)
     if drop(path) != 0:
         pytest.skip("this file system keeps its files in memory, or does not say")
@@ -420,13 +419,9 @@ def test_drawing_makes_the_kernel_read_the_rows_that_come_next(tmp_path, batched
     del iterator
     gc.collect()
     assert open_descriptors(path) == before
-
-
-def test_file_order_is_left_to_the_kernel(packed):
-    dataset = PackedDataset(packed)
-    before = open_descriptors(packed)
     iterator = iter(ChunkSampler(dataset, shuffle=False))
-    assert [next(iterator), next(iterator)] == [0, 1] and open_descriptors(packed) == before
+    assert [next(iterator), next(iterator)] == [0, 1]
+    assert open_descriptors(path) == before, "file order is left to the kernel"
 
 
 def test_a_forked_child_may_draw_on_and_leaves_the_parent_its_own(train):
@@ -463,17 +458,14 @@ def test_a_forked_child_may_draw_on_and_leaves_the_parent_its_own(train):
         (lambda d: ChunkBatchSampler(d, 36, num_workers=2, drop_last=True), "70 samples do not make one batch of 36"),
         (lambda d: ChunkSampler(d).set_epoch(-1), "epoch=-1"),
         (lambda d: DistributedChunkSampler(d, 2, 0).set_epoch(1.5), "epoch=1.5"),
+        (lambda d: DistributedChunkSampler(d), "init_process_group first, or give both"),
+        (lambda d: DistributedChunkSampler(d, rank=0), "init_process_group first, or give both"),
+        (lambda d: DistributedChunkSampler(d, 2), "init_process_group first, or give both"),
     ],
 )
 def test_arguments_without_meaning_are_refused_with_the_mend(train, make, message):
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(ShareError if "process_group" in message else OptionError, match=message):
         make(train)
-
-
-def test_without_a_process_group_ranks_have_to_be_given(train):
-    for given_ranks in ({}, {"rank": 0}, {"num_replicas": 2}):
-        with pytest.raises(ShareError, match="init_process_group first, or give both"):
-            DistributedChunkSampler(train, **given_ranks)
 
 
 @each_sampler

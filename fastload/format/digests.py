@@ -23,11 +23,7 @@ def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
 
 
 def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row's bytes in several arrays, in their order, hashed as little-endian; uint64 (N,).
-
-    Args:
-        arrays: (N, ...) of equal N, any byte and memory order.
-    """
+    """Returns XXH3-64 of each row's bytes in arrays (N, ...), in their order, hashed as little-endian; uint64 (N,)."""
     parts = []
     for array in arrays:
         little_endian = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))

@@ -221,7 +221,7 @@ def _compare(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
     found: list[int | str] = [f"{_GONE}: {failed[at]}" if at in failed else 0 for at in range(len(task.rows))]
     for decoded, name in zip(arrays, stored.names, strict=False):
         packed = np.empty_like(decoded)
-        unreadable = stored.gather(name, task.rows, packed)
+        unreadable = stored.read(name, task.rows, packed)
         different = (decoded != packed).reshape(len(packed), -1).any(axis=1)
         for at in {*np.flatnonzero(different).tolist(), *unreadable}:
             if isinstance(found[at], int):

@@ -63,9 +63,9 @@ def marks_of(
 ) -> list[Marks]:
     """Returns the marks of each row; without fields that belong to another image, or whose form is not known."""
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
-    shape = file.fields[POINT_FIELD].shape if POINT_FIELD in file.fields else ()
+    points_field = file.fields.get(POINT_FIELD)
+    shape = points_field.shape if points_field and points_field.attrs.get("coordinates", "aligned") == "aligned" else ()
     are_points = (len(shape) == 1 and shape[0] % 2 == 0) or shape[1:] == (2,)
-    are_points = are_points and not _of_another_image(file.fields[POINT_FIELD])
     result = []
     for row, mask in zip(rows, masks, strict=True):
         boxes, classes, points = np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros((0, 2))
@@ -146,15 +146,10 @@ def _bare_classes(file: PackedFile) -> list[int]:
 
 def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
     """Returns the form of boxes by the names of their columns; None if unknown, or if they refer to another image."""
-    if field.shape[-1:] != (4,) or len(field.shape) > 2 or _of_another_image(field):
+    if field.shape[-1:] != (4,) or len(field.shape) > 2 or field.attrs.get("coordinates", "aligned") != "aligned":
         return None
     letters = "".join(axis_letter(name.lower()) for name in field.names)
     return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
-
-
-def _of_another_image(field: Field) -> bool:
-    """Whether the field's coordinates refer to another image than the packed one."""
-    return str(field.attrs.get("coordinates", "aligned")) != "aligned"
 
 
 def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:

@@ -62,38 +62,23 @@ def has_ragged(file: PackedFile) -> bool:
     return any(file.fields[name].ragged is not None for name in PIXEL_FIELDS if name in file.fields)
 
 
-class CheckedSamples:
-    """Reads images and masks of any file. Threads may share it; it cannot be pickled, and must not cross a fork.
+class CheckedSamples(RowReader):
+    """Reads images and masks of any file, without a mapping; must not cross a fork.
 
     Rows of a field that is not ragged count as encoded raw. A file that fastload did not write has no digests.
-
-    Raises:
-        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
     """
 
     def __init__(self, file: PackedFile) -> None:
-        self.file = file
-        self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
-        self._has_digests = "digest" in file.fields
-        names = [*self.names, *(["digest"] if self._has_digests else [])]
-        self._reader = RowReader(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
-        ragged = [name for name in self.names if file.fields[name].ragged is not None]
-        self._ragged = {name: self._reader.ragged(name) for name in ragged}
+        names = [name for name in (*PIXEL_FIELDS, "digest") if name in file.fields]
+        super().__init__(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
+        self.names = tuple(name for name in names if name != "digest")
         self._local = threading.local()
         # The rows with an impossible index entry; at once: one alone takes as long as reading it.
-        self._impossible = {name: set[int]() for name in ragged}
+        self._impossible = {name: set[int]() for name in self._ragged}
         for name, reader in self._ragged.items():
             for first in range(0, file.num_rows, _CHECKED_ROWS):
                 index = reader.look_up(np.arange(first, min(first + _CHECKED_ROWS, file.num_rows)))
                 self._impossible[name].update(first + at for at in impossible_rows(index, file.fields[name]))
-
-    def close(self) -> None:
-        """Closes the file; nothing may be reading."""
-        self._reader.close()
-
-    def check_identity(self) -> None:
-        """Raises FileChangedError if the file was written to since its header was read."""
-        self._reader.check_identity()
 
     def is_jpeg(self) -> NDArray[np.bool_]:
         """Returns, bool (N,), whether the image of each row is a JPEG."""
@@ -113,18 +98,18 @@ class CheckedSamples:
         height, width, channels = ragged.part("shape", np.array([row]))[0].tolist() if ragged else common
         return height, width, channels
 
-    def gather(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
+    def read(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
         """Copies rows of a field that is not ragged into an array (n, ...) of its dtype in native byte order.
 
         Returns number -> why that row cannot be read. FileChangedError: the file was written to or truncated.
         """
         try:
-            self._reader.gather(rows, {name: out})
+            self.gather(rows, {name: out})
         except FileChangedError:
             raise
         except (FormatError, OSError, RuntimeError) as exc:  # of a chunk; of the disk; of h5py where a filter fails
             if len(rows) > 1:  # One bad sector makes the read of them all fail.
-                alone = (self.gather(name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
+                alone = (self.read(name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
                 return {at: reason for at, found in enumerate(alone) for reason in found.values()}
             return {0: f"cannot be read: {exc.__cause__ or getattr(exc, 'strerror', None) or exc}"}
         return {}
@@ -132,8 +117,7 @@ class CheckedSamples:
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
         """Returns a row of a field as it lies in the file.
 
-        Raises:
-            ImageError: its index entry is impossible, or it cannot be read; the reason only.
+        ImageError, the reason only: its index entry is impossible, or it cannot be read.
         """
         field = self.file.fields[name]
         if field.ragged is None:
@@ -144,7 +128,7 @@ class CheckedSamples:
             if row in self._impossible[name]:
                 raise ImageError(impossible_rows(index, field)[0])
             length = int(index.bytes[0])
-            data = read_bytes(self._reader.fd, length, field.ragged.base + int(index.offset[0]))
+            data = read_bytes(self.fd, length, field.ragged.base + int(index.offset[0]))
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
         if len(data) < length:
@@ -155,15 +139,13 @@ class CheckedSamples:
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """Returns the pixels of an image (H, W, C) or a mask (H, W); in native byte order, maybe read-only.
 
-        Of a file that fastload did not write, the axes are those of the file.
-
-        Raises:
-            ImageError: it cannot be read or decoded; the reason only.
+        Of a file that fastload did not write, the axes are those of the file. ImageError, the reason only: it cannot be
+        read or decoded.
         """
         if name in self._ragged:
             return self._decoded(name, self.encoded_bytes(name, row))
         out = self._empty(name, 1)
-        for reason in self.gather(name, np.array([row]), out).values():
+        for reason in self.read(name, np.array([row]), out).values():
             raise ImageError(reason)
         pixels: NDArray[Any] = out[0]
         return pixels
@@ -171,13 +153,8 @@ class CheckedSamples:
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
         """Returns a sample's encoded bytes and pixels, after checking that they are what was packed.
 
-        Args:
-            row: row of the file.
-            jpeg: whether to decode a JPEG, too; its digest is that of its bytes.
-
-        Raises:
-            DamagedBefore: the packed JPEG cannot be decoded, and is what was packed.
-            ImageError: it cannot be read, or differs from what was packed; the reason only.
+        A JPEG, whose digest is that of its bytes, is decoded only if `jpeg` is set. ImageError, the reason only: it
+        cannot be read, or differs from what was packed; DamagedBefore: it is what was packed, and cannot be decoded.
         """
         image = self.encoded_bytes("images", row)
         is_jpeg = image.encoding == JPEG
@@ -188,13 +165,13 @@ class CheckedSamples:
             pixels["masks"] = self._decoded("masks", mask)
             parts.append(pixels["masks"])
         digest = row_digest(parts)
-        if self._has_digests and digest != self._digests[row]:
+        if "digest" in self.file.fields and digest != self._digests[row]:
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
                 pixels["images"] = self._decoded("images", image)
             except ImageError as exc:
-                if not self._has_digests:
+                if "digest" not in self.file.fields:
                     raise
                 raise DamagedBefore(
                     f"{exc}; it was damaged before it was packed: its bytes are those that were packed"
@@ -217,7 +194,7 @@ class CheckedSamples:
                 if name not in memory or len(memory[name]) < len(at):
                     memory[name] = self._empty(name, len(at))
                 arrays.append(memory[name][: len(at)])
-                wrong = self.gather(name, at, arrays[-1]) | wrong
+                wrong = self.read(name, at, arrays[-1]) | wrong
             different = np.flatnonzero(pixel_digests(arrays) != self._digests[at]).tolist()
             return [(rows[i], wrong.get(i, CHANGED)) for i in sorted({*different, *wrong})]
         for row in rows:
@@ -230,7 +207,7 @@ class CheckedSamples:
     @functools.cached_property
     def _digests(self) -> NDArray[np.uint64]:
         digests = self._empty("digest", self.file.num_rows)
-        for reason in self.gather("digest", np.arange(len(digests)), digests).values():
+        for reason in self.read("digest", np.arange(len(digests)), digests).values():
             raise ImageError(reason)
         return digests
 

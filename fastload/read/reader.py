@@ -156,8 +156,7 @@ def check_rows(rows: NDArray[np.int64], num_rows: int, what: object) -> None:
 def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
     """Returns the order of the axes of one image in the file, by its shape: other writers do not say.
 
-    Raises:
-        FormatError: neither the first nor the last axis can be channels.
+    FormatError: neither the first nor the last axis can be channels.
     """
     shape = file.fields["images"].shape
     if len(shape) == 2:

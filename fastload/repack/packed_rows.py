@@ -86,7 +86,7 @@ class Hdf5Rows:
             return
         field = self.file.fields[self.name]
         values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-        if reasons := open_samples(self.file).gather(self.name, rows, values):  # As a rule of one damaged chunk.
+        if reasons := open_samples(self.file).read(self.name, rows, values):  # As a rule of one damaged chunk.
             reason = ImageError(f"`{self.name}` {next(iter(reasons.values()))}")
             raise SourceError(
                 f"{self.file.path}: {reason} (rows {first_few([str(rows[at]) for at in reasons])}). List all damage "

@@ -140,20 +140,14 @@ def resident_share(path: Path) -> float | None:
     if not size:
         return None
     with open(path, "rb") as file:
-        share = _counted(file.fileno(), size)
-        return _probed(file.fileno(), size) if share is None else share
-
-
-def _counted(fd: int, size: int) -> float | None:
-    """Returns the share by cachestat(2); None where the kernel lacks it, or does not tell this user."""
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        return None
-    counts = ctypes.create_string_buffer(_COUNTS.size)
-    whole = ctypes.create_string_buffer(_RANGE.pack(0, 0))
-    if ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(_CACHESTAT), fd, whole, counts, 0) != 0:
-        return None
-    pages = -(-size // mmap.PAGESIZE)
-    return min(1.0, float(_COUNTS.unpack(counts.raw)[0]) / pages)
+        if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
+            counts = ctypes.create_string_buffer(_COUNTS.size)
+            whole, pages = ctypes.create_string_buffer(_RANGE.pack(0, 0)), -(-size // mmap.PAGESIZE)
+            cachestat = ctypes.c_long(_CACHESTAT)
+            if ctypes.CDLL(None, use_errno=True).syscall(cachestat, file.fileno(), whole, counts, 0) == 0:
+                return min(1.0, float(_COUNTS.unpack(counts.raw)[0]) / pages)
+        # The kernel lacks it, or does not tell this user.
+        return _probed(file.fileno(), size)
 
 
 def _probed(fd: int, size: int) -> float | None:

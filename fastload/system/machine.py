@@ -28,11 +28,7 @@ def available_cpus() -> int:
 
 
 def worker_count(workers: int | None) -> int:
-    """Returns how many threads or processes to work with: the number asked for, by default one for each CPU.
-
-    Raises:
-        OptionError: the number is not a whole one, 0 or more.
-    """
+    """Returns how many threads or processes to work with: by default one for each CPU. OptionError: not 0 or more."""
     if workers is None:
         return available_cpus()
     check_whole("workers", workers, least=0)

@@ -110,9 +110,8 @@ def test_an_epoch_in_windows_decodes_each_chunk_once(tmp_path, decoded, window, 
         touched |= set((batch.rows // 8).tolist())
         outs = {"images": np.empty((batch_size, 4, 4, 3), np.uint16), "masks": np.empty((batch_size, 4, 4), np.uint16)}
         reader.gather(batch.rows, outs)
-        assert np.array_equal(outs["images"], data[batch.rows]) and np.array_equal(
-            outs["masks"], data[batch.rows, ..., 0]
-        )
+        assert np.array_equal(outs["images"], data[batch.rows])
+        assert np.array_equal(outs["masks"], data[batch.rows, ..., 0])
     reader.close()
     images = [part.start for part in decoded if part.stop - part.start > 3]
     assert sorted(images) == [8 * chunk for chunk in sorted(touched)] and len(touched) > 30
@@ -155,9 +154,8 @@ def test_unfiltered_chunks_are_read_whole_in_windows_that_fit_the_cache_and_else
     for rows in ([25, 3], [38, 19]):
         reader.gather(np.array(rows), {"images": out})
         assert np.array_equal(out, data[rows])
-    assert [part.stop - part.start for part in decoded] == (
-        [20, 20] if windows and cache_bytes > 2**20 else [2, 2, 2, 2]
-    )
+    whole = windows and cache_bytes > 2**20
+    assert [part.stop - part.start for part in decoded] == ([20, 20] if whole else [2, 2, 2, 2])
     # HDF5's own cache would hold a second copy, or fetch whole chunks where pieces are asked for.
     assert reader._datasets["images"].id.get_access_plist().get_chunk_cache()[1] == 0
     reader.close()
