@@ -16,8 +16,7 @@ import fastload
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 """Variables by which torchrun tells a process its rank."""
 
-LIMIT_S = 600
-"""Ends a hang, and nothing that is slow on a busy machine."""
+LIMIT_S = 600  # ends a hang, and nothing that is slow on a busy machine
 
 
 def child_environment(**more: str) -> dict[str, str]:

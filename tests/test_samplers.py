@@ -490,14 +490,11 @@ def test_batches_of_other_workers_ranks_or_sizes_are_refused(train):
     list(itertools.islice(sampler, 3))
     state = sampler.state_dict()
     assert (state["num_workers"], state["batches_in_round"], state["segments"]) == (2, 1, [[4, 4, 1]])
-    for options, message in (
-        ({"num_workers": 3, "num_replicas": 2, "batch_size": 4}, "num_workers is 3 here and 2 in the state"),
-        ({"num_workers": 2, "num_replicas": 3, "batch_size": 4}, "num_replicas is 3 here and 2 in the state"),
-        ({"num_workers": 2, "num_replicas": 2, "batch_size": 5}, "batch_size is 5 here and 4 in the state"),
-    ):
-        with pytest.raises(StateError, match=message):
-            ChunkBatchSampler(train, rank=0, **options).load_state_dict(state)
-    same = ChunkBatchSampler(train, 4, num_workers=2, num_replicas=2, rank=0)
+    options = {"num_workers": 2, "num_replicas": 2, "batch_size": 4}
+    for name, here in (("num_workers", 3), ("num_replicas", 3), ("batch_size", 5)):
+        with pytest.raises(StateError, match=f"{name} is {here} here and {options[name]} in the state"):
+            ChunkBatchSampler(train, rank=0, **options | {name: here}).load_state_dict(state)
+    same = ChunkBatchSampler(train, rank=0, **options)
     with pytest.raises(StateError, match="is not what a ChunkBatchSampler"):
         same.load_state_dict(ChunkSampler(train).state_dict())
     for damage in ({"batches_in_round": 2}, {"batches_in_round": "1"}, {"segments": [[3, 4, 1]]}):

@@ -86,8 +86,7 @@ def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     """
     if text == "none":
         return NONE
-    found = re.fullmatch(r"(gzip|zstd)(?::([0-9]+))?", text)
-    if found is None:
+    if (found := re.fullmatch(r"(gzip|zstd)(?::([0-9]+))?", text)) is None:
         accepted = ", ".join([*besides, "none", "gzip[:0-9]", "zstd[:1-19]"])
         raise OptionError(f"codec={text!r} is not known; accepted: {accepted}.")
     _, low, high, usual = _CODECS[found[1]]

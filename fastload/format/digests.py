@@ -11,6 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from fastload.system.text import text_of
+
 DIGEST_FIELDS = ("digest", "digest_fields")
 """The datasets that hold digests of rows."""
 
@@ -71,13 +73,11 @@ def header_digest(file: h5py.File) -> str:
 
 def plain(value: Any) -> Any:
     """Returns the value of an HDF5 attribute as str, int, float, bool or a tuple of these."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
     if isinstance(value, np.ndarray):
         return tuple(plain(item) for item in value.tolist())
     if isinstance(value, np.generic):
-        return plain(value.item())
-    return value
+        value = value.item()
+    return text_of(value) if isinstance(value, bytes) else value
 
 
 def linear_offset(item: h5py.Dataset) -> int | None:

@@ -278,8 +278,7 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
             raise _bad(path, "images", f"is {images.dtype} {images.shape}; {wanted}")
         if packed and images.shape[3] not in (1, 3, 4):
             raise _bad(path, "images", f"has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
-    front = [name for name in ("images", "masks", "labels") if name in datasets]
-    order = front + sorted(set(datasets) - set(front))
+    order = sorted(datasets, key=lambda name: (name not in PIXEL_FIELDS, name != "labels", name))
     rows_of = dict.fromkeys(ragged, num_rows)
     return num_rows, {name: _field(path, name, datasets[name], file_bytes, rows_of.get(name)) for name in order}
 

@@ -204,8 +204,7 @@ def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None
     labels = header.fields.get("labels")
     if labels is None or not labels.names or labels.row_bytes * header.num_rows > MAX_COUNTED_BYTES:
         return None
-    values = file["labels"][()]
-    if values.dtype.kind not in "iu":
+    if (values := file["labels"][()]).dtype.kind not in "iu":
         return None
     if values.ndim == 2 and values.shape[1] == len(labels.names):
         counts = np.count_nonzero(values, axis=0)

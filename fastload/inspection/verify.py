@@ -167,11 +167,11 @@ def _require_digests(file: PackedFile) -> None:
             f"`fastload info {file.path}` describes it."
         )
     # Any other missing dataset changes the header digest. A file without images has row digests too.
-    missing = [name for name in DIGEST_FIELDS if name not in file.fields]
-    if missing or any(file.fields[name].dtype != np.uint64 or file.fields[name].shape for name in DIGEST_FIELDS):
+    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
+    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.uint64, ())]:
         raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: "
-            f"{', '.join(missing) or ', '.join(DIGEST_FIELDS)}). The file was changed after packing; pack it again."
+            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). The file was "
+            f"changed after packing; pack it again."
         )
 
 

@@ -45,12 +45,9 @@ class EncodedBytes(NamedTuple):
 
 
 class CheckedSample(NamedTuple):
-    """A sample known to be what was packed.
+    """A sample known to be what was packed: its encoded bytes; its pixels, in native byte order, maybe read-only.
 
-    Attributes:
-        row: its encoded bytes.
-        pixels: "images" (H, W, C) and, where there are masks, "masks" (H, W), in native byte order, maybe read-only;
-            without "images" if that is a JPEG that was not to be decoded.
+    They are "images" (H, W, C), unless that is a JPEG that was not to be decoded, and "masks" (H, W) if there are any.
     """
 
     row: EncodedRow

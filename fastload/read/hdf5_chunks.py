@@ -102,10 +102,7 @@ class ChunkedRows:
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...), in native byte order.
 
-        Raises:
-            FormatError: a chunk is damaged.
-            MissingExtraError: its filter is not installed.
-            OSError: HDF5 cannot read.
+        FormatError: a chunk is damaged; MissingExtraError: its filter is not installed; OSError: HDF5 cannot read.
         """
         if self._pid != os.getpid():
             # An HDF5 handle must not cross a fork, nor a lock that another thread held at that moment.
