@@ -47,7 +47,7 @@ def test_a_foreign_file_with_groups_is_walked_and_one_that_is_linear_needs_no_me
         file["elsewhere"] = h5py.ExternalLink("other.h5", "/x")
     info = inspect_file(tmp_path / "a.h5")
     assert info.layout is not None and info.layout.dataset == "train/x"
-    assert (info.version, info.num_samples) == (None, 30)
+    assert (info.version, info.num_samples, info.seed) == (None, 30, None)
     assert set(info.fields) == {"train/x", "train/y", "test/x"}
     assert "cannot read this file as it is" in info.findings[0]
     assert "fastload pack IMAGES OUT.h5" in info.findings[-1]
