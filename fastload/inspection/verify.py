@@ -168,7 +168,7 @@ def _require_digests(file: PackedFile) -> None:
         )
     # Any other missing dataset changes the header digest. A file without images has row digests too.
     found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
-    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.uint64, ())]:
+    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
         raise FormatError(
             f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). The file was "
             f"changed after packing; pack it again."
