@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fastload.format.ragged import RAW, EncodedRow
 from fastload.images.decode_part import decode_row
-from fastload.system.page_cache import drop
+from fastload.system.files import drop
 
 PASSES = 32
 """Limit for passes over rows that are decoded: small ones are done long before the time is over."""

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fastload.errors import FormatError, MissingFileError
+from fastload.errors import FileChangedError, FormatError, MissingFileError
 from fastload.format.codecs import pipeline
 from fastload.format.digests import header_digest, linear_offset, plain
 from fastload.format.ragged import INDEX_DTYPES, RaggedExtent, index_names
+from fastload.system import syscalls
 
 FORMAT_VERSION = 1
 _CHANGED = "The file was changed after packing; pack it again."
@@ -197,6 +198,44 @@ def open_hdf5(path: Path) -> h5py.File:
         raise FormatError(f"{path}: {what}") from exc
 
 
+def open_checked(file: PackedFile) -> int:
+    """Opens the file whose header was read, or raises MissingFileError or FileChangedError."""
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
+    try:
+        check_open(file, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_path(file: PackedFile) -> None:
+    """Raises MissingFileError or FileChangedError unless the path still leads to the file whose header was read."""
+    os.close(open_checked(file))
+
+
+def check_open(file: PackedFile, fd: int) -> None:
+    """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
+    found, then = syscalls.identity_of(fd), file.identity
+    if found == then:
+        return
+    now = FileIdentity(*found)
+    if now[:2] != then[:2]:
+        what = "it was replaced by another file"
+    elif now.size < then.size:
+        what = f"it was truncated from {then.size:,} to {now.size:,} bytes"
+    else:
+        before = f"{then.size:,} bytes and mtime {then.mtime_ns} ns"
+        what = f"it was written to: {before}, now {now.size:,} and {now.mtime_ns}"
+    raise FileChangedError(
+        f"{file.path}: changed while in use: {what}. Open it again to use the new content, and write new files under "
+        f"a new name while training."
+    )
+
+
 def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
     if "fastload_version" not in attrs:
         return None
@@ -212,10 +251,7 @@ def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
 
 
 def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tuple[int, dict[str, Field]]:
-    """Returns N and every readable dataset of the root group.
-
-    Refuses unsafe ones and, in a packed file, wrong shapes.
-    """
+    """Returns N and every readable dataset of the root group; refuses what is unsafe, or wrong in a packed file."""
     datasets = {name: item for name in file if (item := _dataset(path, file, name, packed=packed)) is not None}
     if not packed and "images" not in datasets:
         found = ", ".join(datasets) or "nothing"
@@ -242,18 +278,9 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
             raise _bad(path, "images", f"is {images.dtype} {images.shape}; {wanted}")
         if packed and images.shape[3] not in (1, 3, 4):
             raise _bad(path, "images", f"has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
-    front = [name for name in ("images", "masks", "labels") if name in datasets]
-    order = front + sorted(set(datasets) - set(front))
-    fields = {name: _field(path, name, datasets[name], file_bytes=file_bytes) for name in order}
-    for name in ragged:
-        field = fields[name]
-        if field.offset is None or field.chunks is None:
-            raise _bad(path, name, f"does not lie in one piece. {_CHANGED}")
-        extent = RaggedExtent(field.offset, int(datasets[name].shape[0]), field.chunks[0], num_rows)
-        attrs = dict(field.attrs)
-        shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
-        fields[name] = replace(field, dtype=dtype, shape=tuple(shape), offset=None, attrs=attrs, ragged=extent)
-    return num_rows, fields
+    order = sorted(datasets, key=lambda name: (name not in PIXEL_FIELDS, name != "labels", name))
+    rows_of = dict.fromkeys(ragged, num_rows)
+    return num_rows, {name: _field(path, name, datasets[name], file_bytes, rows_of.get(name)) for name in order}
 
 
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
@@ -302,7 +329,8 @@ def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -
             raise FormatError(f"{path}: {what}. {_CHANGED}")
 
 
-def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Field:
+def _field(path: Path, name: str, item: h5py.Dataset, file_bytes: int, ragged_rows: int | None) -> Field:
+    """Returns the description of a dataset; `ragged_rows` is N if it is ragged."""
     attrs = {key: plain(value) for key, value in item.attrs.items()}
     names = attrs.pop("names", ())
     result = Field(
@@ -322,7 +350,13 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
             raise FormatError(
                 f"{path}: truncated: `{name}` ends at byte {end:,}, the file at {file_bytes:,}. Copy or pack it again."
             )
-    return result
+    if ragged_rows is None:
+        return result
+    if result.offset is None or result.chunks is None:
+        raise _bad(path, name, f"does not lie in one piece. {_CHANGED}")
+    extent = RaggedExtent(result.offset, int(item.shape[0]), result.chunks[0], ragged_rows)
+    shape, dtype = tuple(attrs.pop("row_shape")), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
+    return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent)
 
 
 def _splits(path: Path, file: h5py.File, fields: Mapping[str, Field]) -> dict[str, range]:

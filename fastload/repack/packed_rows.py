@@ -69,17 +69,10 @@ class Hdf5Rows(StoredRows):
             return
         field = self.file.fields[self.name]
         values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-        try:
-            open_samples(self.file).gather(self.name, rows, values)
-        except ImageError as exc:
-            reason, bad = ImageError(f"`{self.name}` {exc}"), []
-            for row in rows:  # As a rule those of one damaged chunk.
-                try:
-                    open_samples(self.file).gather(self.name, np.array([row]), values[:1])
-                except ImageError:
-                    bad.append(str(row))
+        if reasons := open_samples(self.file).read(self.name, rows, values):  # As a rule of one damaged chunk.
+            reason = ImageError(f"`{self.name}` {next(iter(reasons.values()))}")
             raise SourceError(
-                f"{self.file.path}: {reason} (rows {first_few(bad or list(map(str, rows.tolist())))}). List all damage "
+                f"{self.file.path}: {reason} (rows {first_few([str(rows[at]) for at in reasons])}). List all damage "
                 f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
             ) from reason
         if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
@@ -183,7 +176,7 @@ class RaggedRows:
     def encoded(self, i: int) -> EncodedRow:
         """Returns the whole sample, image and mask, as it is stored, or decompressed."""
         samples, row = self._at(i)
-        found = samples.encoded(row)
+        found = samples.checked(row, jpeg=False).row
         if not self.plain:
             return found
         if found.encoding == ZSTD:

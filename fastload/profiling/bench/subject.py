@@ -21,7 +21,7 @@ from fastload.loader.loader import FastLoader
 from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
-from fastload.system.page_cache import drop
+from fastload.system.files import drop
 from fastload.transforms import RandomResizedCrop
 
 SIZE = 224

@@ -31,8 +31,8 @@ from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, Tu
 from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose, fits
 from fastload.profiling.tune.trials import Runner
 from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.system.files import drop
 from fastload.system.machine import available_cpus
-from fastload.system.page_cache import drop
 from fastload.system.text import counted, format_bytes
 from fastload.timing.results import Measured, Table
 
