@@ -55,6 +55,20 @@ class BoxSlots:
         result[self.sample[here], self.slot[here]] = values[here]
         return result
 
+    def columns(
+        self, boxes: NDArray[Any], labels: NDArray[np.int64], about: dict[str, Any], **marks: NDArray[Any]
+    ) -> dict[str, Column]:
+        """Returns the columns of boxes, (B, 4) as x, y, width, height, their labels, further marks, and their number.
+
+        `about` are the attributes of the labels, which are -1 behind the last box of a sample.
+        """
+        return {
+            "boxes": Column(self.padded(boxes), {"names": SIZED}, "xywh"),
+            "box_labels": Column(self.padded(labels, -1), about),
+            **{name: Column(self.padded(values)) for name, values in marks.items()},
+            "num_boxes": Column(self.counts),
+        }
+
 
 def with_box_forms(listing: Listing) -> Listing:
     """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.

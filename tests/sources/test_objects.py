@@ -13,7 +13,6 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.header import read_header
 from fastload.read.checked import CheckedSamples
 from fastload.sources.listing import Files, Pictures
-from fastload.sources.object_images import examine, pixels_of
 from fastload.sources.objects import list_objects
 
 
@@ -73,7 +72,8 @@ def test_images_of_every_kind_are_read(kind, way):
     sample = (image, 3) if way == "in a pair" else {"image": image, "label": 3} if way == "in a dict" else image
     listing = list_objects([(image,) if isinstance(sample, dict) and way == "alone" else sample])
     assert isinstance(listing.files, Files if "PNG" in kind else Pictures) and listing.layout == "objects"
-    pixels, (header, _) = pixels_of(listing.files.read(0)), examine(listing.files.read(0))
+    pictures = getattr(listing.files, "pictures", listing.files)
+    pixels, header = pictures.read(0), pictures.header(0)
     assert np.array_equal(pixels.reshape(expected.shape), expected) and pixels.dtype.isnative
     assert (header.height, header.width, header.bits) == (*expected.shape[:2], 8 * pixels.itemsize)
     assert header.channels == (*pixels.shape, 1)[2]

@@ -6,7 +6,7 @@ import pytest
 from small_trees import archived, listed, notes_of, picture, refused, values, write
 
 from fastload.sources import detect_layout
-from fastload.sources.voc import CLASSES, Item, box_columns, parse_annotation
+from fastload.sources.voc import CLASSES, Item, parse_annotation
 
 XML = """<annotation><filename>x.jpg</filename><size><width>8</width><height>6</height></size>{}</annotation>"""
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>
@@ -85,6 +85,11 @@ def test_all_images_have_labels_boxes_from_0_without_parts_and_difficult_ones_ap
     columns = listed(devkit, "none").columns
     assert columns["labels"].values[:, [DOGS, CATS]].tolist() == [[0, 0], [1, 0], [1, 0], [1, 0]]
     assert columns["difficult"].values[:, [DOGS, CATS]].tolist() == [[0, 0], [0, 1], [0, 1], [0, 0]]
+    for path in (devkit / "VOC2012/Annotations").iterdir():  # a column holds one box at least
+        write(path, XML.format(""))
+    columns = listed(devkit, "none").columns
+    assert columns["boxes"].values.shape == (4, 1, 4) and not columns["num_boxes"].values.any()
+    assert columns["box_labels"].values.tolist() == [[-1]] * 4
 
 
 def test_the_folder_of_the_year_and_a_tar_give_the_same(devkit: Path, tmp_path: Path) -> None:
@@ -212,14 +217,3 @@ def test_the_whole_image_is_0_0_width_height() -> None:
 def test_a_damaged_annotation_is_a_named_error(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_annotation(data)
-
-
-def test_columns_are_padded_and_hold_one_box_at_least() -> None:
-    columns = box_columns([[]], ())
-    assert columns["boxes"].values.shape == (1, 1, 4) and columns["box_labels"].values.tolist() == [[-1]]
-    both = [Item("b", True, (0, 0, 1, 1)), Item("a", False, (2, 2, 3, 3))]
-    columns = box_columns([[], both], ("a", "b"))
-    assert columns["box_labels"].values.tolist() == [[-1, -1], [1, 0]]
-    assert columns["box_difficult"].values.tolist() == [[0, 0], [1, 0]]
-    assert columns["boxes"].values[1].tolist() == [[0, 0, 1, 1], [2, 2, 3, 3]]
-    assert columns["num_boxes"].values.tolist() == [0, 2]

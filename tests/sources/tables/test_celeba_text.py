@@ -24,7 +24,7 @@ def test_every_head_and_separator_gives_the_same_rows(
 
 
 def test_lines_are_counted_with_the_blank_ones() -> None:
-    assert parse_table(b"\n2\n\nx y\na.jpg 1 2\n\nb.jpg 3 4\n", "t.txt").lines.tolist() == [5, 7]
+    assert parse_table(b"\n2\n\nx y\na.jpg 1 2\n\nb.jpg 3 4\n", "t.txt").lines == [5, 7]
 
 
 @pytest.mark.parametrize(
