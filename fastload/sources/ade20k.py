@@ -17,9 +17,8 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of, values_in_masks
+from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of, values_in_masks
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Line, Tree, key_of
 
 OBJECTS, SCENES = "objectInfo150.txt", "sceneCategories.txt"

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of
+from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of
 from fastload.sources.listing import SPLITS, SourceOptions
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, is_image, key_of
 
 CLASSES = tuple("Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist Void".split())

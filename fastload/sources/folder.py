@@ -94,11 +94,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 
 def find_images(tree: Tree) -> NDArray[np.int64]:
-    """Returns the positions of the images in a tree.
-
-    Raises:
-        SourceError: there is no image.
-    """
+    """Returns the positions of the images in a tree, at least one; SourceError says what is there instead."""
     rows = tree.images()
     if len(rows):
         return rows
@@ -169,7 +165,7 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
 def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[str, set[str]]) -> list[str]:
     """Returns the sorted names of the class folders of all splits; [] for none.
 
-    Given split -> its folder, and split -> names of the folders in it that hold images, empty if it has images alone.
+    `folders` maps split -> its folder, `present` split -> names of the folders in it that hold images.
     """
     classes = sorted(set().union(*present.values()))
     if not classes:

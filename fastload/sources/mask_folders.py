@@ -13,10 +13,9 @@ import re
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Samples, fill_value, split_path, stem_of, values_in_masks
+from fastload.sources.assemble import Draft, Pairs, Samples, fill_value, split_path, stem_of, values_in_masks
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS
 from fastload.sources.listing import SourceOptions, first_few, split_of_parts
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
 _ENDS = tuple("annot _annot _mask _masks _label _labels _gt".split())

@@ -67,14 +67,11 @@ class ObjectPictures:
         return self.listed[i].header
 
     def sample(self, i: int) -> _Sample:
+        """Returns the parts of sample i, read anew."""
         return _sample(self.source, int(self.rows[i]))
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns the pixels of image i.
-
-        Raises:
-            ImageError: they cannot be read, or are not the same as when they were listed.
-        """
+        """Returns the pixels of image i; ImageError says if they are not the same as when they were listed."""
         content = content_of(self.sample(i).image)
         return self.checked(i, content, _decoded(content) if isinstance(content, bytes) else content)
 
@@ -114,11 +111,7 @@ class ObjectFiles:
     pictures: ObjectPictures
 
     def read(self, i: int) -> bytes:
-        """Returns all bytes of file i.
-
-        Raises:
-            ImageError: they cannot be read, or are not the same as when they were listed.
-        """
+        """Returns all bytes of file i; raises as ObjectPictures does."""
         data = _file_bytes(self.pictures.sample(i).image)
         if data is None or xxhash.xxh3_64_intdigest(data) != self.pictures.listed[i].digest:
             raise ImageError(f"has other bytes now than {_RANDOM}")
@@ -152,53 +145,10 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         )
     draft = Draft("objects", None, on_error, where=kind)
     draft.title = f"Layout objects: {len(source)} samples of a {kind}."
-    key = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d"
+    key, total = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d", len(source)
+    rows, labels, images, masks = list[int](), list[Any](), list[_Listed](), list[_Listed]()
+    file_bytes, others = list[int](), dict[str, None]()
     in_masks = np.zeros(256, np.bool_)
-    seen = _examine_all(draft, source, key, in_masks)
-    rows = np.array([each.row for each in seen], np.int64)
-    column = _column(source, [each.label for each in seen], rows.tolist(), kind)
-    if column is None:
-        draft.notes.append("There are no labels.")
-    draft.note("Parts of the samples that are not packed", dict.fromkeys(name for each in seen for name in each.others))
-    sizes = np.array([each.file_bytes for each in seen], np.int64)
-    given = int(np.count_nonzero(sizes))
-    if 0 < given < len(seen):
-        draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(seen) - given:,}): all are taken as pixels.")
-    pictures = ObjectPictures(source, rows, tuple([each.image for each in seen]))
-    _refuse_random(pictures, kind)
-    if given < len(seen):
-        headers = [each.image.header for each in seen]
-        sizes = np.array([h.height * h.width * h.channels * h.bits // 8 for h in headers], np.int64)
-    masks, present = [each.mask or _NO_MASK for each in seen], np.array([each.mask is not None for each in seen])
-    digests = [each.image.digest ^ mask.digest for each, mask in zip(seen, masks, strict=True)]
-    fill, filled = fill_value(np.flatnonzero(in_masks), present, kind) if present.any() else (None, [])
-    draft.notes += filled
-    samples = Samples(
-        keys=[key % row for row in rows.tolist()],
-        files=ObjectFiles(pictures) if given == len(seen) else pictures,
-        sizes=sizes,
-        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
-        splits=Splits.one(len(seen)),
-        columns={} if column is None else {"labels": column},
-        masks=Masks(ObjectMasks(source, rows, tuple(masks)), present, ignore_index=fill) if present.any() else None,
-    )
-    return assemble(draft, samples)
-
-
-class _Seen(NamedTuple):
-    """A sample as it was listed."""
-
-    row: int  # its index in the object
-    label: Any  # as `_label` returns it
-    image: _Listed
-    file_bytes: int  # bytes of its image if it is given as those of a file, else 0
-    mask: _Listed | None  # None for none
-    others: tuple[str, ...]  # names of the parts that are not packed
-
-
-def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_]) -> list[_Seen]:
-    """Returns the samples of an object that can be read, at least one; marks the values in their masks."""
-    seen, total = list[_Seen](), len(source)
     for row in range(total):
         try:
             sample = _sample(source, row)
@@ -207,19 +157,47 @@ def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_
         except ImageError as exc:
             if draft.on_error == "fail":
                 raise SourceError(
-                    f"{draft.where}: sample {row} of {total} {exc}. Fix it, or leave such samples out with "
-                    "on_error='skip'."
+                    f"{kind}: sample {row} of {total} {exc}. Fix it, or leave such samples out with on_error='skip'."
                 ) from exc
             draft.leave_out(key % row, str(exc))
             continue
         if mask is not None:
             in_masks[mask] = True
-        num_bytes = len(content) if isinstance(content, bytes) else 0
-        listed_mask = None if mask is None else _Listed.of(mask)
-        seen.append(_Seen(row, label, image, num_bytes, listed_mask, sample.others))
-    if not seen:
-        raise SourceError(f"{draft.where}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
-    return seen
+        rows.append(row)
+        labels.append(label)
+        images.append(image)
+        masks.append(_NO_MASK if mask is None else _Listed.of(mask))
+        file_bytes.append(len(content) if isinstance(content, bytes) else 0)
+        others |= dict.fromkeys(sample.others)
+    if not rows:
+        raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
+    column = _column(source, labels, rows, kind)
+    if column is None:
+        draft.notes.append("There are no labels.")
+    draft.note("Parts of the samples that are not packed", others)
+    given = len(rows) - file_bytes.count(0)
+    if 0 < given < len(rows):
+        draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,}): all are taken as pixels.")
+    pictures = ObjectPictures(source, np.array(rows, np.int64), tuple(images))
+    _refuse_random(pictures, kind)
+    headers = [image.header for image in images]
+    sizes = file_bytes if given == len(rows) else [h.height * h.width * h.channels * h.bits // 8 for h in headers]
+    present = np.array([mask is not _NO_MASK for mask in masks])
+    digests = [image.digest ^ mask.digest for image, mask in zip(images, masks, strict=True)]
+    fill, filled = fill_value(np.flatnonzero(in_masks), present, kind) if present.any() else (None, [])
+    draft.notes += filled
+    samples = Samples(
+        keys=[key % row for row in rows],
+        files=ObjectFiles(pictures) if given == len(rows) else pictures,
+        sizes=np.array(sizes, np.int64),
+        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
+        splits=Splits.one(len(rows)),
+        columns={} if column is None else {"labels": column},
+    )
+    if present.any():
+        drawn = Masks(ObjectMasks(source, pictures.rows, tuple(masks)), present, ignore_index=fill)
+        samples = replace(samples, masks=drawn)
+    return assemble(draft, samples)
 
 
 def _refuse_random(pictures: ObjectPictures, kind: str) -> None:
@@ -342,11 +320,7 @@ def _file_bytes(image: Any) -> bytes | None:
 
 
 def content_of(image: Any) -> Content:
-    """Returns an image of any accepted type as the bytes of its file, or its pixels.
-
-    Raises:
-        ImageError: the image has no accepted type, dtype or shape, or cannot be decoded.
-    """
+    """Returns an image of any accepted type as the bytes of its file, or its pixels; ImageError refuses any other."""
     data = _file_bytes(image)
     if data is not None:
         return data
@@ -361,11 +335,7 @@ def content_of(image: Any) -> Content:
 
 
 def _mask_of(mask: Any) -> NDArray[np.uint8] | None:
-    """Returns a mask as uint8 (H, W); None for None.
-
-    Raises:
-        ImageError: it does not hold one integer from 0 to 255 for each pixel.
-    """
+    """Returns a mask as uint8 (H, W), None for None; ImageError refuses all but integers from 0 to 255."""
     if mask is None:
         return None
     if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P"):

@@ -60,11 +60,7 @@ class Tree:
         return np.flatnonzero(np.fromiter(map(is_image, self.names), np.bool_, len(self.names))).astype(np.int64)
 
     def read_text(self, i: int) -> bytes:
-        """Returns the content of file i, one that the whole dataset depends on.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Returns the content of file i, which the whole dataset depends on; SourceError says why it cannot be read."""
         try:
             return self.files.read(i)
         except ImageError as exc:

@@ -18,10 +18,9 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, children, split_path
+from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
 CLASSES = tuple(
@@ -272,9 +271,7 @@ class Item(NamedTuple):
 def parse_annotation(data: bytes) -> list[Item]:
     """Returns the objects of one .xml file, in its order, without their parts (heads, hands, ...).
 
-    Raises:
-        ValueError: it is not well formed, declares entities, or has an object without a name or with a wrong box. The
-            message continues "an annotation that ...".
+    ValueError says what is wrong; the message continues "an annotation that ...".
     """
     # Imported here: no other layout needs an XML parser.
     from xml.etree import ElementTree

@@ -118,9 +118,6 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
     """Returns the masks of a kind ("semantic" or "instance"), which are drawn when they are read.
 
     `images` are the positions in the tree of all samples; the first are those of `found`, the others have no mask.
-
-    Raises:
-        SourceError: there are more classes or instances than a mask can hold, or the size of an image is unknown.
     """
     if kind == "semantic" and len(found.category_names) > _MOST_VALUES:
         raise SourceError(
@@ -163,11 +160,7 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
 
 
 def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
-    """Returns the instances files of which images are there.
-
-    Raises:
-        SourceError: there is no such file; two are the same split or list the same image; one is damaged.
-    """
+    """Returns the instances files of which images are there; refuses none, and files that contradict each other."""
     position_of = {tree.names[i]: i for i in tree.images().tolist()}
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []

@@ -47,11 +47,7 @@ class Instances:
 
 
 def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
-    """Returns the images, categories and annotations of a file; `where` is its path.
-
-    Raises:
-        SourceError: the file is not JSON, or no instances file; an image or category lacks a field, or occurs twice.
-    """
+    """Returns the images, categories and annotations of a file; `where` is its path, which SourceError names."""
     content = _Content(where, with_regions)
     add = {"images": content.add_image, "annotations": content.add_annotation, "categories": content.add_category}
     seen = set()
@@ -101,8 +97,7 @@ def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Ins
 def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
     """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
 
-    Raises:
-        ValueError: the text is not well formed, or goes on behind the object.
+    ValueError says what is not well formed.
     """
 
     def skip(at: int, wanted: str) -> tuple[str, int]:
