@@ -35,7 +35,8 @@ class TextTable:
         Raises:
             SourceError: there are some.
         """
-        for row, column in np.argwhere(~np.isin(self.values, allowed))[:1].tolist():
+        if len(others := np.argwhere(~np.isin(self.values, allowed))):
+            row, column = others[0].tolist()
             name = f" ({self.header[column]})" if self.header else ""
             found = f"{self.images[row]} has the value {self.values[row, column]}{name}, expected {wanted}"
             raise _bad_line(self.path, self.lines[row], found)
