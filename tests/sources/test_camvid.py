@@ -1,6 +1,5 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 from small_trees import picture, refused
 
@@ -57,12 +56,3 @@ def test_lists_and_folders_must_agree(camvid: Path) -> None:
 def test_a_bad_row_is_named(camvid: Path, text: str, message: str) -> None:
     (camvid / "train.txt").write_text(text)
     refused(f"train.txt, .*{message}", camvid)
-
-
-def test_the_real_frames_are_listed_from_the_tar(shared_data: Path) -> None:
-    listing = list_source(shared_data / "camvid/camvid.tar")
-    assert listing.layout == "camvid" and len(listing) == 125 and listing.split_names == ("train", "val")
-    assert np.bincount(listing.split).tolist() == [100, 25] and not listing.skipped
-    assert listing.keys[0] == "camvid/train/0001TP_006690.png"
-    assert listing.masks is not None and listing.masks.present.all()
-    assert listing.masks.files.read(0)[:4] == b"\x89PNG"

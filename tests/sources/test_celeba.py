@@ -211,14 +211,3 @@ def test_images_in_two_folders_or_none_are_an_error(tmp_path: Path) -> None:
     assert len(list_source(tmp_path)) == COUNT
     write_images(tmp_path / "b")
     refused("more than one folder: a, b", tmp_path)
-
-
-def test_the_real_faces(shared_data: Path) -> None:
-    listing = list_source(shared_data / "celeba")
-    assert listing.layout == "celeba" and len(listing) == 1500
-    assert np.bincount(listing.split).tolist() == [1200, 150, 150]
-    labels = listing.columns["labels"]
-    assert labels.values.shape == (1500, 40) and [labels.attrs["names"][i] for i in (20, -1)] == ["Male", "Young"]
-    assert listing.columns["identity"].values[:2].tolist() == [2880, 2937]
-    assert labels.values[0].tolist()[:4] == [0, 1, 1, 0]
-    assert listing.keys[0] == "img_align_celeba/000001.jpg" and listing.files.read_head(0, 2) == b"\xff\xd8"

@@ -6,7 +6,7 @@ import pytest
 from small_trees import archived, make, notes_of, refused, values
 
 from fastload.errors import MissingFileError
-from fastload.sources import detect_layout, list_source
+from fastload.sources import list_source
 
 SPLIT_TREE = ("train/cat/b.jpg", "train/cat/a.jpg", "train/dog/1.png", "Validation/dog/2.JPEG", "test/cat/x.webp")
 
@@ -108,22 +108,6 @@ def test_a_dangling_link_fails_or_is_skipped_by_name(tmp_path: Path) -> None:
     for name in listing.keys:
         (tmp_path / name).unlink()
     refused(r"holds no image: cat/2.jpg is a link to a file that does not exist", tmp_path, on_error="skip")
-
-
-def test_real_photos(shared_data: Path) -> None:
-    flowers = shared_data / "flowers128" / "flowers128.tar"
-    assert detect_layout(flowers)[0] == "folder"
-    listing = list_source(flowers)
-    assert len(listing) == 4317
-    assert listing.columns["labels"].attrs["names"] == ("daisy", "dandelion", "rose", "sunflower", "tulip")
-    clothing = list_source(shared_data / "clothing" / "clothing.tar")
-    assert clothing.split_names == ("train", "val", "test")
-    assert np.bincount(clothing.split).tolist() == [1817, 341, 372]
-    assert len(clothing.columns["labels"].attrs["names"]) == 10
-    assert clothing.files.read_head(0, 2) == b"\xff\xd8"
-    nasty = list_source(shared_data / "nasty" / "files")
-    assert len(nasty) == 75 and ".DS_Store" in notes_of(nasty)
-    refused("holds no image", shared_data / "mnist", layout="folder")
 
 
 def test_a_file_removed_later_is_an_error_of_that_image_alone(tmp_path: Path) -> None:

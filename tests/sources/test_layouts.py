@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from small_trees import picture
+from small_trees import picture, values
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import LAYOUTS, SourceOptions, detect_layout, list_source
@@ -31,6 +32,33 @@ def test_a_dataset_known_by_name_comes_before_a_format_and_that_before_a_folder(
     assert detect_layout(tmp_path)[0] == "celeba"
     picture(tmp_path / "other" / "a" / "1.jpg")
     assert detect_layout(tmp_path / "other")[0] == "folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "splits", "first", "classes"),
+    [
+        ("celeba", "celeba", {"train": 1200, "val": 150, "test": 150}, "img_align_celeba/000001.jpg", 40),
+        ("camvid/camvid.tar", "camvid", {"train": 100, "val": 25}, "camvid/train/0001TP_006690.png", 0),
+        ("flowers128/flowers128.tar", "folder", {"all": 4317}, "", 5),
+        ("clothing/clothing.tar", "folder", {"train": 1817, "val": 341, "test": 372}, "", 10),
+        ("nasty/files", "folder", {"all": 75}, "", 0),
+    ],
+)
+def test_the_real_datasets(
+    shared_data: Path, name: str, layout: str, splits: dict[str, int], first: str, classes: int
+) -> None:
+    listing = list_source(shared_data / name)
+    assert listing.layout == layout and not listing.skipped and listing.keys[0].startswith(first)
+    assert dict(zip(listing.split_names, np.bincount(listing.split).tolist(), strict=True)) == splits
+    assert listing.masks is None or (listing.masks.present.all() and listing.masks.files.read(0)[:4] == b"\x89PNG")
+    if not classes:
+        return
+    labels = listing.columns["labels"]
+    assert len(labels.attrs["names"]) == classes and listing.files.read_head(0, 2) == b"\xff\xd8"
+    if layout == "celeba":
+        assert labels.values.shape == (1500, 40) and [labels.attrs["names"][i] for i in (20, -1)] == ["Male", "Young"]
+        assert labels.values[0].tolist()[:4] == [0, 1, 1, 0]
+        assert values(listing, "identity")[:2] == [2880, 2937]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -188,26 +188,12 @@ def test_a_sample_that_is_none_is_named_or_skipped(case):
     assert len(listing) == 1 and listing.skipped[0][0] == "000001"
 
 
-def test_what_the_object_raises_is_reported_with_its_sample():
-    class Raises(Photos):
-        def __getitem__(self, i):
-            if i == 2:
-                raise IndexError("out of photos")
-            return self.samples[i]
-
-    refused("Raises: sample 2 of 3 cannot be read: IndexError: out of photos", Raises([(PIXELS, 0)] * 3))
-
-
 def test_a_mask_that_is_another_when_read_again_is_an_error():
     samples = [{"image": PIXELS, "mask": np.zeros((7, 5), int)}]
     masks = list_objects(samples).masks.files
     assert masks.read(0).shape == (7, 5) and (masks.header(0).height, masks.header(0).width) == (7, 5)
-    for mask, message in (
-        (None, "no mask"),
-        (PIXELS[..., 0], "other pixels"),
-        (PIXELS[:, :4, 0], r"is uint8 \(7, 4\)"),
-    ):
-        samples[0]["mask"] = mask
+    others = {"no mask": None, "other pixels": PIXELS[..., 0], r"is uint8 \(7, 4\)": PIXELS[:, :4, 0]}
+    for message, samples[0]["mask"] in others.items():
         with pytest.raises(ImageError, match=f"{message} now"):
             masks.read(0)
 
@@ -226,10 +212,8 @@ def test_a_sample_of_another_size_or_other_pixels_when_read_again_is_an_error():
     Random.after = 1
     refused(r"Random: sample 0 has other pixels .*random transforms out", Random([PIXELS, PIXELS * 0]))
     Random.after = 2
-    for other, message in (
-        (PIXELS * 0, "has other pixels now"),
-        (PIXELS[:6], r"is uint8 \(6, 5, 3\) now and was 7x5 .*Leave random transforms out"),
-    ):
+    smaller = r"is uint8 \(6, 5, 3\) now and was 7x5 .*Leave random transforms out"
+    for other, message in ((PIXELS * 0, "has other pixels now"), (PIXELS[:6], smaller)):
         with pytest.raises(ImageError, match=message):
             list_objects(Random([PIXELS, other])).files.read(0)
 
@@ -247,7 +231,12 @@ def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
     refused(r"has a mask that is float64 \(7, 5\); expected integers", [{"image": PIXELS, "mask": mask / 2}])
 
 
-def test_what_has_no_samples_by_number_and_labels_of_several_kinds_are_refused():
+def test_what_has_no_samples_by_number_raises_or_has_labels_of_several_kinds_is_refused():
+    class Raises(Photos):
+        def __getitem__(self, i):
+            return (PIXELS, self.samples[i])
+
+    refused("Raises: sample 2 of 3 cannot be read: KeyError: 2", Raises({0: 0, 1: 0, 3: 0}))
     for source in (iter([PIXELS]), {"a": PIXELS}, 7, "folder", None):
         refused("has no length or no indexing", source)
     refused("list: has no sample", [])

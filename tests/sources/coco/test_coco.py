@@ -207,10 +207,8 @@ def test_a_bad_annotation_is_named_or_skipped_with_its_image(coco: Path, more: d
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"images": [{"id": 9', "is not well-formed JSON"),
         ('{"images": [] "annotations": []}', "is not well-formed JSON: damaged at character"),
         ('{"images": [], "annotations": [], "categories": []} x', "is not well-formed JSON: there is more"),
-        ("[]", "is not well-formed JSON"),
         ("", "is not well-formed JSON: it is cut short"),
         ("[" * 100_000, "is not well-formed JSON"),
         ('{"a": ' + "[" * 200_000 + "}", "is not well-formed JSON"),
