@@ -14,17 +14,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.listing import (
-    Arrays,
-    Files,
-    Listing,
-    Masks,
-    OnError,
-    Pictures,
-    first_few,
-    in_split_order,
-    require_unique,
-)
+from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 
@@ -105,10 +95,7 @@ class Splits:
     @classmethod
     def of(cls, splits: Sequence[str]) -> Splits:
         """Returns the splits of samples by name; "" stands for the split `all`."""
-        known = set(splits)
-        if "" in known:
-            known = known - {""} | {"all"}
-        names = in_split_order(known) or ("all",)
+        names = in_split_order(split or "all" for split in set(splits)) or ("all",)
         index = {name: i for i, name in enumerate(names)}
         index[""] = index.get("all", 0)
         return cls(np.fromiter(map(index.__getitem__, splits), np.uint8, len(splits)), names)
@@ -134,7 +121,7 @@ class Samples:
     """The samples of a dataset, one row each."""
 
     keys: Sequence[str]  # unique name of each sample
-    files: Files | Pictures | Arrays | None  # reads the images; None for a dataset without images
+    files: Reader | None  # reads the images; None for a dataset without images
     sizes: NDArray[np.int64]  # int64 (N,), bytes of each sample's file
     mtimes_ns: NDArray[np.int64]  # int64 (N,), time of modification of each file
     splits: Splits  # split of each sample
@@ -149,7 +136,7 @@ class Samples:
         positions: Sequence[int] | NDArray[np.int64],
         splits: Splits,
         columns: dict[str, Column] | None = None,
-        masks: Masks | MaskFiles | None = None,
+        masks: MaskFiles | None = None,
         *,
         by_name: bool = False,
     ) -> Samples:
@@ -165,8 +152,8 @@ class Samples:
             rows = np.array(sorted(range(len(order)), key=order.__getitem__), np.int64)
         keys, files = list(map(key_of, names)), tree.files.take(at)
         samples = cls(keys, files, tree.sizes[at], tree.mtimes_ns[at], splits, columns or {}, rows=rows)
-        if not isinstance(masks, MaskFiles):
-            return replace(samples, masks=masks)
+        if masks is None:
+            return samples
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
         packed = Masks(tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs)

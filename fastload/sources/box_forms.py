@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError
 from fastload.format.column import Column, Moves
 from fastload.images.fit import axis_letter
-from fastload.sources.listing import Arrays, Files, Listing, Pictures
+from fastload.sources.listing import Arrays, Files, Listing, Reader
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 SIZED = ("x", "y", "width", "height")
@@ -113,7 +113,7 @@ def _point_form(name: str, column: Column) -> tuple[Moves, str]:
     return "points", "by its name"
 
 
-def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, str]:
+def _box_form(files: Reader, column: Column) -> tuple[Moves, str]:
     values = column.values
     if values.ndim not in (2, 3) or values.shape[-1] != 4:
         return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
@@ -141,7 +141,7 @@ def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, 
     return ("xyxy" if corners else "xywh"), "as only those lie within the images"
 
 
-def _sizes(files: Files | Pictures | Arrays, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sizes(files: Reader, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the rows whose boxes reach furthest (as x, y, w, h), and width and height of their images, (R, 1, 2)."""
     if isinstance(files, Arrays):
         height, width = files.shape[:2]

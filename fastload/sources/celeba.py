@@ -178,12 +178,12 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
             f"{tree.path}: there are images in more than one folder: {first_few(list(map(key_of, sorted(folders))))}. "
             "Keep the aligned ones in img_align_celeba and move the others away, or give their folder."
         )
+    if packed and not folders:
+        raise SourceError(
+            f"{tree.path}: the images are packed in {first_few(list(map(key_of, packed)))}, which cannot be read "
+            "one by one. Unpack it next to the text files, or fetch img_align_celeba.zip."
+        )
     if not folders:
-        if packed:
-            raise SourceError(
-                f"{tree.path}: the images are packed in {first_few(list(map(key_of, packed)))}, which cannot be read "
-                "one by one. Unpack it next to the text files, or fetch img_align_celeba.zip."
-            )
         Draft("celeba", tree).leave_out_broken(tree)  # its reason is better than that there is no image
         find_images(tree)
     (folder,) = folders

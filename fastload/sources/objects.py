@@ -39,11 +39,11 @@ class _Listed(NamedTuple):
     """An image or mask as it was listed, which must stay the same."""
 
     header: ImageHeader
-    digest: int  # XXH3-64 of the bytes of its file, else of its pixels
+    digest: int
 
     @classmethod
     def of(cls, content: Content) -> Self:
-        digest = xxhash.xxh3_64_intdigest(content)
+        digest = _digest_of(content)
         if isinstance(content, bytes):
             return cls(probe_image(lambda size: content[:size]), digest)
         height, width, channels = (*content.shape, 1)[:3]
@@ -84,7 +84,7 @@ class ObjectPictures:
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
                 f"channels of {listed.bits} bits {_RANDOM}"
             )
-        if xxhash.xxh3_64_intdigest(content) != digest:
+        if _digest_of(content) != digest:
             raise ImageError(f"has other pixels now than {_RANDOM}")
         return pixels
 
@@ -113,7 +113,7 @@ class ObjectFiles:
     def read(self, i: int) -> bytes:
         """Returns all bytes of file i; raises as ObjectPictures does."""
         data = _file_bytes(self.pictures.sample(i).image)
-        if data is None or xxhash.xxh3_64_intdigest(data) != self.pictures.listed[i].digest:
+        if data is None or _digest_of(data) != self.pictures.listed[i].digest:
             raise ImageError(f"has other bytes now than {_RANDOM}")
         return data
 
@@ -310,6 +310,11 @@ def _classes(source: Any) -> tuple[str, ...]:
 def _in_memory(value: Any) -> Any:
     """Returns a tensor as an array, and anything else as it is."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def _digest_of(content: Content) -> int:
+    """Returns XXH3-64 of the bytes of a file, or of pixels."""
+    return xxhash.xxh3_64_intdigest(content if isinstance(content, bytes) else content.data)
 
 
 def _file_bytes(image: Any) -> bytes | None:
