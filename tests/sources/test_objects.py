@@ -94,15 +94,6 @@ def test_bytes_of_jpegs_are_kept_as_they_are_but_become_pixels_among_pixels(tmp_
     assert "Bytes of files (1) and pixels (2): all are taken as pixels." in report.notes
 
 
-def test_bytes_that_are_others_each_time_are_refused():
-    images = [encoded(kind="JPEG"), encoded(kind="JPEG")]
-    files = list_objects(images).files
-    images[1] = encoded(kind="JPEG", quality=20)
-    assert files.read_head(0, 3) == images[0][:3] and files.take(np.array([0])).read(0) == images[0]
-    with pytest.raises(ImageError, match="has other bytes now"):
-        files.read(1)
-
-
 def test_orientation_is_applied_as_to_files():
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -146,14 +137,18 @@ class Photos:
         return self.samples[i]
 
 
-def test_names_of_classes_come_from_the_object_or_what_it_is_a_part_of():
+def test_names_of_classes_come_from_the_object_or_what_it_is_a_part_of_and_rows_are_taken_and_pickled():
     photos = Photos([(PIXELS, 1), (PIXELS, 0)])
     assert list_objects(photos).columns["labels"].attrs == {"names": ("cat", "dog")}
     subset = Photos([(PIXELS, 1)])
     subset.classes, subset.dataset = None, photos
     assert list_objects(subset).columns["labels"].attrs == {"names": ("cat", "dog")}
     assert list_objects(Photos([(PIXELS, 2)])).columns["labels"].attrs == {}
-    assert list_objects([PIXELS, PIXELS]).columns == {}
+    listing = list_objects([PIXELS[:3], PIXELS[:4], PIXELS])
+    assert listing.columns == {}
+    taken = pickle.loads(pickle.dumps(listing)).take(np.array([2, 0]))
+    assert [taken.files.read(i).shape[0] for i in range(2)] == [7, 3]
+    assert [taken.files.header(i).height for i in range(2)] == [7, 3] and taken.keys == ("000002", "000000")
 
 
 REFUSED = {
@@ -188,7 +183,13 @@ def test_a_sample_that_is_none_is_named_or_skipped(case):
     assert len(listing) == 1 and listing.skipped[0][0] == "000001"
 
 
-def test_a_mask_that_is_another_when_read_again_is_an_error():
+def test_bytes_or_a_mask_that_are_others_when_read_again_are_an_error():
+    images = [encoded(kind="JPEG"), encoded(kind="JPEG")]
+    files = list_objects(images).files
+    images[1] = encoded(kind="JPEG", quality=20)
+    assert files.read_head(0, 3) == images[0][:3] and files.take(np.array([0])).read(0) == images[0]
+    with pytest.raises(ImageError, match="has other bytes now"):
+        files.read(1)
     samples = [{"image": PIXELS, "mask": np.zeros((7, 5), int)}]
     masks = list_objects(samples).masks.files
     assert masks.read(0).shape == (7, 5) and (masks.header(0).height, masks.header(0).width) == (7, 5)
@@ -244,10 +245,3 @@ def test_what_has_no_samples_by_number_raises_or_has_labels_of_several_kinds_is_
     refused(r"labels of several kinds: \(0, 1\) of sample 0, \(1,\) of sample 1", [(PIXELS, [0, 1]), (PIXELS, [1])])
     refused("sample 1 has no label, where others have vectors", [(PIXELS, [0, 1]), (PIXELS, None)])
     refused("beyond what int64 holds", [(PIXELS, 2**63)])
-
-
-def test_pictures_are_taken_and_pickled():
-    listing = list_objects([(PIXELS[:3], 0), (PIXELS[:4], 1), (PIXELS, 2)])
-    taken = pickle.loads(pickle.dumps(listing)).take(np.array([2, 0]))
-    assert [taken.files.read(i).shape[0] for i in range(2)] == [7, 3]
-    assert [taken.files.header(i).height for i in range(2)] == [7, 3] and taken.keys == ("000002", "000000")
