@@ -83,14 +83,11 @@ def with_box_forms(listing: Listing) -> Listing:
             columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN}, moves="")
             notes.append(f"Column {name!r} seems to hold fractions of the image, not pixels: not scaled with it.")
             continue
-        if column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf":
+        known = column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf"
+        if known or name.lower() not in BOXES + POINTS:
             continue
-        if name.lower() in BOXES:
-            moves, why = _box_form(listing.files, column)
-        elif name.lower() in POINTS:
-            moves, why = _point_form(name.lower(), column)
-        else:
-            continue
+        is_box = name.lower() in BOXES
+        moves, why = _box_form(listing.files, column) if is_box else _point_form(name.lower(), column)
         if moves:
             named = {} if moves == "points" else {"names": CORNERS if moves == "xyxy" else SIZED}
             columns[name] = replace(column, attrs=named | column.attrs, moves=moves)

@@ -38,12 +38,15 @@ def list_camvid(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             without its files, a frame without a line (unless skipped).
     """
     draft.leave_out_broken(tree)
-    images: dict[tuple[str, str], int] = {}
-    masks: dict[tuple[str, str], int] = {}
     folder_of = _folder_pairs(tree)
-    for split, folder in folder_of.items():
-        images |= {(split, stem): at for stem, at in children(tree, folder).items()}
-        masks |= {(split, stem): at for stem, at in children(tree, f"{folder[:-1]}annot/").items()}
+    images, masks = (
+        {
+            (split, stem): at
+            for split, of in folder_of.items()
+            for stem, at in children(tree, f"{of[:-1]}{end}/").items()
+        }
+        for end in ("", "annot")
+    )
     pairs = Pairs(tree, images, masks, {key: key[0] for key in images})
     kept = pairs.complete(draft, every_split=True)
     for split, folder in folder_of.items():

@@ -91,10 +91,8 @@ def _find_pairs(tree: Tree) -> tuple[Pairs[tuple[str, ...]], list[str]]:
         role = role_of.get(split_path(tree.names[i])[0])  # None for files at the top
         if role is None:
             continue
-        kind, above = role
-        stem = stem_of(tree.names[i])
-        found = images if kind == "image" else masks
-        pair = (*above, stem if kind == "image" else _BEHIND_STEM.sub("", stem))
+        (kind, above), stem = role, stem_of(tree.names[i])
+        found, pair = (images, (*above, stem)) if kind == "image" else (masks, (*above, _BEHIND_STEM.sub("", stem)))
         if found.setdefault(pair, i) != i:
             twice.append(f"{key_of(tree.names[found[pair]])} and {key_of(tree.names[i])}")
     return Pairs(tree, images, masks, {pair: split_of_parts(pair[:-1]) or "all" for pair in images}), twice
