@@ -27,7 +27,7 @@ NUM_CLASSES = 150
 CALLED_CORRUPTED = tuple(f"ADE_train_{n:08}" for n in (3020, 1701, 13508, 8455))
 """Training images that the converter of MosaicML Streaming leaves out as corrupted."""
 
-_PLACE = re.compile(r"(?P<root>(?:.*/)?)(?P<of>images|release_test)/(?P<split>[^/]+)/[^/]+$")
+_PLACE = re.compile(r"(?P<root>(?:.*/)?)(?P<of>images|release_test)/(?P<split>[^/]+)/[^/]+", re.DOTALL)
 _IMAGE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
 
 
@@ -74,7 +74,7 @@ def _find_images(tree: Tree) -> tuple[str, dict[str, int], dict[str, str]]:
     splits: dict[str, str] = {}
     roots = set()
     for i in tree.images().tolist():
-        place = _PLACE.match(tree.names[i])
+        place = _PLACE.fullmatch(tree.names[i])
         if not place or place["split"].lower() not in SPLITS:
             continue
         stem = stem_of(tree.names[i])

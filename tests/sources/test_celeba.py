@@ -165,6 +165,8 @@ def test_a_row_without_its_image_or_an_image_without_a_row_fails_or_is_skipped(f
     assert key == "img_align_celeba/000003.jpg" and "identity_CelebA.txt" in reason and "has no file" in reason
     assert values(listing, "identity") == IDENTITY[1:2] + IDENTITY[3:]
     assert listing.split.tolist() == PARTITION[1:2] + PARTITION[3:]
+    (faces / "img_align_celeba" / "000003.jpg").symlink_to("nowhere")  # named once
+    assert sorted(key[-10:] for key, _ in list_source(faces, on_error="skip").skipped) == ["000001.jpg", "000003.jpg"]
 
 
 def test_rows_in_any_order_other_splits_and_a_wrong_count_are_taken(faces: Path) -> None:
