@@ -5,7 +5,7 @@ Also what several layouts share: files by their stem, images paired with masks b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -32,9 +32,9 @@ class Draft:
     trees: list[Tree] = field(default_factory=list)  # those that are read, whose notes end those of the listing
     # Stems of the files that cannot be read at all: a list or mask that names one is not reported a second time.
     unreadable: frozenset[str] = frozenset()
+    _known: set[str] = field(default_factory=set)  # keys of what `leave_out` noted
 
     def __post_init__(self) -> None:
-        self._known: set[str] = set()
         if self.tree:
             self.where, self.trees = str(self.tree.given), [self.tree]
 
@@ -217,10 +217,6 @@ class Pairs(Generic[K]):
         others = [key_of(self.tree.names[i]) for i in self.tree.images().tolist() if i not in used]
         draft.note("Ignored images outside the pairs of folders", others)
 
-    def positions(self, keys: Iterable[K]) -> list[int]:
-        """Returns the position of the mask of each key, -1 for none."""
-        return [self.masks.get(key, -1) for key in keys]
-
     def samples(
         self,
         keys: Collection[K],
@@ -235,7 +231,8 @@ class Pairs(Generic[K]):
 
         Their masks are packed if they are `masked`; what these mean is said as in `listing.Masks`.
         """
-        masks = MaskFiles(self.positions(keys), names, ignore_index, attrs or {}) if masked else None
+        positions = [self.masks.get(key, -1) for key in keys]
+        masks = MaskFiles(positions, names, ignore_index, attrs or {}) if masked else None
         images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])
         return Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True)
 

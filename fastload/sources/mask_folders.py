@@ -65,7 +65,7 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     pairs.note_others(draft)
     masked, fill = options.masks != "none", None
     if masked:
-        at = np.array(pairs.positions(kept), np.int64)
+        at = np.array([pairs.masks.get(key, -1) for key in kept], np.int64)
         fill, filled = fill_value(tree.files.take(np.maximum(at, 0)), at >= 0, str(tree.given))
         if without := sorted(pairs.splits_without_masks()):
             draft.notes += [f"Splits without masks: {', '.join(without)}.", *filled]

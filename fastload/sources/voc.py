@@ -85,7 +85,12 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
     columns = {} if masks else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
-        columns |= _boxes(list(objects.values()), classes)
+        items = [(row, item) for row, found in enumerate(objects.values()) for item in found]
+        slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects))
+        boxes = np.array([item.box for _, item in items], np.float32).reshape(-1, 4)
+        labels = np.array([classes.index(item.name) for _, item in items], np.int64)
+        difficult = np.array([item.difficult for _, item in items], np.uint8)
+        columns |= slots.columns(boxes, labels, {"names": classes}, box_difficult=difficult)
         draft.notes.append(
             "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
         )
@@ -249,15 +254,6 @@ def _labels(
         "labels": Column((found == 1).astype(np.uint8), {"names": classes}),
         "difficult": Column((found == 0).astype(np.uint8), {"names": classes}),
     }
-
-
-def _boxes(objects: list[list[Item]], classes: tuple[str, ...]) -> dict[str, Column]:
-    slots = BoxSlots.of(np.repeat(np.arange(len(objects)), list(map(len, objects))), len(objects))
-    items = [item for each in objects for item in each]
-    boxes = np.array([item.box for item in items], np.float32).reshape(-1, 4)
-    labels = np.array([classes.index(item.name) for item in items], np.int64)
-    difficult = np.array([item.difficult for item in items], np.uint8)
-    return slots.columns(boxes, labels, {"names": classes}, box_difficult=difficult)
 
 
 class Item(NamedTuple):

@@ -167,7 +167,12 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
         )
     for position, match in jsons:
         json = key_of(tree.names[position])
-        candidates = _image_folders(tree.names[position], match[1])
+        # Likeliest first. Images may lie anywhere below these; for the last two only directly in them.
+        folder = split_path(tree.names[position])[0]
+        above, base = split_path(folder[:-1])
+        root = above if base == "annotations" else folder
+        stems = dict.fromkeys((match[1], _YEAR.sub("", match[1])))
+        candidates = [f"{root}{at}{stem}/" for stem in stems for at in ("", "images/")] + [f"{root}images/", root]
         if not folders.intersection(candidates[-2:]) and not any(
             at.startswith(tuple(candidates[:-2])) for at in folders
         ):
@@ -208,17 +213,6 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
             "next to the folder annotations, as train2017/ and val2017/."
         )
     return parts
-
-
-def _image_folders(json: str, name: str) -> list[str]:
-    """Returns folders in which the images of an instances file may lie, likeliest first.
-
-    Images may lie anywhere below these; for the last two only directly in them.
-    """
-    folder = split_path(json)[0]
-    root = split_path(folder[:-1])[0] if split_path(folder[:-1])[1] == "annotations" else folder
-    named = [f"{at}{part}/" for part in dict.fromkeys((name, _YEAR.sub("", name))) for at in ("", "images/")]
-    return [root + at for at in (*named, "images/", "")]
 
 
 def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int]:

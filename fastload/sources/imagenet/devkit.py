@@ -55,7 +55,12 @@ class GroundTruth:
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
         self.words: dict[str, str] = {}  # wnid -> words of the classes of ImageNet; empty if unknown
         if table := next((base for base in SYNSETS if base in self.at), ""):
-            self.words = parse_synsets(tree.lines(self.at[table]))
+            for line in tree.lines(self.at[table]):
+                wnid, _, words = line.text.partition(" ")
+                if not WNID.fullmatch(wnid) or wnid in self.words:
+                    why = "occurs twice" if wnid in self.words else "is no wnid such as n01440764"
+                    raise line.error(f"{key_of(wnid)[:40]!r} {why}. Fix the line or remove the file.")
+                self.words[wnid] = key_of(words.strip())
         elif META in self.devkit:
             try:
                 self.words = dict(self.meta.values())
@@ -161,18 +166,6 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
             )
         wnids[f"ILSVRC2012_val_{number:08d}"] = known[0]
     return wnids
-
-
-def parse_synsets(lines: list[Line]) -> dict[str, str]:
-    """Returns wnid -> words from LOC_synset_mapping.txt; refuses a line without a wnid, and one that occurs twice."""
-    words: dict[str, str] = {}
-    for line in lines:
-        wnid, _, rest = line.text.partition(" ")
-        if not WNID.fullmatch(wnid) or wnid in words:
-            why = "occurs twice" if wnid in words else "is no wnid such as n01440764"
-            raise line.error(f"{key_of(wnid)[:40]!r} {why}. Fix the line or remove the file.")
-        words[wnid] = key_of(rest.strip())
-    return words
 
 
 def parse_solution(rows: Iterable[tuple[Line, list[str]]]) -> dict[str, str]:

@@ -35,8 +35,11 @@ class TextTable:
         Raises:
             SourceError: there are some.
         """
-        if len(others := np.argwhere(~np.isin(self.values, allowed))):
-            row, column = others[0].tolist()
+        good = np.zeros(self.values.shape, np.bool_)
+        for value in allowed:
+            good |= self.values == value
+        if not good.all():
+            row, column = np.argwhere(~good)[0].tolist()
             name = f" ({self.header[column]})" if self.header else ""
             found = f"{self.images[row]} has the value {self.values[row, column]}{name}, expected {wanted}"
             raise _bad_line(self.path, self.lines[row], found)

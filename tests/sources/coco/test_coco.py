@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -105,6 +106,8 @@ def test_semantic_masks_have_the_smaller_on_top_and_crowds_below(coco: Path) -> 
     assert not mask_of(listing, 2).any()
     header = masks.files.header(1)
     assert (header.height, header.width, header.channels, header.bits) == (10, 16, 1, 8)
+    os.utime(coco / "annotations/instances_val2017.json", ns=(0, 4 * 10**18))  # a resume notices other annotations
+    assert (listed(coco, "semantic").mtimes_ns == 4 * 10**18).all() and (listed(coco).mtimes_ns < 4 * 10**18).all()
 
 
 def test_instance_masks_count_boxes_from_1_and_ignore_crowds(coco: Path) -> None:
