@@ -197,7 +197,5 @@ def layouts() -> None:
     from fastload.sources.layouts import LAYOUTS
 
     width = max(map(len, LAYOUTS))
-    for kind in ("dataset", "format", "folder"):
-        for name, layout in LAYOUTS.items():
-            if layout.kind == kind:
-                typer.echo(f"{bold(name.ljust(width))}  {layout.line}")
+    for name, layout in LAYOUTS.items():
+        typer.echo(f"{bold(name.ljust(width))}  {layout.line}")
