@@ -164,10 +164,6 @@ class _ArrayUnpickler(pickle._Unpickler):
             case _:
                 raise RefusedError("asks to set the state of an object")
 
-    def load_decimal(self) -> None:
-        line = self.readline().rstrip(b"L\n")
-        self.stack.append(line == b"01" if line in (b"00", b"01") else int(line))
-
     def load_plain_keys(self, code: int) -> None:
         # Only keys with a cheap hash: that of nested tuples recurses as deeply as the pickle likes.
         for key in self.stack[-2:-1] if code == pickle.SETITEM[0] else self.stack[::2]:
@@ -176,46 +172,43 @@ class _ArrayUnpickler(pickle._Unpickler):
         step: Any = pickle._Unpickler.dispatch[code]
         step(self)
 
-    def refuse(self, what: str) -> None:
-        raise RefusedError(what)
-
     def _instantiate(self, *_: object) -> None:
-        self.refuse("asks to make an object")
+        raise RefusedError("asks to make an object")
 
 
 _STANDARD = (
-    "MARK STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE BININT BININT2 LONG1 FLOAT BINFLOAT STRING BINSTRING UNICODE "
-    "SHORT_BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 SHORT_BINUNICODE BINUNICODE BINUNICODE8 EMPTY_TUPLE TUPLE "
-    "TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET "
+    "MARK STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING "
+    "UNICODE SHORT_BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 SHORT_BINUNICODE BINUNICODE BINUNICODE8 EMPTY_TUPLE "
+    "TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET "
     "LONG_BINGET GLOBAL STACK_GLOBAL INST"
 )
-_REFUSED = {
-    "asks to make an object": "NEWOBJ NEWOBJ_EX OBJ",
-    "asks to fetch an object": "PERSID BINPERSID",
-    "asks to call an extension": "EXT1 EXT2 EXT4",
-}
+_REFUSED = (
+    dict.fromkeys(pickle.NEWOBJ + pickle.NEWOBJ_EX + pickle.OBJ, "asks to make an object")
+    | dict.fromkeys(pickle.PERSID + pickle.BINPERSID, "asks to fetch an object")
+    | dict.fromkeys(pickle.EXT1 + pickle.EXT2 + pickle.EXT4, "asks to call an extension")
+)
 
 
-def _steps() -> dict[int, Any]:
-    """Returns opcode -> the function that performs or refuses it."""
-    ours, standard = _ArrayUnpickler, dict[int, Any](pickle._Unpickler.dispatch)
-    unknown = {code: f"has an instruction {bytes([code])!r}, not known here" for code in range(256)}
-    refused = {getattr(pickle, name)[0]: what for what, names in _REFUSED.items() for name in names.split()}
-    steps: dict[int, Any] = {code: partial(ours.refuse, what=what) for code, what in (unknown | refused).items()}
-    steps |= {code: standard[code] for code in (getattr(pickle, name)[0] for name in _STANDARD.split())}
-    steps |= {code: partial(ours.load_plain_keys, code=code) for code in pickle.SETITEM + pickle.SETITEMS + pickle.DICT}
-    steps |= dict.fromkeys(pickle.INT + pickle.LONG, ours.load_decimal)
-    return steps | {
-        pickle.BYTEARRAY8[0]: standard[pickle.BINBYTES8[0]],  # the standard's own reserves a size that it reads
+class _Steps(dict[int, Any]):
+    """Opcode -> the method that performs it; all other opcodes are refused."""
+
+    def __missing__(self, code: int) -> None:
+        raise RefusedError(_REFUSED.get(code, f"has an instruction {bytes([code])!r}, not known here"))
+
+
+_OURS, _THEIRS = _ArrayUnpickler, dict[int, Any](pickle._Unpickler.dispatch)
+_ArrayUnpickler.dispatch = _Steps(
+    {code: _THEIRS[code] for code in (getattr(pickle, name)[0] for name in _STANDARD.split())}
+    | {code: partial(_OURS.load_plain_keys, code=code) for code in pickle.SETITEM + pickle.SETITEMS + pickle.DICT}
+    | {
+        pickle.BYTEARRAY8[0]: _THEIRS[pickle.BINBYTES8[0]],  # the standard's own reserves a size that it reads
         pickle.FRAME[0]: lambda unpickler: unpickler.read(8),  # its size says nothing that is needed
-        pickle.PROTO[0]: ours.load_proto,
-        pickle.BININT1[0]: ours.load_small_ints,
-        pickle.REDUCE[0]: ours.load_reduce,
-        pickle.BUILD[0]: ours.load_build,
+        pickle.PROTO[0]: _OURS.load_proto,
+        pickle.BININT1[0]: _OURS.load_small_ints,
+        pickle.REDUCE[0]: _OURS.load_reduce,
+        pickle.BUILD[0]: _OURS.load_build,
     }
-
-
-_ArrayUnpickler.dispatch = _steps()
+)
 
 
 def _printable(value: bytes | str) -> str:

@@ -38,10 +38,8 @@ _TAGS = {"|": re.compile(r"[^|]+(\|[^|]+)*"), ";": re.compile(r"[^;]+(;[^;]+)*")
 
 
 class CellTable(Protocol):
-    """Rows with named cells, as they are in a file: those of CSV, JSON lines, Parquet or Arrow.
-
-    `where` is the (first) file, for messages, `names` are the columns; `location` returns the number of a row in its
-    file, and the file, for messages; `texts` returns the cells of a column as text, "" for empty ones.
+    """Rows with named cells, as they are in files: where the first is, the columns, the file and number of a row in it
+    (for messages), and the cells of a column as text, "" for empty ones.
     """
 
     @property
@@ -218,7 +216,7 @@ def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[d
     for name, rows in infinite.items():
         bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
     labelled = np.flatnonzero(~missing)
-    if len(names) > 1 and all(values.take(labelled).is_binary() for values in table.values()):
+    if len(names) > 1 and all(values.is_binary(labelled) for values in table.values()):
         bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
         vectors = np.stack([values.values == 1 for values in table.values()], axis=1).astype(np.uint8)
         notes.append(f"Labels are the columns {first_few(list(names))}: vectors of 0 and 1.")
@@ -250,8 +248,9 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
             return Column(np.where(given, values.values, -1).astype(np.int64)), "labels"
         notes.append(f"Targets are the column {name!r}, of floats.")
         return Column(values.values.astype(np.float32)), "targets"
-    if values.kind == "list" or (values.kind == "text" and _has_tags(values)):
-        return _tags(values, name, frame.where, notes), "labels"
+    mark = _tag_mark(values)
+    if values.kind == "list" or mark:
+        return _tags(values, mark, name, frame.where, notes), "labels"
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
         known = np.unique(values.values[given])
@@ -273,18 +272,17 @@ def categories(values: Values) -> Column:
     return Column(labels, {"names": tuple(classes)})
 
 
-def _has_tags(values: Values) -> bool:
-    cells = [cell for cell in values.values.tolist() if cell]
-    return any(
-        any(mark in cell for cell in cells) and all(map(pattern.fullmatch, cells)) for mark, pattern in _TAGS.items()
-    )
+def _tag_mark(values: Values) -> str:
+    """Returns the character between the tags of cells of text that hold several; "" if they do not."""
+    cells = [cell for cell in values.values.tolist() if cell] if values.kind == "text" else []
+    marks = (mark for mark, pattern in _TAGS.items() if all(map(pattern.fullmatch, cells)))
+    return next((mark for mark in marks if any(mark in cell for cell in cells)), "")
 
 
-def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
+def _tags(values: Values, mark: str, name: str, where: str, notes: list[str]) -> Column:
     """Returns cells of several tags ("0 3 7", "cat|dog", [0, 3]) as vectors of 0 and 1, uint8 (N, tags)."""
     cells: list[Any] = values.values.tolist()
-    if values.kind == "text":
-        mark = next(mark for mark in _TAGS if any(mark in text for text in cells))
+    if mark:
         cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in cells]
         if mark == " ":
             cells = [list(map(int, tags)) for tags in cells]

@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ DELIMITED = (".csv", ".tsv", ".txt")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 
-_BLOCK_ROWS = 4096
 _HEAD_ROWS = 50  # rows by which the delimiter is found
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"  # little endian, big endian
 
@@ -97,56 +95,32 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
     delimiter = hint[-1] if first else _delimiter(lines, path)
     stream.seek(len(lines[0]) if first else 0)
     reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
-    begins: list[int] = []  # number of lines before each row, and before the next
-    # Without quotes each row is one line, which needs no counting.
-    rows = _counted(reader, begins) if '"' in text else reader
-    columns: list[list[Any]] = []
+    rows: list[list[str]] = []
     numbers: list[int] = []
-    done = 0
-    while True:
-        try:
-            block = list(itertools.islice(rows, _BLOCK_ROWS))
-        except csv.Error as exc:
-            if head and columns:
-                break  # the end of data lies in a quoted cell
-            line = first + (begins[-1] if begins else reader.line_num - 1) + 1
+    begin = first + 1  # the line on which the next row begins
+    try:
+        for row in reader:
+            line, begin = begin, first + reader.line_num + 1
+            if delimiter == " ":
+                row = [cell for cell in row if cell]  # any number of spaces
+            if not row or (len(row) == 1 and not row[0].strip()):
+                continue
+            if rows and len(row) != len(rows[0]):
+                raise SourceError(
+                    f"{path}, line {line}: {len(row)} cells, but the first row has {len(rows[0])} (separator "
+                    f"{delimiter!r}). Fix the line; a cell that holds the separator must stand in quotes."
+                )
+            rows.append(row)
+            numbers.append(line)
+    except csv.Error as exc:
+        if not (head and rows):  # else the end of data lies in a quoted cell
             raise SourceError(
-                f"{path}, line {line}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
+                f"{path}, line {begin}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
             ) from exc
-        if not block:
-            break
-        before = begins[done : done + len(block)] if begins else range(done, done + len(block))
-        lines_here = [first + n + 1 for n in before]
-        done += len(block)
-        if delimiter == " ":
-            block = [[cell for cell in row if cell] for row in block]  # any number of spaces
-        if min(map(len, block)) < 2:
-            good = [bool(row) and (len(row) > 1 or bool(row[0].strip())) for row in block]  # not an empty line
-            lines_here = list(itertools.compress(lines_here, good))
-            block = list(itertools.compress(block, good))
-        if not block:
-            continue
-        width = len(columns or block[0])
-        if set(map(len, block)) != {width}:
-            row, line = next((row, n) for row, n in zip(block, lines_here, strict=True) if len(row) != width)
-            raise SourceError(
-                f"{path}, line {line}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
-                "Fix the line; a cell that holds the separator must stand in quotes."
-            )
-        columns = columns or [[] for _ in range(width)]
-        for column, cells in zip(columns, zip(*block, strict=True), strict=True):
-            column.extend(cells)
-        numbers += lines_here
-    if not columns:
+    if not rows:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
+    columns: list[list[Any]] = [[row[at] for row in rows] for at in range(len(rows[0]))]
     return ParsedTable(path, (), columns, numbers, tuple(notes), legacy)
-
-
-def _counted(reader: Any, begins: list[int]) -> Iterator[list[str]]:
-    begins.append(0)
-    for row in reader:
-        begins.append(reader.line_num)
-        yield row
 
 
 def _delimiter(lines: list[str], path: str) -> str:

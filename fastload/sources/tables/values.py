@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,20 +31,16 @@ class Values:
     def __len__(self) -> int:
         return len(self.missing)
 
-    def take(self, rows: NDArray[np.int64]) -> Values:
-        """Returns the values of some rows, in the order of rows."""
-        return Values(self.kind, self.values[rows], self.missing[rows], self.names)
-
     def texts(self) -> list[str]:
         """Returns every cell as text; "" for missing ones."""
         return ["" if gone else str(value) for value, gone in zip(self.values.tolist(), self.missing, strict=True)]
 
-    def is_binary(self) -> bool:
-        """Whether no cell is missing and all are 0 or 1, or all are -1 or 1."""
-        if self.kind != "int" or self.values.ndim > 1 or bool(self.missing.any()) or self.names:
+    def is_binary(self, rows: NDArray[np.int64] | slice = slice(None)) -> bool:
+        """Whether no cell (of some rows) is missing and all are 0 or 1, or all are -1 or 1."""
+        values = self.values[rows]
+        if self.kind != "int" or values.ndim > 1 or bool(self.missing[rows].any()) or self.names:
             return False
-        low = -1 if len(self) and self.values.min() < 0 else 0
-        return bool(((self.values == low) | (self.values == 1)).all())
+        return bool(np.isin(values, (-1 if values.min(initial=0) < 0 else 0, 1)).all())
 
 
 def values_of(cells: Sequence[Any]) -> Values:
@@ -55,12 +52,10 @@ def values_of(cells: Sequence[Any]) -> Values:
     kinds = every - {type(None)}
     if kinds == {str}:
         if every == kinds:
-            try:
+            with suppress(ValueError, OverflowError):
                 found = np.array(list(map(int, cells)), np.int64)
                 if not any("_" in cell for cell in cells):
                     return Values("int", found, np.zeros(len(cells), np.bool_))
-            except (ValueError, OverflowError):
-                pass
         return _numbers_or_text(cells)
     if kinds <= {bool, int}:
         return _integers(cells)
@@ -123,11 +118,8 @@ def _text(cells: list[str], missing: NDArray[np.bool_]) -> Values:
 
 def _lists(cells: Sequence[Any]) -> Values:
     missing = np.fromiter((cell is None for cell in cells), np.bool_, len(cells))
-    if not missing.any():
-        try:
-            array = np.array(cells)
-        except (ValueError, OverflowError):  # of different lengths
-            array = np.zeros(0, object)
+    with suppress(ValueError, OverflowError):  # of different lengths, or with None among them
+        array = np.array(cells)
         if array.ndim > 1 and array.size and array.dtype.kind in "iufb":
             return Values("list", array.astype(np.uint8) if array.dtype.kind == "b" else array, missing)
     values = np.empty(len(cells), object)
