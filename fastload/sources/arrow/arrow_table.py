@@ -13,7 +13,7 @@ from fastload.errors import SourceError
 from fastload.sources.arrow.shards import Shard
 from fastload.sources.listing import first_few
 from fastload.sources.tables.frame import LABELS, plain_name
-from fastload.sources.tables.values import Values, nothing, other
+from fastload.sources.tables.read_table import Values, nothing, other
 from fastload.sources.tree import key_of
 
 
@@ -22,17 +22,13 @@ class ArrowTable:
 
     Attributes:
         shards: the files, whose paths in the tree are `files`.
-        names: the columns of all files; `images` are those of them that hold images.
-        classes: column -> names of its classes, of all files.
+        names: the columns of all files, of one type in all; `images` are those of them that hold images.
+        classes: column -> names of its classes, of all files; `renumbered` are the columns whose classes differ.
         shard_of: int64 (R,), the file that each row belongs to.
-        renumbered: the columns whose classes differ between files.
     """
 
     def __init__(self, shards: list[Shard], files: list[str], first: Callable[[str], bool]) -> None:
-        """Joins the columns of some files, which must have the same type in all.
-
-        If files number their classes differently, the numbers of those for which `first` holds are kept.
-        """
+        """Joins files. If they number their classes differently, the numbers of those that `first` chooses are kept."""
         self.shards, self.files = shards, files
         counts = [shard.num_rows for shard in shards]
         self.shard_of = np.repeat(np.arange(len(shards)), counts)
@@ -53,7 +49,6 @@ class ArrowTable:
 
     @property
     def where(self) -> str:
-        """The first file, for messages."""
         return str(self.shards[0].path)
 
     def location(self, row: int) -> str:
@@ -65,7 +60,7 @@ class ArrowTable:
         return values_in(self.shards, name).texts()
 
     def values(self, name: str) -> Values:
-        """Returns a column, numbered by the classes of all files; raises as `values_in` does."""
+        """Returns a column, numbered by the classes of all files."""
         return values_in(self.shards, name, self.classes.get(name, ()))
 
     def objects(self, name: str) -> list[Any]:
@@ -114,15 +109,12 @@ def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Va
         raise SourceError(f"{shards[0].path}: column {name!r} holds text that is not UTF-8: {exc}.") from exc
     if not names:
         return values
-    renumbered, start = values.values.copy(), 0
-    for shard in shards:
-        rows = slice(start, start + shard.num_rows)
-        start += shard.num_rows
+    parts = np.split(values.values, np.cumsum([shard.num_rows for shard in shards])[:-1])
+    for i, (shard, numbers) in enumerate(zip(shards, parts, strict=True)):
         own = shard.classes.get(name, names)
         if values.kind != "int":
             _require_same_classes(shard, name, own, names)
             continue
-        numbers = values.values[rows]
         if len(numbers) and int(numbers.max()) >= len(own):
             raise SourceError(
                 f"{shard.path}: column {name!r} holds the class {numbers.max()}, but its schema names only "
@@ -130,12 +122,12 @@ def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Va
             )
         if own != names[: len(own)]:
             table = np.array([*map(names.index, own), -1], np.int64)  # the last: below 0 stays without a class
-            renumbered[rows] = table[np.maximum(numbers, -1)]
-    return replace(values, values=renumbered)
+            parts[i] = table[np.maximum(numbers, -1)]
+    return replace(values, values=np.concatenate(parts))
 
 
 def _require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """Refuses a file whose classes are in another order than `names`; for what is not renumbered, such as lists."""
+    # For what is not renumbered, such as lists.
     if own != names[: len(own)]:
         raise SourceError(
             f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "
@@ -191,12 +183,10 @@ def _fixed(column: Any) -> NDArray[Any] | None:
 
     shape = [len(column)]
     while _is_list(column.type):
-        if column.null_count or len(column) == 0:
+        lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
+        if column.null_count or len(lengths) != 1 or not (length := lengths.pop()):
             return None
-        lengths = pc.min_max(pc.list_value_length(column)).as_py()
-        if lengths["min"] != lengths["max"] or lengths["min"] == 0:
-            return None
-        shape.append(lengths["min"])
+        shape.append(length)
         column = pc.list_flatten(column)
     kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
     if column.null_count or not any(fits(column.type) for fits in kinds):

@@ -25,7 +25,6 @@ from fastload.sources.spans import FileSpans, ListedFile
 from fastload.system.files import write_all
 
 _BATCH_BYTES = 2**25
-
 _LIST_BYTES = 2**20  # bytes of a column that are read ahead
 
 
@@ -193,14 +192,12 @@ class UnpackedImages:
                 f"which there is no room in {', '.join(dict.fromkeys(filter(None, folders)))}. Name a folder with room "
                 "in the environment variable TMPDIR."
             )
-        self._fd, name = tempfile.mkstemp(prefix="fastload-", dir=folder)
+        self._fd, self._path = tempfile.mkstemp(prefix="fastload-", dir=folder)
         self._end = 0
         if os.path.isdir("/proc/self/fd"):
-            os.unlink(name)
-            self._path, name = f"/proc/{os.getpid()}/fd/{self._fd}", ""
-        else:
-            self._path = name
-        weakref.finalize(self, _let_go, self._fd, name, os.getpid())
+            os.unlink(self._path)
+            self._path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        weakref.finalize(self, _let_go, self._fd, self._path, os.getpid())
 
     def write(self, data: memoryview) -> int:
         """Appends data, and returns the offset at which it begins."""
@@ -220,10 +217,10 @@ class UnpackedImages:
         return FileSpans(ListedFile.of(self._path, os.fstat(self._fd)), offsets, sizes, self)
 
 
-def _let_go(fd: int, name: str, pid: int) -> None:
+def _let_go(fd: int, path: str, pid: int) -> None:
     os.close(fd)
-    if name and os.getpid() == pid:  # not in a child that was forked
-        os.unlink(name)
+    if not path.startswith("/proc/") and os.getpid() == pid:  # not in a child that was forked
+        os.unlink(path)
 
 
 def _has_room(folder: str, num_bytes: int) -> bool:

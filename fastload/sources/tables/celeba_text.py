@@ -58,16 +58,11 @@ class TextTable:
 
 
 def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTable:
-    """Returns the rows of a text file.
+    """Returns the rows of a text file with this content, of `num_values` integers each.
 
     Values are separated by any number of spaces or tabs, in a .csv by commas; lines end with LF or CRLF. A line with
     the number of rows and one with the names of the columns may come first, the latter with or without a name for the
-    column of images.
-
-    Args:
-        data: content of the file.
-        path: its path.
-        num_values: integers in a row; None: as many as the header names, else as in the first row.
+    column of images. If `num_values` is None, the header says how many there are, else the first row.
 
     Raises:
         SourceError: a row has too few or too many values, or one that is no integer of 32 bits; an image occurs twice;
@@ -109,7 +104,7 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         try:
             values.extend(map(int, tokens))
         except (ValueError, OverflowError) as exc:
-            bad = text_of(next(token for token in tokens if not _is_int32(token)))
+            bad = text_of(tokens[len(values) % width])  # those before it are in `values` already
             found = f"{text_of(name)} has the value {bad!r}, expected an integer of 32 bits"
             raise _bad_line(path, line, found) from exc
         if seen.setdefault(image, line) != line:
@@ -127,13 +122,6 @@ def _is_header(tokens: list[bytes]) -> bool:
     return not is_image(tokens[0].decode("latin-1")) and not (
         len(tokens) > 1 and all(token.removeprefix(b"-").isdigit() for token in tokens[1:])
     )
-
-
-def _is_int32(token: bytes) -> bool:
-    try:
-        return -(2**31) <= int(token) < 2**31
-    except ValueError:
-        return False
 
 
 def _bad_line(path: str, line: int, found: str) -> SourceError:

@@ -192,7 +192,7 @@ REFUSED = {
         {"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"
     ),
     "a column for one split": (
-        {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is no a for test"
+        {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is an array a for some splits, none for test"
     ),
 }  # fmt: skip
 
