@@ -51,7 +51,7 @@ def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
 
 def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
     """Returns row -> why its box is wrong: infinite, partly empty, of negative size, or with swapped corners."""
-    partly: NDArray[np.bool_] = ~np.isnan(boxes).all(axis=1) & ~np.isfinite(boxes).all(axis=1)
+    partly = np.asarray(~np.isnan(boxes).all(axis=1) & ~np.isfinite(boxes).all(axis=1))
     sizes = boxes[:, 2:] - boxes[:, :2] if moves == "xyxy" else boxes[:, 2:]
     said = "which ends before it begins" if moves == "xyxy" else "of a negative size"
     reasons: dict[int, str] = {}
