@@ -195,11 +195,11 @@ def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.
         raise SourceError(f"{what}: no list of integers. Unpack the download again.")
     if len(values) != count:
         raise SourceError(f"{what}: {len(values)} labels for {count} images. Unpack the download again.")
-    bad = next((row for row, value in enumerate(values) if not 0 <= value < classes), None)
-    if bad is not None:
-        raise SourceError(
-            f"{what}: image {bad} has the label {values[bad]}; expected 0 to {classes - 1}. Unpack the download again."
-        )
+    for row, value in enumerate(values):
+        if not 0 <= value < classes:
+            raise SourceError(
+                f"{what}: image {row} has the label {value}; expected 0 to {classes - 1}. Unpack the download again."
+            )
     return np.array(values, np.int64)
 
 

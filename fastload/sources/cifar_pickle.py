@@ -13,7 +13,6 @@ import math
 import pickle
 import re
 import struct
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,8 +22,6 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 
 _TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
-
-_SMALL_INTS = re.compile(rb"(?:K.)+", re.DOTALL)
 
 _DAMAGES = (
     *(pickle.UnpicklingError, struct.error, EOFError, LookupError, ValueError, TypeError, AttributeError),
@@ -74,11 +71,9 @@ class _ArrayUnpickler(pickle._Unpickler):
     """The standard unpickler with the instructions of `_steps`. Nothing that they make can be called."""
 
     stack: list[Any]
-    read: Callable[[int], bytes]
-    readline: Callable[[], bytes]
 
     def __init__(self, data: bytes) -> None:
-        self.content, self.data = io.BytesIO(data), data
+        self.content = io.BytesIO(data)
         self.unspent = 2 * len(data)  # bytes that may still be copied: those of an array may first be encoded
         super().__init__(self.content, encoding="bytes")
 
@@ -88,19 +83,6 @@ class _ArrayUnpickler(pickle._Unpickler):
         if known not in _NAMES:
             raise RefusedError(f"asks for {full}")
         return _Name(known)
-
-    def load_proto(self) -> None:
-        super().load_proto()  # type: ignore[misc]  # undocumented
-        # Frames mean nothing here, so that their reader is passed by: that takes a third of the time.
-        self.read, self.readline = self.content.read, self.content.readline
-
-    def load_small_ints(self) -> None:
-        # A list of labels is a run of these instructions, read in one go.
-        found = _SMALL_INTS.match(self.data, self.content.tell() - 1)
-        if found is None:
-            raise EOFError
-        self.stack.extend(found[0][1::2])
-        self.content.seek(found.end())
 
     def load_reduce(self) -> None:
         args = self.stack.pop()
@@ -177,10 +159,10 @@ class _ArrayUnpickler(pickle._Unpickler):
 
 
 _STANDARD = (
-    "MARK STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING "
-    "UNICODE SHORT_BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 SHORT_BINUNICODE BINUNICODE BINUNICODE8 EMPTY_TUPLE "
-    "TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET "
-    "LONG_BINGET GLOBAL STACK_GLOBAL INST"
+    "PROTO MARK STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT "
+    "STRING BINSTRING UNICODE SHORT_BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 SHORT_BINUNICODE BINUNICODE "
+    "BINUNICODE8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT APPEND APPENDS PUT BINPUT "
+    "LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL INST"
 )
 _REFUSED = (
     dict.fromkeys(pickle.NEWOBJ + pickle.NEWOBJ_EX + pickle.OBJ, "asks to make an object")
@@ -203,8 +185,6 @@ _ArrayUnpickler.dispatch = _Steps(
     | {
         pickle.BYTEARRAY8[0]: _THEIRS[pickle.BINBYTES8[0]],  # the standard's own reserves a size that it reads
         pickle.FRAME[0]: lambda unpickler: unpickler.read(8),  # its size says nothing that is needed
-        pickle.PROTO[0]: _OURS.load_proto,
-        pickle.BININT1[0]: _OURS.load_small_ints,
         pickle.REDUCE[0]: _OURS.load_reduce,
         pickle.BUILD[0]: _OURS.load_build,
     }

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from small_trees import archived, make, read, refused, values
+from small_trees import archived, make, notes_of, read, refused, values
 
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
@@ -139,10 +139,10 @@ def test_a_missing_batch_is_an_error_or_named_as_skipped(tmp_path):
     listing = list_source(tmp_path, on_error="skip")
     assert listing.skipped == (("cifar-10-batches-py/data_batch_3", "is absent with all of its images"),)
     assert len(listing) == 32 and "names" not in listing.columns["labels"].attrs
-    assert any("no batches.meta" in note for note in listing.notes)
+    assert "no batches.meta" in notes_of(listing)
     (folder / "test_batch").unlink()
     listing = list_source(tmp_path, on_error="skip")
-    assert listing.split_names == ("train",) and any("no test images" in note for note in listing.notes)
+    assert listing.split_names == ("train",) and "no test images" in notes_of(listing)
 
 
 WRONG = {

@@ -121,17 +121,17 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
 
 def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) -> list[NamedArray]:
     """Returns the arrays; those that `numpy.savez` named arr_0, arr_1, ... are renamed to images and labels."""
-    like_images = [array for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
+    like_images = [array.name for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
     if not like_images or not all(re.fullmatch(r"arr_\d+", array.name) for array in arrays):
         return arrays
-    like_labels = [array for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
+    like_labels = [array.name for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
     if len(like_images) > 1 or len(like_labels) > 1 or len(like_images) + len(like_labels) < len(arrays):
         shown = first_few([f"{array.name} {array.dtype} {array.shape}" for array in arrays], 8)
         raise SourceError(
             f"{where}: arrays without names: {shown}. Which is what is not known; save them with "
             "`numpy.savez(path, images=..., labels=...)`."
         )
-    meant = {like_images[0].name: "images"} | ({like_labels[0].name: "labels"} if like_labels else {})
+    meant = dict.fromkeys(like_images, "images") | dict.fromkeys(like_labels, "labels")
     notes.append(f"Arrays without names: {', '.join(f'{one} is taken for {what}' for one, what in meant.items())}.")
     return [replace(array, name=meant[array.name]) for array in arrays]
 
@@ -150,8 +150,7 @@ def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[Name
         return {"all": shared}
     # Some arrays belong to a split, others not: the rows of the latter are unknown.
     known = [array for array in shared if array.dtype.kind in "SU" and array.name.lower() in _CLASS_NAMES]
-    others = [array.name for array in shared if array not in known]
-    if others:
+    if others := [array.name for array in shared if array not in known]:
         notes.append(f"Ignored, since they belong to no split while others do: {first_few(others)}.")
     return {name: [*groups[name], *known] for name in SPLIT_ORDER if name in groups}
 
@@ -232,17 +231,15 @@ def _holds_images(array: NamedArray) -> bool:
         return True
     if array.name.lower() not in _ONLY_IMAGES and not (shape and len(array.shape) == 4):
         return False
-    found = f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16"
+    fix = ". Convert them with `images.astype('uint8')`, if their values lie in 0 to 255."
     if not shape:
-        raise SourceError(
-            f"{found} (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
+        fix = " (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
+    elif array.dtype.kind == "f":
+        fix = (
+            ". Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: what they "
+            "stand for is not for packing to guess. Normalizing comes later, on the device."
         )
-    if array.dtype.kind == "f":
-        raise SourceError(
-            f"{found}. Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: "
-            "what they stand for is not for packing to guess. Normalizing comes later, on the device."
-        )
-    raise SourceError(f"{found}. Convert them with `images.astype('uint8')`, if their values lie in 0 to 255.")
+    raise SourceError(f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16{fix}")
 
 
 def _form_of(images: NamedArray) -> tuple[Axes, tuple[int, ...], tuple[int, ...]]:

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.arrow_table import ArrowTable, values_in
-from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
+from fastload.sources.arrow.shards import ArrowTable, Shard, UnpackedImages, translate_errors, values_in
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree

@@ -192,7 +192,9 @@ def _with_image_column(
     """Returns the rows (or the first of about `count`) with names of columns, and the column of images; else None."""
     if not rows.names:
         first = text_cells(column[0] for column in rows.columns)
-        if _is_header(first, index):
+        # A header names no image. A usual name counts even if there is an image called image.jpg or label.png.
+        usual = any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first)
+        if not any(map(is_image, first)) and (usual or not any(index.hits(first))):
             if twice := [name for name in first if name and first.count(name) > 1]:
                 raise SourceError(f"{rows.path}: two columns are called {twice[0]!r}. Rename one.")
             names = [name or "unnamed: 0" for name in first]
@@ -206,13 +208,6 @@ def _with_image_column(
     if name and name not in rows.names:
         raise SourceError(f"{rows.path}: there is no column {name!r} for images. There are {', '.join(rows.names)}.")
     return (rows, name) if name else None
-
-
-def _is_header(first: list[str], index: ImageIndex) -> bool:
-    """Whether a first row is a header: none of its cells names an image."""
-    # A usual name counts even if there is an image called image.jpg or label.png.
-    usual = any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first)
-    return not any(map(is_image, first)) and (usual or not any(index.hits(first)))
 
 
 def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:

@@ -55,20 +55,15 @@ def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
     """
     if path.lower().endswith(PARQUET):
         return _parquet(data, path)
-    if head:
-        data = _whole_lines(data)
+    if head and data[:2] in _UTF16_MARKS:
+        at = data.rfind(b"\n\0" if data[:2] == _UTF16_MARKS[0] else b"\0\n")
+        data = data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
+    elif head:
+        data = data[: data.rfind(b"\n") + 1] or data
     text, legacy, notes = _decode(data, path)
     if path.lower().endswith(JSON_LINES):
         return _json_lines(text, path, legacy, notes)
     return _delimited(text, path, legacy, notes, head)
-
-
-def _whole_lines(data: bytes) -> bytes:
-    mark = data[:2]
-    if mark not in _UTF16_MARKS:
-        return data[: data.rfind(b"\n") + 1] or data
-    at = data.rfind(b"\n\0" if mark == _UTF16_MARKS[0] else b"\0\n")
-    return data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
 
 
 def _decode(data: bytes, path: str) -> tuple[str, str, list[str]]:

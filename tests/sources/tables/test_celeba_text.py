@@ -32,7 +32,7 @@ def test_lines_are_counted_with_the_blank_ones() -> None:
     [
         (b"a.jpg\nb.jpg\n", "line 1: a.jpg has 0 values, expected 1"),
         (b"2\nx y\n", "holds no rows"),
-        (b"a.jpg 1\nb.jpg one\n", "line 2: b.jpg has the value 'one'"),
+        (b"a.jpg 1 2\nb.jpg 1 one\n", "line 2: b.jpg has the value 'one'"),
         (b"a.jpg 1\nb.jpg 2147483648\n", "line 2: .* integer of 32 bits"),
         (b"a.jpg 1\na.jpg 1\nb.jpg 1\na.jpg 2\n", r"\(2\): a.jpg \(lines 1 and 2\), a.jpg \(lines 1 and 4\)"),
     ],

@@ -64,6 +64,7 @@ def test_every_encoding_gives_the_same_names(tmp_path: Path, encoding: str) -> N
     ("file", "text", "message"),
     [
         ("t.csv", "image,label\na.jpg,1\nb.jpg,1,2\n", "line 3: 3 cells, but the first row has 2"),
+        ("t.csv", 'image,label\na.jpg,"1\n2"\nb.jpg,1,2\n', "line 4: 3 cells, but the first row has 2"),
         ("t.csv", 'image,label\na.jpg,"1\nb.jpg,1\n', "line 2: unexpected end of data"),
         ("t.csv", 'image,label\n"a.jpg"x,1\n', "line 2: "),
         ("t.csv", "image,label,label\na.jpg,1,2\n", "two columns are called 'label'"),

@@ -177,16 +177,11 @@ def test_other_tars_are_not_webdataset(tmp_path: Path, names: list[str]) -> None
     assert detect_layout(path.parent)[0] == "folder"
 
 
-def test_unsafe_members_and_truncated_shards_are_named(tmp_path: Path) -> None:
+def test_unsafe_members_are_named(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.jpg": b"a", "a.cls": b"1", "../b.jpg": b"b", "../b.cls": b"2"})
     listing = refused_or_skipped(r"../b.jpg has `..` in its name", path)
     assert listing.keys == ("a.jpg",) and listing.skipped[0][0] == "../b.jpg"
     assert "../b.cls has `..` in its name" in notes_of(listing)
-    data = write_tar(path, {"c.jpg": bytes(3000), "c.cls": b"1"}).read_bytes()
-    shard(tmp_path / "1.tar", {"a": {"jpg": bytes(3000), "cls": b"1"}})
-    for size in (600, 3584, 4096, 4700):
-        path.write_bytes(data[:size])
-        refused(r"x.tar.*(cut short|damaged)", tmp_path)
 
 
 @pytest.mark.parametrize("odd", ["{}", '{"label": null}', '{"label": NaN}', '{"label": Infinity}', '{"label": "cat"}'])
@@ -200,8 +195,9 @@ def test_a_sample_whose_json_has_no_usable_label_is_named_and_takes_no_labels_fr
 
 
 def test_text_labels_in_the_json_become_classes(tmp_path: Path) -> None:
-    texts = enumerate(b'{"label": "%s", "of": "x"}' % name for name in (b"dog", b"cat", b"dog"))
-    listing = list_source(shard(tmp_path / "a.tar", {str(i): {"jpg": b"", "json": text} for i, text in texts}))
+    texts = enumerate(b'{"label": %s, "of": "x"}' % label for label in (b'"dog"', b"5", b'"cat"', b'"dog"'))
+    path = shard(tmp_path / "a.tar", {str(i): {"jpg": b"", "json": text} for i, text in texts})
+    listing = refused_or_skipped(r"not as the others \(1\): 1 has in 'json' the label 5", path)
     assert values(listing) == [1, 0, 1] and listing.columns["labels"].attrs == {"names": ("cat", "dog")}
     assert list(listing.columns) == ["labels"] and "of (str)" in notes_of(listing)
 
