@@ -85,32 +85,31 @@ class _ArrayUnpickler(pickle._Unpickler):
         return _Name(known)
 
     def load_reduce(self) -> None:
-        args = self.stack.pop()
-        if not isinstance(self.stack[-1], _Name) or not isinstance(args, tuple):
+        """Puts on the stack what a function would return for its arguments, if NumPy writes such a call."""
+        args, name = self.stack.pop(), self.stack[-1]
+        if not isinstance(name, _Name) or not isinstance(args, tuple):
             raise RefusedError("asks to call a value")
-        self.stack[-1] = self.call(str(self.stack[-1]), args)
-
-    def call(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Returns what a function would return for these arguments, if NumPy writes such a call."""
-        match name, args:
+        match str(name), args:
             case "numpy.core.multiarray._reconstruct", (_Name("numpy.ndarray"), *_):
-                return np.empty(0, np.uint8)
+                made: Any = np.empty(0, np.uint8)
             case "numpy.dtype", (str() | bytes() as code, *_):
                 code = _printable(code)
                 if not _TYPE.fullmatch(code):
                     what = "Python objects, which would be unpickled" if "O" in code else f"type {code[:20]!r}"
                     raise RefusedError(f"holds an array of {what}")
-                return np.dtype(code, copy=True)  # a copy, as `load_build` changes it
+                made = np.dtype(code, copy=True)  # a copy, as `load_build` changes it
             case "numpy.core.numeric._frombuffer", (data, kind, shape, order):
-                return self.fill(np.empty(0), shape, kind, data, order == "F")
+                made = self.fill(np.empty(0), shape, kind, data, order == "F")
             case "numpy.core.multiarray.scalar", (kind, data):
-                return self.fill(np.empty(0), (), kind, data).item()
+                made = self.fill(np.empty(0), (), kind, data).item()
             case "_codecs.encode", (str() as text, "latin1" | "latin-1"):
                 self.spend(len(text))
-                return text.encode("latin1")
+                made = text.encode("latin1")
             case (("builtins.bytes" | "__builtin__.bytes"), ()):
-                return b""
-        raise RefusedError(f"asks for {name} in a way that NumPy does not write")
+                made = b""
+            case _:
+                raise RefusedError(f"asks for {name} in a way that NumPy does not write")
+        self.stack[-1] = made
 
     def fill(self, array: Any, shape: object, kind: object, data: object, fortran: bool = False) -> NDArray[Any]:
         """Makes an array one of this shape, type and bytes, once these are checked, and returns it."""

@@ -145,9 +145,24 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
         split = [rows.tables[i].split for i in rows.table.tolist()]
         if said := [f"{table.split} ({key_of(table.name)})" for table in rows.tables if table.split]:
             draft.notes.append(f"Splits by table: {', '.join(said)}.")
-    positions, bad = _positions(draft, rows, index, split)
+    broken = dict(index.tree.broken)
+    broken |= {name.rpartition("/")[2]: reason for name, reason in index.tree.broken}
+    positions: list[int] = []
+    bad: dict[int, str] = {}
+    for table in rows.tables:
+        start = len(positions)
+        these = slice(start, start + len(table.rows.lines))
+        files = index.at(table.base, table.rows.legacy).find(rows.images[these], split[these])
+        positions += files.positions.tolist()
+        for k in np.flatnonzero(files.positions < 0).tolist():
+            name = rows.images[start + k]
+            reason = files.reasons.get(k) or broken.get(name) or broken.get(table.base + name)
+            bad[start + k] = reason or ("there is no such image" if name else "names no image")
+        if files.renamed:
+            whose = key_of(table.name)
+            draft.notes.append(f"Rows of {whose} name another suffix than the files have ({files.renamed}).")
     cells = {name: cells for name, cells in rows.cells.items() if name != split_column}
-    rows = replace(rows, cells=cells, split=split, positions=positions)
+    rows = replace(rows, cells=cells, split=split, positions=np.array(positions, np.int64))
     rows.leave_out(draft, bad, "rows without their image", "Put the images back, or leave those rows out")
     if len(bad) == len(split):
         raise SourceError(
@@ -162,30 +177,6 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
         return rows
     draft.notes.append(f"Splits by the images' folders: {', '.join(sorted(set(found)))}.")
     return replace(rows, split=found)
-
-
-def _positions(
-    draft: Draft, rows: _Rows, index: ImageIndex, split: list[str]
-) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """Returns the position of each row's image in the tree (-1 for none), and row -> why it has none."""
-    names = rows.images
-    broken = dict(index.tree.broken)
-    broken |= {name.rpartition("/")[2]: reason for name, reason in index.tree.broken}
-    positions: list[int] = []
-    bad: dict[int, str] = {}
-    for table in rows.tables:
-        start = len(positions)
-        these = slice(start, start + len(table.rows.lines))
-        found = index.at(table.base, table.rows.legacy).find(names[these], split[these])
-        positions += found.positions.tolist()
-        for k in np.flatnonzero(found.positions < 0).tolist():
-            name = names[start + k]
-            reason = found.reasons.get(k) or broken.get(name) or broken.get(table.base + name)
-            bad[start + k] = reason or ("there is no such image" if name else "names no image")
-        if found.renamed:
-            whose = key_of(table.name)
-            draft.notes.append(f"Rows of {whose} name another suffix than the files have ({found.renamed}).")
-    return np.array(positions, np.int64), bad
 
 
 def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | None]:

@@ -81,24 +81,18 @@ def _open_shards(draft: Draft, tree: Tree) -> list[tuple[str, Tree]]:
     for prefix, shard in shards:
         draft.leave_out_broken(shard, key_of(prefix))
     draft.trees += [shard for _, shard in shards]
-    lacking = _missing_shards([prefix for prefix, _ in shards])
+    there: dict[tuple[str, int, str], set[int]] = {}
+    for prefix, _ in shards:
+        if match := re.fullmatch(r"(.*?)(\d+)(\D*)", prefix, re.DOTALL):
+            before, digits, after = match.groups()
+            there.setdefault((before, len(digits), after), set()).add(int(digits))
+    lacking: list[str] = []  # between the first and the last number
+    for (before, width, after), numbers in there.items():
+        if min(numbers) <= 1 and max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
+            gaps = sorted(set(range(1, max(numbers))) - numbers)
+            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps]
     draft.note("Shards are missing by the numbers of the others", lacking)
     return shards
-
-
-def _missing_shards(shards: list[str]) -> list[str]:
-    """Returns the names of shards that are missing between the first and the last number."""
-    there: dict[tuple[str, int, str], set[int]] = {}
-    for shard in shards:
-        if found := re.fullmatch(r"(.*?)(\d+)(\D*)", shard, re.DOTALL):
-            before, number, after = found.groups()
-            there.setdefault((before, len(number), after), set()).add(int(number))
-    lacking: list[str] = []
-    for (before, width, after), numbers in there.items():
-        if max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
-            gaps = sorted(set(range(max(numbers))) - numbers) if min(numbers) <= 1 else []
-            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps if number]
-    return lacking
 
 
 def group_samples(draft: Draft, tree: Tree) -> GroupedSamples:

@@ -332,23 +332,23 @@ def test_masks_of_a_column_are_found_may_change_and_be_absent(tmp_path: Path) ->
 
 
 def test_a_table_beside_class_folders_takes_over_only_when_it_names_them_all(tmp_path: Path) -> None:
-    make(tmp_path, *[f"{name}/{i + 4 * (name == 'b')}.png" for name in "ab" for i in range(4)])
-    log = write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},0.{i}\n" for i in range(8)))
+    make(tmp_path, *[f"{'ab'[i > 79]}/{i:03d}.png" for i in range(160)])
+    log = write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i:03d},0.{i}\n" for i in range(160)))
     write(tmp_path / "broken.csv", 'a,"b\n')
     write(tmp_path / "readme.txt", "hello\n")
     listing = list_source(tmp_path)
     assert listing.layout == "folder" and names(listing) == ("a", "b") and "log.csv" in notes_of(listing)
-    assert list_source(log, options=SourceOptions(image_column="epoch")).keys[3:5] == ("a/3.png", "b/4.png")
-    write(log, "epoch,loss\n0,0.1\n1,0.2\n")
-    listed = write(tmp_path / "list.csv", "filename,label\n" + "".join(f"{i},{i % 3}\n" for i in range(8)))
+    assert list_source(log, options=SourceOptions(image_column="epoch")).keys[79:81] == ("a/079.png", "b/080.png")
+    write(log, "epoch,loss\n000,0.1\n001,0.2\n")
+    listed = write(tmp_path / "list.csv", "filename,label\n" + "".join(f"{i:03d},{i % 3}\n" for i in range(160)))
     listing = list_source(tmp_path)
-    assert listing.layout == "manifest" and len(listing) == 8
+    assert listing.layout == "manifest" and len(listing) == 160
     assert "Tables ignored: broken.csv (broken), log.csv" in notes_of(listing)
     listed.unlink()
-    write(tmp_path / "log.csv", "path,label\na/0.png,x\nb/4.png,y\n")
-    refused(r"two layouts fit: .* names about 2 .* 8.*--layout folder", tmp_path)
+    write(tmp_path / "log.csv", "path,label\na/000.png,x\nb/080.png,y\n")
+    refused(r"two layouts fit: .* names about 2 .* 160.*--layout folder", tmp_path)
     assert values(list_source(tmp_path, "manifest")) == [0, 1]
-    write(tmp_path / "log.csv", "path,label\n" + "".join(f"{'ab'[i > 3]}/{i}.png,x\n" for i in range(8)))
+    write(tmp_path / "log.csv", "path,label\n" + "".join(f"{'ab'[i > 79]}/{i:03d}.png,x\n" for i in range(160)))
     assert detect_layout(tmp_path)[0] == "manifest"
 
 
