@@ -273,8 +273,8 @@ def categories(values: Values) -> Column:
 def _tag_mark(values: Values) -> str:
     """Returns the character between the tags of cells of text that hold several; "" if they do not."""
     cells = [cell for cell in values.values.tolist() if cell] if values.kind == "text" else []
-    marks = (mark for mark, pattern in _TAGS.items() if all(map(pattern.fullmatch, cells)))
-    return next((mark for mark in marks if any(mark in cell for cell in cells)), "")
+    marks = (mark for mark in _TAGS if any(mark in cell for cell in cells))
+    return next((mark for mark in marks if all(map(_TAGS[mark].fullmatch, cells))), "")
 
 
 def _tags(values: Values, mark: str, name: str, where: str, notes: list[str]) -> Column:
