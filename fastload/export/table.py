@@ -31,7 +31,7 @@ from fastload.sources.box_forms import BOXES, POINTS
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
 from fastload.sources.tables.frame import Frame, columns_of
-from fastload.sources.tables.values import values_of
+from fastload.sources.tables.read_table import values_of
 from fastload.system.text import text_of
 
 MOST_COLUMNS = 256
