@@ -27,7 +27,6 @@ from h5py import h5z
 from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, OptionError
-from fastload.system.text import text_of
 
 CODEC_CHUNK_BYTES = 64 * 2**10
 """Bytes of a chunk of compressed rows, at least one row: reading one row decompresses its whole chunk.
@@ -154,7 +153,9 @@ def pipeline(item: h5py.Dataset) -> tuple[Filter, ...]:
     """Returns the filters of a dataset, in the order in which they were applied."""
     plist = item.id.get_create_plist()
     return tuple(
-        Filter(number, tuple(values), FILTER_NAMES.get(number) or text_of(given) or str(number))
+        Filter(
+            number, tuple(values), FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
+        )
         for number, _, values, given in map(plist.get_filter, range(plist.get_nfilters()))
     )
 

@@ -11,8 +11,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.system.text import text_of
-
 DIGEST_FIELDS = ("digest", "digest_fields")
 """The datasets that hold digests of rows."""
 
@@ -77,7 +75,7 @@ def plain(value: Any) -> Any:
         return tuple(plain(item) for item in value.tolist())
     if isinstance(value, np.generic):
         value = value.item()
-    return text_of(value) if isinstance(value, bytes) else value
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def linear_offset(item: h5py.Dataset) -> int | None:

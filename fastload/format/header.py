@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fastload.errors import FileChangedError, FormatError, MissingFileError
+from fastload.errors import FormatError, MissingFileError
 from fastload.format.codecs import pipeline
 from fastload.format.digests import header_digest, linear_offset, plain
 from fastload.format.ragged import INDEX_DTYPES, RaggedExtent, index_names
-from fastload.system import syscalls
 
 FORMAT_VERSION = 1
 _CHANGED = "The file was changed after packing; pack it again."
@@ -196,44 +195,6 @@ def open_hdf5(path: Path) -> h5py.File:
                 f"HDF5 file."
             )
         raise FormatError(f"{path}: {what}") from exc
-
-
-def open_checked(file: PackedFile) -> int:
-    """Opens the file whose header was read, or raises MissingFileError or FileChangedError."""
-    try:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as exc:
-        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
-    try:
-        check_open(file, fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def check_path(file: PackedFile) -> None:
-    """Raises MissingFileError or FileChangedError unless the path still leads to the file whose header was read."""
-    os.close(open_checked(file))
-
-
-def check_open(file: PackedFile, fd: int) -> None:
-    """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
-    found, then = syscalls.identity_of(fd), file.identity
-    if found == then:
-        return
-    now = FileIdentity(*found)
-    if now[:2] != then[:2]:
-        what = "it was replaced by another file"
-    elif now.size < then.size:
-        what = f"it was truncated from {then.size:,} to {now.size:,} bytes"
-    else:
-        before = f"{then.size:,} bytes and mtime {then.mtime_ns} ns"
-        what = f"it was written to: {before}, now {now.size:,} and {now.mtime_ns}"
-    raise FileChangedError(
-        f"{file.path}: changed while in use: {what}. Open it again to use the new content, and write new files under "
-        f"a new name while training."
-    )
 
 
 def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:

@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
-from fastload.format.header import check_path
 from fastload.format.ragged import RAW
 from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.read.identity import check_path
 from fastload.read.ragged_rows import sample_name
 from fastload.read.reader import RowReader
 from fastload.timing.stopwatch import current

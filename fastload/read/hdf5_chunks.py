@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.format.codecs import load_filters
-from fastload.format.header import PackedFile, check_path, open_checked, open_hdf5
+from fastload.format.header import PackedFile, open_hdf5
 from fastload.read.chunk_filters import FilteredChunks
+from fastload.read.identity import check_path, open_checked
 from fastload.system.text import format_bytes
 from fastload.timing.stopwatch import lap
 

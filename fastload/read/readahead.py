@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError
-from fastload.format.header import Field, PackedFile, open_checked
+from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import index_names
+from fastload.read.identity import open_checked
 from fastload.read.linear import PreadRows
 from fastload.system import syscalls
 

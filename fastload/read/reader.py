@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
-from fastload.format.header import PackedFile, check_open, open_checked
+from fastload.format.header import PackedFile
 from fastload.read.hdf5_chunks import ChunkedRows
+from fastload.read.identity import check_open, open_checked
 from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader
 

@@ -25,5 +25,5 @@ def test_every_head_and_separator_gives_the_same_rows(
     assert [data.splitlines()[line - 1].strip(b'"')[:5] for line in table.lines] == [b"a.jpg", b"b.jpg"]
     with pytest.raises(SourceError, match=r"t.txt, line 1: a.jpg has 0 values, expected 1"):
         parse_table(b"a.jpg\nb.jpg\n", "t.txt")
-    with pytest.raises(SourceError, match="t.txt, line 2: b.jpg has the value 'one', expected an integer"):
+    with pytest.raises(SourceError, match=r"t.txt, line 2: b.jpg has the value 'one', expected an integer"):
         parse_table(b"a.jpg 1 2\nb.jpg 1 one\n", "t.txt")
