@@ -34,7 +34,6 @@ from fastload.prefetch.process_stream import ProcessFeed
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.tune.candidates import Candidate, TuneOptions
 from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.tables import to_dict
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 from sample_files import write_packed
 
@@ -122,7 +121,7 @@ class Bench:
         assert found.chosen is not None, "nobody pressed Ctrl-C"
         chosen = found.chosen.row.candidate
         record = {"call": found.call, "reason": found.chosen.reason, "search_s": found.elapsed_s}
-        record["table"] = to_dict(found)["rows"]
+        record["table"] = found.to_dict()["rows"]
         if not search.traits.linear and not search.traits.processes:
             gain = {"tuned_over_default": harness.spread(found.gain)} if found.gain else {}
             self.journal.note(name, medians_over_default=_over_default(found), **record, **gain)

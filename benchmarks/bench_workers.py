@@ -46,7 +46,7 @@ from torch.utils.data import DataLoader, Dataset
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.plan import ChunkWindow
-from fastload.system import page_cache
+from fastload.system.files import drop
 from sample_files import write_packed
 
 BATCH_SIZE = 256
@@ -216,7 +216,7 @@ class Bench:
         left: list[float] = []
 
         def run(shuffle: ChunkWindow | Literal["full"]) -> float:
-            left.append(page_cache.drop(path) or 0.0)  # before anything maps it: mapped pages stay
+            left.append(drop(path) or 0.0)  # before anything maps it: mapped pages stay
             loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, shuffle=shuffle)
             found = rate(loader)
             loader.close()

@@ -16,8 +16,7 @@ import fastload
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 """Variables by which torchrun tells a process its rank."""
 
-LIMIT_S = 600
-"""Ends a hang, and nothing that is slow on a busy machine."""
+LIMIT_S = 600  # ends a hang, and nothing that is slow on a busy machine
 
 
 def child_environment(**more: str) -> dict[str, str]:
@@ -36,12 +35,7 @@ def child_environment(**more: str) -> dict[str, str]:
 
 
 def run_python(*words: object, folder: Path | None = None) -> str:
-    """Returns what a Python process prints on stdout; it has to end with 0.
-
-    Args:
-        words: those behind `python`.
-        folder: where it runs; None: here.
-    """
+    """Returns what a Python process prints on stdout, given the words behind `python`; it has to end with 0."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(
         command, env=child_environment(), cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -65,16 +59,10 @@ def in_a_fork(work: Callable[[], object]) -> None:
 
 
 def run_together(commands: Sequence[Sequence[object]], folder: Path) -> list[str]:
-    """Runs Python processes at the same time and returns what each printed, stdout and stderr in one.
+    """Runs Python processes (the words behind `python`) in a folder at once; returns the stdout and stderr of each.
 
-    The first one that fails ends the others, which may wait for it for ever; so do LIMIT_S seconds.
-
-    Args:
-        commands: of each process the words behind `python`.
-        folder: where they run, and where their output is kept until it is read.
-
-    Raises:
-        AssertionError: not all ended with 0; it shows the end of their outputs.
+    The first one that fails ends the others, which may wait for it for ever; so do LIMIT_S seconds. The AssertionError,
+    where not all ended with 0, shows the end of their outputs.
     """
     logs = [folder / f"log.{number}" for number in range(len(commands))]
     processes: list[subprocess.Popen[bytes]] = []

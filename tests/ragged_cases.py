@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from PIL import Image
 
@@ -69,8 +70,6 @@ def varied_file(
 
 def flip(path: Path, field: str, row: int, at: int) -> None:
     """Change one bit of a stored row; a negative `at` counts from its end."""
-    import h5py
-
     extent = read_header(path).fields[field].ragged
     assert extent is not None
     with h5py.File(path) as file:

@@ -5,6 +5,8 @@ A test module gets its file from the fixtures of conftest.py; this is for what t
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,15 +46,9 @@ def write_random(
     masks: bool = False,
     **layout: Any,
 ) -> Path:
-    """Writes a packed file of `random_pixels` and returns its path.
+    """Writes a packed file of `random_pixels` (rows, size, seed, below, dtype) and returns its path.
 
     Args:
-        path: file to write; one that exists is overwritten.
-        rows: number of images.
-        size: (H, W, C) of each.
-        seed: of the pixels.
-        below: pixels are less than this.
-        dtype: of the pixels, uint8 or uint16.
         classes: names for `labels_in_turn`, "abc" for "a", "b" and "c"; none for a file without labels.
         columns: other datasets by name, each of `rows` rows.
         boxes: whether each image has a box, `bbox`, int32 (4,): the numbers 0, 1, 2, ... through all rows.
@@ -79,15 +75,18 @@ def write_tokens(path: Path, rows: int = 20) -> Path:
     return path
 
 
-def write_foreign(path: Path, images: NDArray[Any], *, chunk_rows: int, **columns: NDArray[Any]) -> Path:
-    """Writes an HDF5 file that is not packed by fastload and returns its path.
+def pages_in_memory(path: Path) -> NDArray[np.uint8]:
+    """Returns for each page of a file whether it is in memory; asking does not make the kernel fetch any."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+        pages, view = np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8), np.frombuffer(mapping, np.uint8)
+        mincore, address, found = ctypes.CDLL(None, use_errno=True).mincore, view.ctypes.data, pages.ctypes.data
+        assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_void_p(found)) == 0
+        del view
+    return pages & 1
 
-    Args:
-        path: file to write; one that exists is overwritten.
-        images: (N, H, W, C), stored in chunks that pass through gzip.
-        chunk_rows: images a chunk holds.
-        columns: other datasets by name, N rows each, stored plainly.
-    """
+
+def write_foreign(path: Path, images: NDArray[Any], *, chunk_rows: int, **columns: NDArray[Any]) -> Path:
+    """Writes an HDF5 file that is not packed by fastload: images in chunks that pass through gzip, columns plainly."""
     with h5py.File(path, "w") as file:
         file.create_dataset("images", data=images, chunks=(chunk_rows, *images.shape[1:]), compression="gzip")
         for name, values in columns.items():

@@ -30,13 +30,21 @@ PACKED = {
 }
 
 
-def test_an_item_is_the_tuple_of_images_and_labels(packed, pixels):
+def test_an_item_is_the_tuple_of_images_and_labels_or_of_the_fields_asked_for_or_what_a_transform_makes(packed, pixels):
     dataset = PackedDataset(packed)
     image, label = dataset[7]
     assert isinstance(dataset[7], tuple) and len(dataset) == 30 and dataset.classes == ("cat", "dog")
     assert image.shape == (3, 10, 8) and image.dtype == torch.uint8 and image.stride() == (1, 24, 3)
     assert torch.equal(image, torch.from_numpy(pixels[7]).permute(2, 0, 1)) and label == 1
     assert dataset.classes[label] == "dog"
+    with ThreadPoolExecutor(8) as pool:  # threads share a dataset
+        for index, (image, _) in zip(range(30), pool.map(dataset.__getitem__, range(30)), strict=True):
+            assert torch.equal(image, torch.from_numpy(pixels[index]).permute(2, 0, 1))
+    bbox, valid, mask = PackedDataset(packed, fields=["bbox", "valid", "masks"])[4]
+    assert bbox.tolist() == [1, 1, 1, 1] and valid.item() is True
+    assert torch.equal(mask, torch.from_numpy(pixels[4, ..., 0].copy()))
+    dataset = PackedDataset(packed, transform=lambda sample: {"image": sample[0].float(), "label": sample[1]})
+    assert dataset[0]["image"].dtype == torch.float32 and dataset.__getitems__([1, 2])[1]["label"] == 0
 
 
 def test_indices_are_those_of_a_list(packed):
@@ -61,13 +69,6 @@ def test_select_is_a_subset_in_its_own_order(packed):
             dataset.select(bad)
 
 
-def test_fields_come_in_the_order_asked_for(packed, pixels):
-    dataset = PackedDataset(packed, fields=["bbox", "valid", "masks"])
-    bbox, valid, mask = dataset[4]
-    assert bbox.tolist() == [1, 1, 1, 1] and valid.item() is True
-    assert torch.equal(mask, torch.from_numpy(pixels[4, ..., 0].copy()))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -82,12 +83,6 @@ def test_fields_come_in_the_order_asked_for(packed, pixels):
 def test_unknown_splits_and_fields_are_refused_with_the_accepted(packed, options, message):
     with pytest.raises(OptionError, match=message):
         PackedDataset(packed, **options)
-
-
-def test_a_transform_gets_and_gives_the_sample(packed):
-    dataset = PackedDataset(packed, transform=lambda sample: {"image": sample[0].float(), "label": sample[1]})
-    assert dataset[0]["image"].dtype == torch.float32
-    assert dataset.__getitems__([1, 2])[1]["label"] == 0
 
 
 def test_a_pickle_is_small_and_knows_the_file_it_was_made_from(tmp_path, pixels):
@@ -127,13 +122,6 @@ def test_worker_processes_of_a_plain_data_loader_read_right_in_every_epoch(packe
         assert rows == list(range(30))
     assert os.getpid() not in pids and len(pids) == workers
     assert torch.equal(dataset[3][0][0], torch.from_numpy(pixels[3]).permute(2, 0, 1))
-
-
-def test_threads_share_a_dataset(packed, pixels):
-    dataset = PackedDataset(packed)
-    with ThreadPoolExecutor(8) as pool:
-        for index, (image, _) in zip(range(30), pool.map(dataset.__getitem__, range(30)), strict=True):
-            assert torch.equal(image, torch.from_numpy(pixels[index]).permute(2, 0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +165,10 @@ def test_a_transform_that_makes_one_size_lets_a_plain_data_loader_batch_what_var
 
 def test_rows_of_a_store_are_announced(varied, monkeypatch):
     monkeypatch.setattr(readahead, "_SMALL_FIELD_BYTES", 0)  # of a field as small nothing is announced row by row
+    monkeypatch.setattr(readahead.syscalls, "is_resident", lambda fd, offset: False)
     dataset, announced = PackedDataset(varied[0], fields=["images"]), queue.SimpleQueue()
     ahead = dataset.read_ahead()
-    ahead._resident, ahead._advise = lambda offset: False, announced.put
+    ahead._advise = announced.put
     ahead.announce(np.array([3, 1]))
     ((begin, length),) = announced.get(timeout=60).tolist()
     assert begin <= dataset.file.fields["images"].ragged.base < begin + length

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,18 +48,19 @@ def test_the_export_list_is_this_and_each_name_is_there():
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None
     assert set(fastload.__all__) <= set(dir(fastload))
-
-
-def test_an_exported_name_is_never_a_modules_name():
-    modules = {path.stem for path in PACKAGE.glob("*.py")} | {
-        path.parent.name for path in PACKAGE.glob("*/__init__.py")
-    }
-    assert modules & (set(fastload.__all__) - {"transforms"}) == set()
-
-
-def test_an_unknown_name_says_what_there_is():
     with pytest.raises(AttributeError, match="offers CacheError, ChunkBatchSampler"):
         _ = fastload.Fastloader  # type: ignore[attr-defined]
+    modules = {path.stem for path in (*PACKAGE.glob("*.py"), *(init.parent for init in PACKAGE.glob("*/__init__.py")))}
+    assert modules & (set(fastload.__all__) - {"transforms"}) == set(), "an exported name is never a module's"
+
+
+def test_the_installed_wheel_is_tested_not_the_checkout_and_types_are_shipped():
+    assert (PACKAGE / "py.typed").exists()
+    if (prefix := os.environ.get("FASTLOAD_TESTED_PREFIX")) is None:
+        pytest.skip("only tools/test.sh, which sets FASTLOAD_TESTED_PREFIX, promises that")
+    assert PACKAGE.is_relative_to(prefix)
+    child = subprocess.check_output([sys.executable, "-c", "import fastload; print(fastload.__file__)"], text=True)
+    assert Path(child.strip()).is_relative_to(prefix)
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

@@ -175,7 +175,7 @@ def test_the_pages_have_kept_their_examples():
     assert sum(any(kind in RUN for kind in of_page) for of_page in kinds.values()) >= 5
 
 
-def test_python_blocks_do_not_hide_behind_other_names():
+def test_python_blocks_do_not_hide_behind_other_names_and_nothing_is_installed_by_a_name_of_others():
     for page in PAGES:
         for kind, text in blocks_of(page):
             assert kind in (*RUN, "py", "sh", "text") or re.fullmatch(r"\{[a-z:-]+\}", kind), f"{page}: ```{kind}"
@@ -183,10 +183,6 @@ def test_python_blocks_do_not_hide_behind_other_names():
                 assert not re.search(r"^fastload ", text, re.MULTILINE), f"{page}: use a console block: it is run"
             if kind == "py":
                 assert "import fastload" not in text and "from fastload" not in text, f"{page}: use a python block"
-
-
-def test_nothing_is_installed_by_a_name_that_belongs_to_others():
-    for page in PAGES:
         text = page.read_text()
         assert not re.search(r"pip3? install[^\n`]*\bfastload\b(?!-hdf5)|\bfastload\[", text), page
 
@@ -213,7 +209,7 @@ PLACES = ("fastload", "tests", "tools", "benchmarks", "docs")
 PACKAGES = "|".join(path.parent.name for path in (ROOT / "fastload").glob("*/__init__.py"))
 
 
-def test_every_path_that_a_page_names_is_there():
+def test_every_path_module_and_public_name_that_a_page_names_is_there():
     """A name in capitals, as in `sources/NAME.py`, stands for any; a changelog may name what is gone."""
     for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
         text = page.read_text()
@@ -221,11 +217,7 @@ def test_every_path_that_a_page_names_is_there():
         named |= {f"fastload/{name}" for name in re.findall(rf"`((?:{PACKAGES})/[\w/]*\.py)`", text)}
         for name in named:
             assert any(ROOT.glob(name.replace("NAME", "*"))), f"{page.name} names {name}"
-
-
-def test_every_module_and_public_name_that_a_page_names_is_there():
-    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
-        for name in re.findall(r"(?<![\w./-])fastload(?:\.[a-z]\w*)+", page.read_text()):
+        for name in re.findall(r"(?<![\w./-])fastload(?:\.[a-z]\w*)+", text):
             if name.endswith((".h5", ".json", ".wait")):  # files, and the beginning of the ranges that a profiler shows
                 continue
             try:

@@ -56,7 +56,7 @@ def write_format() -> None:
 
 def write_bytes() -> None:
     """Packs every source of `tests/pack/golden_packs.py`, and writes the table of what came of each."""
-    sys.path.insert(0, str(TESTS / "pack"))
+    sys.path[:0] = [str(TESTS / "pack"), str(TESTS)]
     from golden_packs import CASES, TABLE, described
 
     before = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}

@@ -90,7 +90,7 @@ def bench(
 
 
 def _print(result: BenchResult) -> None:
-    from fastload.profiling.bench.facts import fault_facts, rival_table
+    from fastload.profiling.bench.benchmark import fault_facts, rival_table
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"

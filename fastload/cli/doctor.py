@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,6 @@ from fastload.cli.output import check_report, one_line, one_line_errors
 if TYPE_CHECKING:
     from fastload.profiling.doctor.examine import Examined
     from fastload.profiling.doctor.loader_records import Records
-    from fastload.timing.results import Measured
 
 _FAULTS = 3
 
@@ -57,8 +56,7 @@ def doctor(
             # The exit code stays the command's; a file that cannot be written is no reason to leave out the other.
             with suppress(typer.Exit), one_line_errors():
                 if json_path is not None:
-                    content = json.dumps(examined.measured.to_dict(), indent=1)
-                    save_text(content + "\n", json_path, force=force)
+                    save_text(json.dumps(examined.measured.to_dict(), indent=1) + "\n", json_path, force=force)
             with suppress(typer.Exit), one_line_errors():
                 if report is not None:
                     from fastload.profiling.report import write_report
@@ -97,23 +95,19 @@ def _print(examined: Examined) -> None:
         return
     rate = f"{measured.num_steps:,} steps, {measured.samples_per_s:,.0f} samples/s"
     say(f"fastload doctor: {'so far ' if examined.so_far else ''}{rate}")
-    for line in (*_headspace(measured), *verdict.evidence):
+    facts = dict(measured.facts)
+    if "rank" in facts:
+        say(f"  these figures are of rank {facts['rank']}")
+    if headspace := measured.headspace_samples_per_s:
+        say(f"  headspace {headspace:,.0f} samples/s: {measured.headspace_how}")
+    names = sorted({name for one in measured.readings for name in one if name.endswith(".utilization_percent")})
+    for name in names:
+        busy = fmean(one[name] for one in measured.readings if name in one)
+        say(f"  {name.partition('.')[0]} busy {busy:.0f} % of the time (a duty cycle: any kernel ran)")
+    if not names:
+        say(f"  GPU utilization: {facts.get('GPU', 'not read')}")
+    for line in verdict.evidence:
         say(f"  {line}")
     for remedy in verdict.cures[1:4]:
         say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast at most")
     say(f"verdict: {verdict.sentence}.")
-
-
-def _headspace(measured: Measured) -> Iterator[str]:
-    """Yields lines on the rate without waits, and on GPU utilization."""
-    facts, rate = dict(measured.facts), measured.headspace_samples_per_s
-    if "rank" in facts:
-        yield f"these figures are of rank {facts['rank']}"
-    if rate:
-        yield f"headspace {rate:,.0f} samples/s: {measured.headspace_how}"
-    names = sorted({name for one in measured.readings for name in one if name.endswith(".utilization_percent")})
-    for name in names:
-        values = [one[name] for one in measured.readings if name in one]
-        yield f"{name.partition('.')[0]} busy {fmean(values):.0f} % of the time (a duty cycle: any kernel ran)"
-    if not names:
-        yield f"GPU utilization: {facts.get('GPU', 'not read')}"

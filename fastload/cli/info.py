@@ -91,7 +91,12 @@ def _print(found: FileInfo) -> None:
     if found.splits:
         pairs.append(splits_pair({name: stop - start for name, (start, stop) in found.splits.items()}))
     if found.classes:
-        pairs.append(_classes(found))
+        counts = found.class_counts or (None,) * len(found.classes)
+        some = zip(found.classes[:MAX_CLASSES], counts, strict=False)
+        shown = ", ".join(name if count is None else f"{name} {count:,}" for name, count in some)
+        more = f" and {len(found.classes) - MAX_CLASSES:,} more" if len(found.classes) > MAX_CLASSES else ""
+        label = "attributes" if len(found.fields["labels"].shape) == 2 else "classes"
+        pairs.append((label, f"{len(found.classes):,}: {shown}{more}"))
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found.layout)
@@ -120,15 +125,6 @@ def _print(found: FileInfo) -> None:
             print_finding(finding)
     elif found.version is None:
         typer.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
-
-
-def _classes(found: FileInfo) -> tuple[str, str]:
-    label = "attributes" if len(found.fields["labels"].shape) == 2 else "classes"
-    counts = found.class_counts or (None,) * len(found.classes)
-    some = zip(found.classes[:MAX_CLASSES], counts, strict=False)
-    shown = ", ".join(name if count is None else f"{name} {count:,}" for name, count in some)
-    more = f" and {len(found.classes) - MAX_CLASSES:,} more" if len(found.classes) > MAX_CLASSES else ""
-    return label, f"{len(found.classes):,}: {shown}{more}"
 
 
 def _layout_pairs(layout: ChunkLayout) -> list[tuple[str, str]]:

@@ -7,12 +7,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from fastload.cli.output import LINE_EVERY_S, format_seconds, one_line
+from fastload.cli.output import format_seconds, now_and_then, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -43,7 +43,7 @@ def live_panel(title: str, total_s: float | None = None, *, script_runs: bool = 
         if script_runs:
             terminal = stack.enter_context(_free_terminal())
         if terminal is None:
-            yield show_nothing if script_runs else _Lines(title, total_s)
+            yield show_nothing if script_runs else _lines(title, total_s)
             return
         from rich.console import Console
         from rich.live import Live
@@ -75,17 +75,13 @@ def _free_terminal() -> Iterator[TextIO | None]:
     if any(stream is None or stream.isatty() for stream in (sys.stdout, sys.stderr)):
         yield None
         return
-    try:
-        terminal = open("/dev/tty", "w", encoding="utf-8")  # noqa: SIM115 - may fail, so not in the with statement
-    except OSError:  # started by cron, CI or a daemon
-        yield None
-        return
-    with terminal:
-        try:
-            ours = os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-        except OSError:
-            ours = False
-        yield terminal if ours and _is_terminal(terminal) else None
+    with ExitStack() as stack:
+        terminal = None
+        with suppress(OSError):  # started by cron, CI or a daemon, or not in the foreground of a terminal
+            opened = stack.enter_context(open("/dev/tty", "w", encoding="utf-8"))
+            if os.tcgetpgrp(opened.fileno()) == os.getpgrp() and _is_terminal(opened):
+                terminal = opened
+        yield terminal
 
 
 class _Panel:
@@ -127,31 +123,21 @@ class _Panel:
             whole.add_row(ProgressBar(self._total_s, completed=min(elapsed, self._total_s), width=width - 4))
         title, times = Text(self._title, style="bold", overflow="ellipsis"), Text(times_text(elapsed, self._total_s))
         return Panel(
-            whole,
-            title=title,
-            subtitle=times,
-            title_align="left",
-            subtitle_align="left",
-            border_style="dim",
+            whole, title=title, subtitle=times, title_align="left", subtitle_align="left", border_style="dim",
             width=width,
-        )
+        )  # fmt: skip
 
 
-class _Lines:
-    """The same figures for logs: a line every few seconds."""
+def _lines(title: str, total_s: float | None) -> Show:
+    """Returns what shows the same figures in logs: a line every few seconds."""
+    due = now_and_then()
 
-    def __init__(self, title: str, total_s: float | None) -> None:
-        self._title, self._total_s = title, total_s
-        self._began = self._last = time.monotonic()
+    def show(figures: Mapping[str, str | float]) -> None:
+        if elapsed_s := due():
+            parts = [times_text(elapsed_s, total_s), *(f"{name} {figure_text(figures[name])}" for name in figures)]
+            typer.echo(one_line(f"{title}: {', '.join(parts)}"), err=True)
 
-    def __call__(self, figures: Mapping[str, str | float]) -> None:
-        now = time.monotonic()
-        if now - self._last < LINE_EVERY_S:
-            return
-        self._last = now
-        parts = [times_text(now - self._began, self._total_s)]
-        parts += [f"{name} {figure_text(value)}" for name, value in figures.items()]
-        typer.echo(one_line(f"{self._title}: {', '.join(parts)}"), err=True)
+    return show
 
 
 def times_text(elapsed_s: float, total_s: float | None) -> str:
@@ -165,10 +151,9 @@ def times_text(elapsed_s: float, total_s: float | None) -> str:
 
 def figure_text(value: str | float) -> str:
     """Returns a figure as text: `61,200`, `61.2`, `0.61`; text is put on one line."""
-    if isinstance(value, str):
-        return one_line(value)
-    size = abs(value)
-    return f"{value:,.{0 if size >= 100 or size == 0 else 1 if size >= 10 else 2}f}"
+    from fastload.profiling.verdict.sentences import number_text
+
+    return one_line(value) if isinstance(value, str) else number_text(value)
 
 
 def sparkline(values: list[float]) -> str:

@@ -225,19 +225,31 @@ def progress_bar(unit: str = "images") -> Iterator[Progress]:
 
 def _progress_lines(unit: str) -> Progress:
     """Returns the progress for logs: a line every few seconds, none for shorter stages."""
-    current, started, last, first = "", 0.0, 0.0, 0
+    stages: dict[str, tuple[Callable[[], float], int]] = {}
 
     def advance(stage: str, done: int, total: int) -> None:
-        nonlocal current, started, last, first
-        now = time.monotonic()
-        if stage != current:
-            current, started, last, first = stage, now, now, done
-        if now - last >= LINE_EVERY_S:
-            last, elapsed, fresh = now, now - started, done - first
+        due, first = stages.setdefault(stage, (now_and_then(), done))
+        if elapsed := due():
+            fresh = done - first
             left = f", {format_seconds(elapsed / fresh * (total - done))} left" if fresh else ""
             typer.echo(f"{stage}: {done:,} of {total:,}, {_rate(fresh, elapsed, unit)}{left}", err=True)
 
     return advance
+
+
+def now_and_then() -> Callable[[], float]:
+    """Returns a function for logs: the seconds since now when it is time for the next line, else 0."""
+    started = last = time.monotonic()
+
+    def due() -> float:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < LINE_EVERY_S:
+            return 0.0
+        last = now
+        return now - started
+
+    return due
 
 
 def _rate(count: int, seconds: float, unit: str) -> str:
@@ -250,9 +262,9 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    from fastload.profiling.verdict.sentences import seconds_text
+
+    return seconds_text(seconds)
 
 
 def print_encodings(found: EncodingEstimates) -> None:

@@ -22,12 +22,16 @@ from fastload.cli.output import (
 from fastload.system.text import format_bytes
 
 if TYPE_CHECKING:
-    from fastload.estimate import EncodingEstimates
-    from fastload.pack import PackReport, Survey
+    from fastload.pack import PackReport
 
 
 MAX_SIZES = 8
 NO_IMAGES = "samples without images"
+
+Masks = Annotated[
+    Literal["auto", "none", "semantic", "instance"],
+    typer.Option(help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."),
+]
 
 
 def pack(
@@ -36,12 +40,7 @@ def pack(
     layout: Annotated[
         str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
     ] = None,
-    masks: Annotated[
-        Literal["auto", "none", "semantic", "instance"],
-        typer.Option(
-            help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."
-        ),
-    ] = "auto",
+    masks: Masks = "auto",
     labels: Annotated[
         Any, typer.Option(parser=parse_names, metavar="A,B", help="Columns of a table that hold the labels.")
     ] = "",
@@ -117,7 +116,7 @@ def pack(
 
 
 def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:
-    """Prints what packing would do."""
+    """Prints what packing would do; ends with exit code 1 if it could not."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
 
@@ -126,45 +125,11 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     with progress_bar() as progress:
         survey = survey_source(source, output, options=PackOptions.of(options), progress=progress, **asked)
         estimates = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
-    _print_survey(survey, estimates, output, overwrite)
-
-
-def print_packed(report: PackReport) -> None:
-    """Prints what is in the new file, and how it was made."""
-    what = f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else NO_IMAGES
-    head = f"packed {report.num_samples:,} {what}"
-    print_report(head, report, unit="images", done="packed", fields=_fields(report.fields), stored=_stored(report))
-
-
-def shape_of(shape: tuple[int, ...]) -> str:
-    """Returns (H, W, C) as text; 0 means that images differ in it."""
-    if 0 not in shape:
-        return " x ".join(str(n) for n in shape)
-    height, width = (str(n) if n else name for n, name in zip(shape, ("H", "W"), strict=False))
-    return f"{height} x {width} x {shape[2]} (sizes vary)"
-
-
-def _stored(report: PackReport) -> list[tuple[str, str]]:
-    """Returns lines on the encodings of the images, unless they are raw, and on the size of the file."""
-    from fastload.pack.finish import pixel_bytes
-
-    size, pixels = format_bytes(report.file_bytes), pixel_bytes(report.path)
-    others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
-    raw = report.encodings.get("raw", 0)
-    pairs = []
-    if others or report.store != "raw":
-        pairs.append(("store", f"{report.store}: {', '.join([*others, *([f'{raw:,} raw'] if raw else [])])}"))
-    if pixels and (pairs or report.file_bytes < 0.9 * pixels):
-        size += f", {report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that raw pixels take"
-    return [*pairs, ("size", size)]
-
-
-def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: Path, overwrite: bool) -> None:
     target, plan = survey.target, survey.plan
-    what = f"{NO_IMAGES} (layout {survey.layout})"
+    what = f"{NO_IMAGES} (layout {survey.listing.layout})"
     if kind := target or plan:
         size = (target.height, target.width) if target else (0, 0)
-        what = f"images (layout {survey.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
+        what = f"images (layout {survey.listing.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
     typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
     sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
@@ -192,6 +157,32 @@ def _print_survey(survey: Survey, estimates: EncodingEstimates | None, output: P
         raise typer.Exit(1)
 
 
+def print_packed(report: PackReport) -> None:
+    """Prints what is in the new file, and how it was made."""
+    from fastload.pack.finish import pixel_bytes
+
+    size, pixels = format_bytes(report.file_bytes), pixel_bytes(report.path)
+    others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
+    stored = []
+    if others or report.store != "raw":
+        raw = report.encodings.get("raw", 0)
+        stored.append(("store", f"{report.store}: {', '.join([*others, *([f'{raw:,} raw'] if raw else [])])}"))
+    if pixels and (stored or report.file_bytes < 0.9 * pixels):
+        size += f", {report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that raw pixels take"
+    stored.append(("size", size))
+    what = f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else NO_IMAGES
+    head = f"packed {report.num_samples:,} {what}"
+    print_report(head, report, unit="images", done="packed", fields=_fields(report.fields), stored=stored)
+
+
+def shape_of(shape: tuple[int, ...]) -> str:
+    """Returns (H, W, C) as text; 0 means that images differ in it."""
+    if 0 not in shape:
+        return " x ".join(str(n) for n in shape)
+    height, width = (str(n) if n else name for n, name in zip(shape, ("H", "W"), strict=False))
+    return f"{height} x {width} x {shape[2]} (sizes vary)"
+
+
 def _fields(columns: tuple[str, ...], masks: bool = False) -> list[tuple[str, str]]:
     """Returns a line on the fields, if there are others than labels."""
     names = [*(["masks"] if masks else []), *columns]
@@ -206,7 +197,5 @@ def layouts() -> None:
     from fastload.sources.layouts import LAYOUTS
 
     width = max(map(len, LAYOUTS))
-    for kind in ("dataset", "format", "folder"):
-        for name, layout in LAYOUTS.items():
-            if layout.kind == kind:
-                typer.echo(f"{bold(name.ljust(width))}  {layout.line}")
+    for name, layout in LAYOUTS.items():
+        typer.echo(f"{bold(name.ljust(width))}  {layout.line}")

@@ -66,28 +66,25 @@ def tune(
 
         asked = TuneOptions(**options | {"cpu_budget": parse_share(cpu_budget)})
         from fastload.profiling.tune.search import Search
-        from fastload.profiling.tune.tables import measured, to_dict
 
         search = Search(file, asked)
         typer.echo(f"up to {search.num_trials} trials in about {format_seconds(seconds)}", err=True)
         with progress_bar("trials") as progress:
             result = search.run(progress)
         show_result(
-            [measured(result, command=command_line())], to_dict(result), lambda: _print(result),
+            [result.measured(command_line())], result.to_dict(), lambda: _print(result),
             interrupted=result.interrupted, as_json=as_json, report=report, force=force,
         )  # fmt: skip
 
 
 def _print(result: Tuned) -> None:
-    from fastload.profiling.tune.tables import gain_text, table_of
-
     if result.chosen is None:
         typer.echo("nothing was measured")
         return
-    table = table_of(result)
+    table = result.table
     typer.echo(f"{bold(result.name)}: {table.title}")
     print_table(table.head, table.rows)
     for note in result.notes:
         print_finding(note)
-    typer.echo(f"\nchosen: {one_line(result.chosen.reason)}{gain_text(result)}.\n")
+    typer.echo(f"\nchosen: {one_line(result.why)}.\n")
     typer.echo(f"  {bold(result.call)}")

@@ -14,7 +14,6 @@ from fastload.cli.output import format_seconds, one_line, one_line_errors, print
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
-    from fastload.inspection.compare import SourceReport
     from fastload.inspection.verify import VerifyReport
 
 MAX_ROWS = 100
@@ -61,34 +60,28 @@ def _print(report: VerifyReport, seconds: float) -> None:
         _print_some([f"row {row.row} ({row.key}): {not_packed.get(row.what, row.what)}" for row in report.damaged])
         wrong.append(f"{len({row.row for row in report.damaged}):,} of {rows} damaged")
     if source:
-        _print_source(source, report.equal)
         if source.changed:
+            _print_some([f"row {row.row} ({row.key}): {row.reason}" for row in source.changed])
             wrong.append(f"{len(source.changed):,} of {rows} no longer as in the source")
         if source.missing:
+            _print_some([f"missing from the source: {key}" for key in source.missing])
             wrong.append(f"{len(source.missing):,} of {rows} missing from the source")
+        if source.extra:
+            only = "in the source only (added since, or left out by --limit or --on-error skip)"
+            typer.echo(f"{only}: {len(source.extra):,}")
+            _print_some([f"  {key}" for key in source.extra])
+        decoded = "exactly the packed pixels"
+        if not source.same_decoder:
+            decoded = (
+                f"the packed pixels, {source.inexact:,} of them within {source.max_levels:.0f} levels only: the "
+                f"decoder is now {source.decoder_now}, packed was with {source.decoder_file}"
+            )
+        typer.echo(f"source: {report.equal:,} of {source.compared:,} images decode to {decoded}")
     if report.ok:
         size = f"{format_bytes(report.pixel_bytes)} in {format_seconds(seconds)}"
         typer.echo(f"{one_line(report.path.name)}: {rows}, every digest matches ({size})")
     else:
         print_error(f"{report.path}: {', '.join(wrong)}. Copy the file again, or pack it again.")
-
-
-def _print_source(source: SourceReport, equal: int) -> None:
-    _print_some([f"row {row.row} ({row.key}): {row.reason}" for row in source.changed])
-    _print_some([f"missing from the source: {key}" for key in source.missing])
-    if source.extra:
-        typer.echo(
-            f"in the source only (added since, or left out by --limit or --on-error skip): {len(source.extra):,}"
-        )
-        _print_some([f"  {key}" for key in source.extra])
-    head = f"source: {equal:,} of {source.compared:,} images decode to"
-    if source.same_decoder:
-        typer.echo(f"{head} exactly the packed pixels")
-    else:
-        typer.echo(
-            f"{head} the packed pixels, {source.inexact:,} of them within {source.max_levels:.0f} levels only: the "
-            f"decoder is now {source.decoder_now}, packed was with {source.decoder_file}"
-        )
 
 
 def _print_some(lines: list[str]) -> None:

@@ -39,9 +39,8 @@ class KnownSizes:
     # images, masks: bytes of all their rows as stored; 0 without masks
     images: int
     masks: int
-    filters: tuple[str, ...] = ()  # names of the HDF5 filters of images in chunks; () if chunks are not compressed
-    # `samples -> images/s`, measured from such chunks in memory
-    chunked_per_s: Callable[[Sequence[int]], float] | None = None
+    # Of images in compressed chunks the HDF5 filters, and `samples -> images/s` measured from such chunks in memory
+    chunked: tuple[str, Callable[[Sequence[int]], float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,13 @@ def estimate_encodings(
         return None
     row = found.rows[made[0]][0]
     raw_bytes = dataset.num_pixels * (row.shape[2] * dataset.dtype.itemsize + (row.mask is not None))
-    sizes = {option: _size(option, found, dataset) for option in dataset.stores}
+    by_kind = {option.kind: rows for option, rows in found.rows.items()}
+    own, made_jpegs = by_kind.get("keep", by_kind.get("source", [])), by_kind.get("jpeg", [])
+    # Each sample as JPEG, its own if it has one that can be kept; none of images that no JPEG can hold.
+    jpegs = [row if row.encoding == JPEG else new for row, new in zip(own or made_jpegs, made_jpegs, strict=False)]
+    all_own = bool(own) and not dataset.remade and all(row.encoding == JPEG for row in own)
+    loses = {"jpeg": True, "source": dataset.remade, "mixed": not all_own}
+    sizes = {option: _size(option, found, jpegs, dataset) for option in dataset.stores}
     disk = measure_disk(folder, max(sizes.values()))
 
     def estimate(store: str, size: int, warm: float, encodings: dict[str, int], *, loses: bool) -> EncodingEstimate:
@@ -123,14 +128,14 @@ def estimate_encodings(
         return EncodingEstimate(store, size, warm, over_disk, encodings, loses)
 
     estimates = []
-    if known is not None and known.chunked_per_s is not None:
-        encodings = {", ".join(known.filters) or "raw": len(found.samples)}
-        warm = known.chunked_per_s(found.samples)
-        estimates.append(estimate(AS_IT_IS, known.images + known.masks, warm, encodings, loses=False))
+    if known is not None and known.chunked is not None:
+        filters, per_s = known.chunked
+        size, encodings = known.images + known.masks, {filters: len(found.samples)}
+        estimates.append(estimate(AS_IT_IS, size, per_s(found.samples), encodings, loses=False))
     for option in dataset.stores:
         rows = found.rows.get(option)
         if rows is None:
-            pairs, share = zip(found.rows[_RAW], _jpegs(found), strict=True), option.fraction
+            pairs, share = zip(found.rows[_RAW], jpegs, strict=True), option.fraction
             rows = [coded if int((at + 1) * share) > int(at * share) else raw for at, (raw, coded) in enumerate(pairs)]
         encodings = {name: sum(row.encoding == code for row in rows) for code, name in enumerate(ENCODINGS)}
         encodings = {name: number for name, number in encodings.items() if number}
@@ -138,7 +143,7 @@ def estimate_encodings(
         name = AS_IT_IS if option.kind == "keep" else str(option)
         if option.kind == "raw" and dataset.compressed:
             name = f"{name}, {dataset.compressed}"
-        estimates.append(estimate(name, sizes[option], warm, encodings, loses=_loses(option, found, dataset.remade)))
+        estimates.append(estimate(name, sizes[option], warm, encodings, loses=loses.get(option.kind, False)))
     memory = available_memory()
     pick, reason = pick_encoding(estimates, sampled=len(found.samples), free_memory=memory, room=room)
     return EncodingEstimates(
@@ -161,14 +166,7 @@ def encodings_of(plan: RaggedPlan, *, source: bool) -> list[EncodingOption]:
     return [_RAW, EncodingOption("jpeg", quality), *own, EncodingOption("mixed", quality, fraction)]
 
 
-def _jpegs(found: Sampled) -> list[EncodedRow]:
-    """Returns each sample as JPEG, its own if it has one that can be kept."""
-    by_kind = {option.kind: rows for option, rows in found.rows.items()}
-    own = by_kind.get("keep", by_kind.get("source", by_kind["jpeg"]))
-    return [mine if mine.encoding == JPEG else made for mine, made in zip(own, by_kind["jpeg"], strict=True)]
-
-
-def _size(option: EncodingOption, found: Sampled, dataset: EncodingChoices) -> int:
+def _size(option: EncodingOption, found: Sampled, jpegs: list[EncodedRow], dataset: EncodingChoices) -> int:
     """Returns the bytes of all rows in an encoding: known from a file, or estimated from the sample."""
     known = dataset.known
     if known is not None and option.kind == "keep":
@@ -179,17 +177,10 @@ def _size(option: EncodingOption, found: Sampled, dataset: EncodingChoices) -> i
 
     scale = dataset.num_pixels / sum(row.shape[0] * row.shape[1] for row in next(iter(found.rows.values())))
     if option.kind == "mixed":
-        size = (1 - option.fraction) * sampled(found.rows[_RAW]) + option.fraction * sampled(_jpegs(found))
+        size = (1 - option.fraction) * sampled(found.rows[_RAW]) + option.fraction * sampled(jpegs)
     else:
         size = float(sampled(found.rows[option]))
     return round(scale * size) + (known.masks if known is not None else 0)
-
-
-def _loses(option: EncodingOption, found: Sampled, remade: bool) -> bool:
-    if option.kind == "mixed":
-        own = found.rows.get(EncodingOption("source", option.quality), found.rows.get(EncodingOption("keep"), []))
-        return remade or not own or any(row.encoding != JPEG for row in own)
-    return option.kind == "jpeg" or (option.kind == "source" and remade)
 
 
 def pick_encoding(

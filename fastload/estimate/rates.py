@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fastload.format.ragged import RAW, EncodedRow
 from fastload.images.decode_part import decode_row
-from fastload.system.page_cache import drop
+from fastload.system.files import drop
 
 PASSES = 32
 """Limit for passes over rows that are decoded: small ones are done long before the time is over."""
@@ -153,7 +153,13 @@ def measure_disk(folder: Path, num_bytes: int, *, seconds: float = 1.4) -> DiskR
         if num_bytes < LEAST_BYTES:
             return DiskRate(None, "cannot be measured: too little room for a file to be read")
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            written = _write(file.fileno(), num_bytes, seconds / 2)
+            # Random bytes: some disks and file systems compress.
+            block = os.urandom(_PIECE_BYTES) * (_BLOCK_BYTES // _PIECE_BYTES)
+            written, end = 0, time.perf_counter() + seconds / 2
+            while written + _BLOCK_BYTES <= num_bytes and (not written or time.perf_counter() < end):
+                written += os.pwrite(file.fileno(), block, written)
+                # Synced one by one: at the end, a slow disk would take a minute for all.
+                os.fsync(file.fileno())
             opened = Path(f"/proc/self/fd/{file.fileno()}")
             left = drop(opened) if opened.exists() else None
             if left is None:
@@ -163,18 +169,6 @@ def measure_disk(folder: Path, num_bytes: int, *, seconds: float = 1.4) -> DiskR
             return _read(file.fileno(), written, seconds / 2)
     except OSError as exc:
         return DiskRate(None, f"cannot be measured: {exc.strerror or exc}")
-
-
-def _write(fd: int, num_bytes: int, seconds: float) -> int:
-    """Writes and syncs blocks; returns the bytes written, at least one block."""
-    # Random bytes: some disks and file systems compress.
-    block = os.urandom(_PIECE_BYTES) * (_BLOCK_BYTES // _PIECE_BYTES)
-    written, end = 0, time.perf_counter() + seconds
-    while written + _BLOCK_BYTES <= num_bytes and (not written or time.perf_counter() < end):
-        written += os.pwrite(fd, block, written)
-        # Synced one by one: at the end, a slow disk would take a minute for all.
-        os.fsync(fd)
-    return written
 
 
 def _read(fd: int, num_bytes: int, seconds: float) -> DiskRate:

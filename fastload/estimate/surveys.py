@@ -120,10 +120,8 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
     """Returns the sizes of a file's datasets, and whether its masks are compressed."""
     num_bytes, small = dict.fromkeys(PIXEL_FIELDS, 0), False
     with open_hdf5(file.path) as hdf5:
-        for name in PIXEL_FIELDS:
-            field = file.fields.get(name)
-            if field is None:
-                continue
+        for name in file.fields.keys() & num_bytes:
+            field = file.fields[name]
             if field.ragged is not None:
                 num_bytes[name] = int(hdf5[f"{name}_bytes"][()].sum())
                 compressed = bool((hdf5[f"{name}_encoding"][()] != RAW).any())
@@ -131,9 +129,9 @@ def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
                 compressed = bool(field.filters)
                 num_bytes[name] = hdf5[name].id.get_storage_size() if compressed else file.num_rows * field.row_bytes
             small |= name == "masks" and compressed
-    filters = tuple(file.fields["images"].filters)
-    rate = (lambda samples: _chunks_per_s(file, samples, threads)) if filters else None
-    return KnownSizes(num_bytes["images"], num_bytes["masks"], filters, rate), small
+    filters = ", ".join(file.fields["images"].filters)
+    chunked = (filters, lambda samples: _chunks_per_s(file, samples, threads)) if filters else None
+    return KnownSizes(num_bytes["images"], num_bytes["masks"], chunked), small
 
 
 def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> float:

@@ -28,12 +28,11 @@ import numpy as np
 from fastload.errors import FormatError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import Job, image_file, unfinished, write_file, write_images
+from fastload.export.write import Job, image_file, write_file, write_images
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
-from fastload.repack.choice import Choice, choose_rows
-from fastload.repack.packed_listing import list_packed, regroup
+from fastload.repack.packed_listing import Choice, choose_rows, list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import first_few
@@ -136,8 +135,7 @@ def export_file(
             kept = write_images(job, resumed, threads, progress)
             table = None
             if plan.layout == "csv":
-                text, left_out = table_text(listing, plan)
-                table = text.encode("utf-8", errors="backslashreplace")
+                table, left_out = table_text(listing, plan)
                 write_file(job.folder / MANIFEST, table)
                 notes += left_out
             write_file(job.folder / FIELDS, fields_bytes(listing))
@@ -148,16 +146,10 @@ def export_file(
     seconds = time.perf_counter() - started
     counts = np.bincount(listing.split, minlength=len(listing.split_names)).tolist()
     return ExportReport(
-        folder=job.folder,
-        layout=plan.layout,
-        num_images=len(listing),
-        num_masks=len(plan.masks),
-        kept=kept,
-        splits=dict(zip(listing.split_names, counts, strict=True)),
-        notes=tuple(notes),
-        seconds=seconds,
+        job.folder, plan.layout, num_images=len(listing), num_masks=len(plan.masks), kept=kept, notes=tuple(notes),
+        splits=dict(zip(listing.split_names, counts, strict=True)), seconds=seconds,
         images_per_s=(len(listing) - kept) / max(seconds, 1e-9),
-    )
+    )  # fmt: skip
 
 
 def _check_space(job: Job) -> None:
@@ -181,27 +173,27 @@ def _check_space(job: Job) -> None:
 def _check_folder(folder: Path, identity: str) -> bool:
     """Whether an interrupted call of the same export left files there; raises OutputError for anything else in it."""
     journal = folder / JOURNAL
-    if folder.is_dir():
-        try:
-            there = {path.name for path in folder.iterdir()} - {unfinished(journal).name}
-            found = journal.read_text(errors="replace") if journal.name in there else None
-        except OSError as exc:
-            raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
-        if there and found is None:
-            raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
-        if found == "" and there == {journal.name}:
-            return False  # Another call is about to begin, or was killed there.
-        if there and found != identity:
-            raise OutputError(
-                f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove "
-                f"the folder."
-            )
-        return bool(there)
-    if folder.exists():
-        raise OutputError(f"{folder}: is a file. Give a folder.")
     if not folder.absolute().parent.is_dir():
         raise OutputError(f"{folder}: its folder {folder.absolute().parent} does not exist. Make it first.")
-    return False
+    if not folder.exists():
+        return False
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: is a file. Give a folder.")
+    try:
+        there = {path.name for path in folder.iterdir()}
+        found = journal.read_text(errors="replace") if JOURNAL in there else None
+    except OSError as exc:
+        raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
+    if not there or (found == "" and there == {JOURNAL}):
+        return False  # Another call is about to begin, or was killed there.
+    if found is None:
+        raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
+    if found != identity:
+        raise OutputError(
+            f"{folder}: holds an unfinished export of another file, split or layout. Finish that one, or remove the "
+            f"folder."
+        )
+    return True
 
 
 @contextmanager
@@ -225,11 +217,8 @@ def _locked(folder: Path, identity: str) -> Iterator[bool]:
             ) from exc
         except OSError:
             pass  # A file system without locks.
-        if not journal.exists() or not os.path.samestat(os.fstat(fd), os.stat(journal)):
-            raise OutputError(f"{folder}: another process has just finished an export there. Give a new folder.")
-        new = os.fstat(fd).st_size == 0
-        if new and {path.name for path in folder.iterdir()} != {JOURNAL}:
-            journal.unlink()
+        if os.fstat(fd).st_size == 0 and {path.name for path in folder.iterdir()} != {JOURNAL}:
+            journal.unlink(missing_ok=True)
             raise OutputError(f"{folder}: another process has just written there. Give a new folder.")
         resumed = _check_folder(folder, identity)
         if not resumed:

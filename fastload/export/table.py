@@ -31,7 +31,7 @@ from fastload.sources.box_forms import BOXES, POINTS
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
 from fastload.sources.tables.frame import Frame, columns_of
-from fastload.sources.tables.values import values_of
+from fastload.sources.tables.read_table import values_of
 from fastload.system.text import text_of
 
 MOST_COLUMNS = 256
@@ -43,8 +43,8 @@ _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # Always the same, so that the same rows giv
 _Cells = list[str]
 
 
-def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
-    """Returns the table as CSV, and notes on what it leaves out."""
+def table_text(listing: Listing, plan: ExportPlan) -> tuple[bytes, list[str]]:
+    """Returns the table as CSV in UTF-8, and notes on what it leaves out."""
     columns: dict[str, _Cells] = {"file_name": list(plan.images)}
     notes: list[str] = []
     if listing.split_names != ("all",):
@@ -84,7 +84,7 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[str, list[str]]:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
     writer.writerows(rows)
-    return out.getvalue(), notes
+    return out.getvalue().encode("utf-8", errors="backslashreplace"), notes
 
 
 def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, _Cells]]:

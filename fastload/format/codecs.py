@@ -47,8 +47,8 @@ FILTER_NAMES = {
 }  # fmt: skip
 """Names by registered number (HDF Group); the name that a file gives is up to the plugin that wrote it."""
 
-_LEVELS = {"gzip": (0, 9, 4), "zstd": (1, 19, 3)}
-"""Lowest, highest and default level."""
+_CODECS = {"gzip": (GZIP_FILTER, 0, 9, 4), "zstd": (ZSTD_FILTER, 1, 19, 3)}
+"""Number of the filter; lowest, highest and default level."""
 
 
 class Codec(NamedTuple):
@@ -63,8 +63,7 @@ class Codec(NamedTuple):
     @property
     def filter(self) -> tuple[int, tuple[int, ...]] | None:
         """Number and parameters of its HDF5 filter; None for "none"."""
-        numbers = {"gzip": GZIP_FILTER, "zstd": ZSTD_FILTER}
-        return (numbers[self.name], (self.level,)) if self.name in numbers else None
+        return (_CODECS[self.name][0], (self.level,)) if self.name in _CODECS else None
 
     def compress(self, data: bytes | memoryview) -> bytes:
         """Returns the bytes compressed as the HDF5 filter does, which is also a ragged row of encoding "zstd"."""
@@ -81,20 +80,15 @@ NONE = Codec()
 def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
     """Returns the codec named "none", "gzip", "gzip:LEVEL", "zstd" or "zstd:LEVEL".
 
-    Args:
-        text: the name.
-        besides: other words that the caller accepts, for the message.
-
-    Raises:
-        OptionError: the name is unknown, or needs an extra that is not installed.
+    OptionError: the name is unknown, or needs an extra that is not installed; `besides` are other words that the caller
+    accepts, for the message.
     """
     if text == "none":
         return NONE
-    found = re.fullmatch(r"(gzip|zstd)(?::([0-9]+))?", text)
-    if found is None:
+    if (found := re.fullmatch(r"(gzip|zstd)(?::([0-9]+))?", text)) is None:
         accepted = ", ".join([*besides, "none", "gzip[:0-9]", "zstd[:1-19]"])
         raise OptionError(f"codec={text!r} is not known; accepted: {accepted}.")
-    low, high, usual = _LEVELS[found[1]]
+    _, low, high, usual = _CODECS[found[1]]
     level = int(found[2] or usual)
     if not low <= level <= high:
         raise OptionError(f"codec={text!r}: {found[1]} has the levels {low} to {high}.")
@@ -139,12 +133,10 @@ class _Zstd(threading.local):
         self.decompressor = module.ZstdDecompressor()
 
 
-_new_zstd = functools.cache(_Zstd)
-
-
+@functools.cache
 def _zstd(what: str) -> _Zstd:
     try:
-        return _new_zstd()
+        return _Zstd()
     except ImportError as exc:
         raise MissingExtraError(f"{what} needs zstandard. Install it with: pip install zstandard hdf5plugin.") from exc
 
@@ -160,11 +152,12 @@ class Filter(NamedTuple):
 def pipeline(item: h5py.Dataset) -> tuple[Filter, ...]:
     """Returns the filters of a dataset, in the order in which they were applied."""
     plist = item.id.get_create_plist()
-    filters = []
-    for number, _, values, given in map(plist.get_filter, range(plist.get_nfilters())):
-        name = FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
-        filters.append(Filter(number, tuple(values), name))
-    return tuple(filters)
+    return tuple(
+        Filter(
+            number, tuple(values), FILTER_NAMES.get(number) or given.decode(errors="backslashreplace") or str(number)
+        )
+        for number, _, values, given in map(plist.get_filter, range(plist.get_nfilters()))
+    )
 
 
 def is_decoded_here(one: Filter) -> bool:
@@ -183,18 +176,17 @@ def load_filters(path: Path, name: str, item: h5py.Dataset) -> None:
     for one in pipeline(item):
         if h5z.filter_avail(one.number):
             continue
-        where = f"{path}: `{name}` is compressed with {one.name} (HDF5 filter {one.number})"
+        why = (
+            "neither HDF5 nor hdf5plugin has here. Write the file anew where the filter is installed: `h5repack -f "
+            "GZIP=4`."
+        )
         try:
             importlib.import_module("hdf5plugin")
-        except ImportError as exc:
-            raise MissingExtraError(
-                f"{where}, which is not installed here. Install what reads it with: pip install zstandard hdf5plugin."
-            ) from exc
+        except ImportError:
+            why = "is not installed here. Install what reads it with: pip install zstandard hdf5plugin."
         if not h5z.filter_avail(one.number):
-            raise MissingExtraError(
-                f"{where}, which neither HDF5 nor hdf5plugin has here. Write the file anew where the filter is "
-                f"installed: `h5repack -f GZIP=4`."
-            )
+            what = f"{path}: `{name}` is compressed with {one.name} (HDF5 filter {one.number})"
+            raise MissingExtraError(f"{what}, which {why}")
 
 
 def why_unreadable(path: Path, name: str, item: h5py.Dataset) -> str | None:

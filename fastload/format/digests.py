@@ -23,11 +23,7 @@ def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
 
 
 def pixel_digests(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
-    """Returns XXH3-64 of each row's bytes in several arrays, in their order, hashed as little-endian; uint64 (N,).
-
-    Args:
-        arrays: (N, ...) of equal N, any byte and memory order.
-    """
+    """Returns XXH3-64 of each row's bytes in arrays (N, ...), in their order, hashed as little-endian; uint64 (N,)."""
     parts = []
     for array in arrays:
         little_endian = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
@@ -75,13 +71,11 @@ def header_digest(file: h5py.File) -> str:
 
 def plain(value: Any) -> Any:
     """Returns the value of an HDF5 attribute as str, int, float, bool or a tuple of these."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
     if isinstance(value, np.ndarray):
         return tuple(plain(item) for item in value.tolist())
     if isinstance(value, np.generic):
-        return plain(value.item())
-    return value
+        value = value.item()
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 def linear_offset(item: h5py.Dataset) -> int | None:

@@ -212,10 +212,7 @@ def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
 
 
 def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tuple[int, dict[str, Field]]:
-    """Returns N and every readable dataset of the root group.
-
-    Refuses unsafe ones and, in a packed file, wrong shapes.
-    """
+    """Returns N and every readable dataset of the root group; refuses what is unsafe, or wrong in a packed file."""
     datasets = {name: item for name in file if (item := _dataset(path, file, name, packed=packed)) is not None}
     if not packed and "images" not in datasets:
         found = ", ".join(datasets) or "nothing"
@@ -242,18 +239,9 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
             raise _bad(path, "images", f"is {images.dtype} {images.shape}; {wanted}")
         if packed and images.shape[3] not in (1, 3, 4):
             raise _bad(path, "images", f"has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
-    front = [name for name in ("images", "masks", "labels") if name in datasets]
-    order = front + sorted(set(datasets) - set(front))
-    fields = {name: _field(path, name, datasets[name], file_bytes=file_bytes) for name in order}
-    for name in ragged:
-        field = fields[name]
-        if field.offset is None or field.chunks is None:
-            raise _bad(path, name, f"does not lie in one piece. {_CHANGED}")
-        extent = RaggedExtent(field.offset, int(datasets[name].shape[0]), field.chunks[0], num_rows)
-        attrs = dict(field.attrs)
-        shape, dtype = attrs.pop("row_shape"), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
-        fields[name] = replace(field, dtype=dtype, shape=tuple(shape), offset=None, attrs=attrs, ragged=extent)
-    return num_rows, fields
+    order = sorted(datasets, key=lambda name: (name not in PIXEL_FIELDS, name != "labels", name))
+    rows_of = dict.fromkeys(ragged, num_rows)
+    return num_rows, {name: _field(path, name, datasets[name], file_bytes, rows_of.get(name)) for name in order}
 
 
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
@@ -302,7 +290,8 @@ def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -
             raise FormatError(f"{path}: {what}. {_CHANGED}")
 
 
-def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Field:
+def _field(path: Path, name: str, item: h5py.Dataset, file_bytes: int, ragged_rows: int | None) -> Field:
+    """Returns the description of a dataset; `ragged_rows` is N if it is ragged."""
     attrs = {key: plain(value) for key, value in item.attrs.items()}
     names = attrs.pop("names", ())
     result = Field(
@@ -322,7 +311,13 @@ def _field(path: Path, name: str, item: h5py.Dataset, *, file_bytes: int) -> Fie
             raise FormatError(
                 f"{path}: truncated: `{name}` ends at byte {end:,}, the file at {file_bytes:,}. Copy or pack it again."
             )
-    return result
+    if ragged_rows is None:
+        return result
+    if result.offset is None or result.chunks is None:
+        raise _bad(path, name, f"does not lie in one piece. {_CHANGED}")
+    extent = RaggedExtent(result.offset, int(item.shape[0]), result.chunks[0], ragged_rows)
+    shape, dtype = tuple(attrs.pop("row_shape")), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
+    return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent)
 
 
 def _splits(path: Path, file: h5py.File, fields: Mapping[str, Field]) -> dict[str, range]:

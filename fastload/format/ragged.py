@@ -25,14 +25,7 @@ INDEX_DTYPES: dict[str, tuple[str, tuple[int, ...]]] = {
 
 
 class RaggedExtent(NamedTuple):
-    """The extent of a ragged dataset in the file.
-
-    Attributes:
-        base: byte of the file at which it begins.
-        num_bytes: T, its length.
-        chunk_bytes: bytes of its HDF5 chunks.
-        num_rows: N.
-    """
+    """The extent of a ragged dataset of N rows in the file: the byte at which it begins, and its length T."""
 
     base: int
     num_bytes: int
@@ -78,15 +71,11 @@ def index_names(field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class RaggedIndex:
-    """Index entries of n rows of a ragged dataset: an array for each dataset of the index.
-
-    Attributes:
-        shape: (n, 3) also for masks, whose last number means nothing.
-    """
+    """Index entries of n rows of a ragged dataset: an array for each dataset of the index."""
 
     offset: NDArray[np.int64]
     bytes: NDArray[np.int64]
-    shape: NDArray[np.int32]
+    shape: NDArray[np.int32]  # (n, 3) also for masks, whose last number means nothing
     encoding: NDArray[np.uint8]
     orientation: NDArray[np.uint8]
 

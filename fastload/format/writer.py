@@ -16,7 +16,6 @@ from typing import Any
 import h5py
 import numpy as np
 from h5py import h5d, h5f, h5p, h5s, h5t, h5z
-from numpy.typing import NDArray
 
 from fastload.errors import FormatError
 from fastload.format.codecs import NONE, Codec
@@ -27,8 +26,6 @@ from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
 CHUNK_BYTES = 8 * 2**20
 """Intended bytes of a chunk: enough for any disk to be fast, and small enough to read 16 of them at once."""
-
-ALIGNMENT = 4096
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,7 @@ def create_file(
     `header_digest` are computed here, so columns must hold `split`, `key` and `digest`.
 
     Args:
-        path: file to create; an existing one is overwritten.
-        num_rows: N.
+        path: an existing file is overwritten.
         pixels: `images`, and `masks` where there are any, in this order.
         columns: every other dataset but `digest_fields`, each with N rows.
         attrs: root attributes besides `fastload_version`, `fastload_writer` and `header_digest`.
@@ -139,7 +135,7 @@ def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpe
 def _new_file(path: str | Path) -> h5py.File:
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
-    access.set_alignment(ALIGNMENT, ALIGNMENT)
+    access.set_alignment(4096, 4096)
     # The first block of metadata fills the file up to the pixels, also if those are too few bytes for HDF5 to align.
     access.set_meta_block_size(IMAGES_OFFSET)
     creation = h5p.create(h5p.FILE_CREATE)
@@ -190,26 +186,18 @@ def _create_pixels(
 
 
 def _create_column(file: h5py.File, name: str, column: Column) -> None:
-    values = np.ascontiguousarray(column.values)
+    values = np.ascontiguousarray(column.values, column.values.dtype.newbyteorder("<"))
     if values.dtype.kind == "S":
         # A plain NumPy S is ASCII to h5py, and HDF5 does not convert between that and UTF-8.
         values = values.view(h5py.string_dtype("utf-8", values.dtype.itemsize))
-    else:
-        values = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    dataset = file.create_dataset(name, data=values, track_times=False)
-    _set_attrs(dataset, column.attrs)
+    _set_attrs(file.create_dataset(name, data=values, track_times=False), column.attrs)
 
 
 def _set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
     for name, value in attrs.items():
-        if isinstance(value, str):
-            item.attrs[name] = _text([value])[0]
-        elif isinstance(value, (tuple, list)) and value and isinstance(value[0], str):
-            item.attrs[name] = _text(value)
-        else:
-            item.attrs[name] = value
-
-
-def _text(values: tuple[str, ...] | list[str]) -> NDArray[np.bytes_]:
-    text = np.array([value.encode("utf-8", errors="backslashreplace") for value in values])
-    return text.view(h5py.string_dtype("utf-8", max(text.dtype.itemsize, 1)))
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, (tuple, list)) and texts and isinstance(texts[0], str):
+            encoded = np.array([text.encode("utf-8", errors="backslashreplace") for text in texts])
+            encoded = encoded.view(h5py.string_dtype("utf-8", max(encoded.dtype.itemsize, 1)))
+            value = encoded if texts is value else encoded[0]
+        item.attrs[name] = value

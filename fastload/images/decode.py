@@ -27,15 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image, features
 
 from fastload.errors import ImageError
-from fastload.images.fit import (
-    TOO_FEW_BITS,
-    Target,
-    resample_for,
-    resample_mask,
-    resample_pixels,
-    with_channels,
-    with_depth,
-)
+from fastload.images.fit import Target, resample_for, resample_mask, resample_pixels, with_channels, with_depth
 from fastload.images.image_header import (
     check_size,
     decoding_errors,
@@ -46,7 +38,7 @@ from fastload.images.image_header import (
     png_without_tail,
     upright_size,
 )
-from fastload.images.jpeg import JpegFrame, run_libjpeg, scan_jpeg
+from fastload.images.jpeg import JpegHead, run_libjpeg, scan_jpeg
 from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -67,20 +59,15 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
             without fit, or 8-bit if 16 are asked for. An error of a library is its cause.
     """
     assert out.shape == (target.height, target.width, target.channels), "one row of the target"
-    frame = scan_jpeg(data)
+    head = scan_jpeg(data)
     with decoding_errors(data):
-        if frame is None or not _decode_jpeg(data, frame, target, out):
+        if head is None or not _decode_jpeg(data, head, target, out):
             with _loaded(data) as loaded:
-                image, orientation = loaded.image, loaded.orientation
-                if target.fit is None:
-                    resample_for(*upright_size(image.height, image.width, orientation), target)
                 if loaded.bits == 16:
                     pixels = _from_16_bits(data, loaded, target)
-                elif target.dtype != _UINT8:
-                    raise ImageError(TOO_FEW_BITS)
                 else:
-                    pixels = _pixels_of(_converted(image, target.channels))
-            resample_pixels(upright(pixels, orientation), target, out)
+                    pixels = _pixels_of(_converted(loaded.image, target.channels))
+            resample_pixels(upright(pixels, loaded.orientation), target, out)
 
 
 def decode_mask(
@@ -127,18 +114,16 @@ def decoder_versions() -> str:
     return f"simplejpeg {simplejpeg.__version__}; {pillow}"
 
 
-def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any]) -> bool:
+def _decode_jpeg(data: bytes, head: JpegHead, target: Target, out: NDArray[Any]) -> bool:
     """Decodes with simplejpeg; returns False if Pillow has to do it."""
-    if frame.components == 4:
+    height, width, components = head[:3]
+    if components == 4:
         return False
-    height, width, components, orientation, _ = frame
-    luma = components > target.channels
-    direct = orientation == 1 and not luma and height == target.height and width == target.width
     check_size(height, width)
+    luma = components > target.channels
+    direct = head.orientation == 1 and not luma and (height, width, out.dtype) == (*out.shape[:2], _UINT8)
     if not direct and target.fit is None:
-        resample_for(*upright_size(height, width, orientation), target)
-    if target.dtype != _UINT8:
-        raise ImageError(TOO_FEW_BITS)
+        resample_for(*upright_size(height, width, head.orientation), target)
     try:
         pixels = run_libjpeg(data, (height, width, 3 if luma else target.channels), out=out if direct else None)
     except (ValueError, RuntimeError):
@@ -146,7 +131,7 @@ def _decode_jpeg(data: bytes, frame: JpegFrame, target: Target, out: NDArray[Any
     if not direct:
         if luma:
             pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
-        resample_pixels(upright(pixels, orientation), target, out)
+        resample_pixels(upright(pixels, head.orientation), target, out)
     return True
 
 

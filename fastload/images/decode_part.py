@@ -24,7 +24,7 @@ from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode import decode_unturned, upright
 from fastload.images.image_header import upright_size
-from fastload.images.jpeg import JpegHead, cut_rows, jpeg_head, run_libjpeg
+from fastload.images.jpeg import JpegHead, cut_rows, run_libjpeg, scan_jpeg
 
 Data = bytes | memoryview
 _Scratch = NDArray[np.uint8] | None
@@ -87,7 +87,8 @@ def decode_row(
         raise ImageError("a JPEG has 8 bits a channel where the dataset has 16")
     if out is None:
         out = np.empty(shape, np.uint8)
-    _decode_jpeg(data, jpeg_head(data), shape, orientation, 1, out.reshape(-1), on_suspect)
+    head = _head_for_libjpeg(data, shape[2])
+    _decode_jpeg(data, head, shape, orientation, 1, out.reshape(-1), on_suspect)
     return out
 
 
@@ -122,7 +123,7 @@ def decode_part(
         pixels = _room(shown.shape, scratch)
         pixels[...] = shown
         return DecodedPart(pixels, 1, top)
-    head = jpeg_head(data)
+    head = _head_for_libjpeg(data, shape[2])
     if orientation == 1 and head is not None:
         top, stop = top // factor * factor, min(shape[0], -(-(top + height) // factor) * factor)
         part = _decode_rows(data, head, shape, factor, top, stop, scratch)
@@ -136,9 +137,7 @@ def _decode_rows(
 ) -> DecodedPart | None:
     """Decodes rows [top, stop) alone; returns None if the whole file has to be decoded."""
     height, width, channels = shape
-    if 8 * (stop - top) > 7 * height or _is_pillows(head, channels):
-        return None
-    rows = cut_rows(data, head, height, width, top, stop)
+    rows = cut_rows(data, head, height, width, top, stop) if 8 * (stop - top) <= 7 * height else None
     if rows is None:
         return None
     small = _smaller((rows.stop - rows.top, width, channels), factor)
@@ -163,19 +162,18 @@ def _decode_jpeg(
     on_suspect: OnSuspect | None,
 ) -> tuple[NDArray[np.uint8], int]:
     """Returns the pixels of a whole JPEG, upright, and by how much they are smaller: by the factor, or not."""
-    if head is not None and not _is_pillows(head, shape[2]):
-        for shrunk in (factor, 1) if factor > 1 else (1,):
-            small = _smaller(shape, shrunk)
-            pixels = _room(small, scratch)
-            try:
-                if orientation == 1:
-                    run_libjpeg(data, small, factor=shrunk, out=pixels.reshape(-1))
-                else:
-                    as_encoded = (*upright_size(*small[:2], orientation), small[2])
-                    pixels[...] = upright(run_libjpeg(data, as_encoded, factor=shrunk), orientation)
-                return pixels, shrunk
-            except (ValueError, RuntimeError):
-                continue
+    for shrunk in dict.fromkeys((factor, 1)) if head is not None else ():
+        small = _smaller(shape, shrunk)
+        pixels = _room(small, scratch)
+        try:
+            if orientation == 1:
+                run_libjpeg(data, small, factor=shrunk, out=pixels.reshape(-1))
+            else:
+                as_encoded = (*upright_size(*small[:2], orientation), small[2])
+                pixels[...] = upright(run_libjpeg(data, as_encoded, factor=shrunk), orientation)
+            return pixels, shrunk
+        except (ValueError, RuntimeError):
+            continue
     if on_suspect is not None:
         on_suspect()
     pixels, found = _room(shape, scratch), upright(decode_unturned(bytes(data), shape[2]), orientation)
@@ -214,9 +212,10 @@ def offset_in(memory: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> int:
     return offset if 0 <= offset < memory.nbytes else -1
 
 
-def _is_pillows(head: JpegHead, channels: int) -> bool:
-    """Whether Pillow has to convert a JPEG's colours: CMYK and YCCK, and colour that is to become gray."""
-    return head.components not in (1, 3) or (channels == 1 and head.components == 3)
+def _head_for_libjpeg(data: Data, channels: int) -> JpegHead | None:
+    """Returns the head of a JPEG; None if Pillow has to decode it: odd ones, CMYK, colour that is to become gray."""
+    head = scan_jpeg(data)
+    return None if head is None or head.components == 4 or head.components > channels else head
 
 
 def _smaller(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from fastload.errors import ImageError
-from fastload.images.jpeg import JpegFrame, scan_jpeg
+from fastload.images.jpeg import JpegHead, scan_jpeg
 from fastload.images.sixteen_bit import is_deep_colour, tile_of
 
 MAX_PIXELS = 178_956_970
@@ -42,7 +42,6 @@ _PLUGINS = {
 }
 _MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 _CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
-_JPEG_KINDS = {1: "L", 3: "RGB", 4: "CMYK"}
 _ORIENTATION = 0x0112
 
 
@@ -83,17 +82,16 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
     """
     size = 4096
     data = read_head(size)
-    while (frame := scan_jpeg(data)) is None and len(data) >= size:
+    while (head := scan_jpeg(data)) is None and len(data) >= size:
         # 64 KiB hold an EXIF block with its thumbnail. Then grow fast, but not far beyond the file's size, since
         # read(n) often allocates n bytes first.
         size *= 16
         data = read_head(size)
-    if frame is not None and not frame.several_frames:
-        check_size(frame.height, frame.width)
-        height, width = upright_size(frame.height, frame.width, frame.orientation)
-        channels = 1 if frame.components == 1 else 3
-        kind, turned = _JPEG_KINDS[frame.components], frame.orientation != 1
-        return ImageHeader(height, width, channels, 8, kind, 1, turned, plain_jpeg(frame))
+    if head is not None and not head.several_frames:
+        check_size(head.height, head.width)
+        height, width = upright_size(head.height, head.width, head.orientation)
+        channels, kind = (1, "L") if head.components == 1 else (3, "RGB" if head.components == 3 else "CMYK")
+        return ImageHeader(height, width, channels, 8, kind, 1, head.orientation != 1, plain_jpeg(head))
     while len(data) >= size:
         size *= 16
         data = read_head(size)
@@ -104,18 +102,20 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         if isinstance(image, TiffImageFile):
             width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
         # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
-        orientation = orientation_of(image) if image.format != "PNG" or _png_has_orientation(data) else 1
+        texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+        told = any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
+        orientation = orientation_of(image) if told or image.format != "PNG" else 1
         try:
             frames = int(getattr(image, "n_frames", 1))
         except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good
             frames = 1
         height, width = upright_size(height, width, orientation)
-        return ImageHeader(height, width, channels, bits, kind, frames, orientation != 1, plain_jpeg(frame))
+        return ImageHeader(height, width, channels, bits, kind, frames, orientation != 1, plain_jpeg(head))
 
 
-def plain_jpeg(frame: JpegFrame | None) -> int:
-    """Returns `ImageHeader.jpeg` of a JPEG with this frame."""
-    return frame.orientation if frame is not None and frame.components in (1, 3) else 0
+def plain_jpeg(head: JpegHead | None) -> int:
+    """Returns `ImageHeader.jpeg` of a JPEG with this head."""
+    return head.orientation if head is not None and head.components in (1, 3) else 0
 
 
 def open_image(data: bytes) -> ImageFile.ImageFile:
@@ -228,18 +228,13 @@ def decoding_errors(data: bytes) -> Iterator[None]:
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields (type, start, end) of every whole chunk of a PNG, in order."""
-    start = 8
+    start = 8 if data.startswith(b"\x89PNG") else len(data)
     while start + 12 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, start)
         end = start + 12 + length
         if end <= len(data):
             yield kind, start, end
         start = end
-
-
-def _png_has_orientation(data: bytes) -> bool:
-    texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-    return any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
 
 
 def png_without_tail(data: bytes) -> bytes | None:

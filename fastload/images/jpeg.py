@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,17 +21,15 @@ from numpy.typing import NDArray
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
 _FRAME = struct.Struct(">BHHB")  # sample precision, lines, samples per line, components
-_SIZE = struct.Struct(">HHB")  # lines, samples per line, components
 _ORIENTATION = 0x0112
 
 _COLORSPACES = {1: "GRAY", 3: "RGB", 4: "RGBA"}
 
 # Markers of segments.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of any kind, supported or not
 _BASELINE = frozenset({0xC0, 0xC1})  # baseline and extended: Huffman coded, each pixel's bits in one place
-_HUFFMAN = _BASELINE | {0xC2}  # progressive
+_PROGRESSIVE = 0xC2
 _RESTARTS = 0xDD  # gives the number of MCUs between restart markers
-_PLAIN = frozenset({0xC4, 0xDB, _RESTARTS, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, application segments
+_PLAIN = frozenset({0xC4, 0xDB, 0xFE, *range(0xE0, 0xF0)})  # tables, comments, application segments
 _SCAN = 0xDA  # entropy-coded data begins behind it
 
 _KINDS = 8  # restart markers count from RST0 to RST7 and begin again
@@ -41,8 +38,8 @@ _END = b"\xff\xd9"
 _SPLIT_AT = re.compile(rb"\xff[\xd0-\xd7]")
 
 
-class JpegFrame(NamedTuple):
-    """The header of a plain 8-bit Huffman-coded JPEG."""
+class JpegHead(NamedTuple):
+    """The segments before the first scan of a plain 8-bit Huffman-coded JPEG."""
 
     height: int
     """Rows of pixels, before the orientation is applied."""
@@ -53,69 +50,85 @@ class JpegFrame(NamedTuple):
     """EXIF orientation, 1 to 8."""
     several_frames: bool
     """Whether there is a multi-picture (MPF) segment."""
+    scan: _Scan | None
+    """The scan of a baseline JPEG of one scan; None: rows cannot be cut out of this file."""
 
 
-def _segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, position and length of each segment of a JPEG, up to and including the first scan's.
+class _Scan(NamedTuple):
+    """Layout of the entropy-coded data of a baseline JPEG of one scan."""
 
-    The length counts from position + 2, behind the marker, and includes the two bytes that hold it.
-
-    Raises:
-        ValueError: the bytes end before a scan begins, are no JPEG, or there is junk between segments.
-    """
-    if data[:2] != b"\xff\xd8":
-        raise ValueError("no JPEG")
-    position, marker = 2, 0
-    try:
-        while marker != _SCAN:
-            prefix, marker, length = _SEGMENT.unpack_from(data, position)
-            if prefix != 0xFF or length < 2:
-                raise ValueError("no segment")
-            yield marker, position, length
-            position += 2 + length
-    except struct.error as error:
-        raise ValueError("cut short") from error
+    height_at: int
+    """Byte at which the height is written, two bytes."""
+    mcu_height: int
+    mcu_width: int
+    subsampled_rows: bool
+    """Chroma has fewer rows than luma, so that upsampling a row needs its neighbours."""
+    interval: int
+    """MCUs from a restart marker to the next; 0: there are none."""
+    begins: int
+    """First byte of the entropy-coded data."""
 
 
-def scan_jpeg(data: bytes) -> JpegFrame | None:
-    """Returns the frame of a plain JPEG file, from its first bytes up to the first scan.
+class JpegRows(NamedTuple):
+    """A JPEG file of full width that decodes to rows [top, stop) of an image, both between rows of MCUs."""
+
+    data: bytearray
+    top: int
+    stop: int
+    ends_early: bool
+    """Whether it holds more data than its height needs, which libjpeg warns of as extraneous."""
+
+
+def scan_jpeg(data: bytes | memoryview) -> JpegHead | None:
+    """Returns the head of a plain JPEG file, from its first bytes up to the first scan, without releasing the GIL.
 
     Returns:
         None if the bytes end before the scan begins, are no JPEG, or hold anything unusual (junk between markers,
         arithmetic coding, 12 bits, odd EXIF): such files are left to Pillow.
     """
-    frame: tuple[int, int, int, int] | None = None
-    orientation = 0
-    several_frames = has_xmp_orientation = has_exif = False
+    if data[:2] != b"\xff\xd8":
+        return None
+    marker, stop = 0, 2
+    frame_at = interval = orientation = 0
+    several_frames = has_xmp_orientation = has_exif = progressive = False
     try:
-        for marker, position, length in _segments(data):
-            if marker in _HUFFMAN:
-                if frame is not None:
+        while marker != _SCAN:
+            prefix, marker, length = _SEGMENT.unpack_from(data, stop)
+            if prefix != 0xFF or length < 2:
+                return None
+            start, stop = stop + 4, stop + 2 + length
+            if marker in _BASELINE or marker == _PROGRESSIVE:
+                if frame_at or length != 8 + 3 * data[start + 5]:
                     return None
-                frame = _FRAME.unpack_from(data, position + 4)
-                if length != 8 + 3 * frame[3]:
-                    return None
+                frame_at, progressive = start, marker == _PROGRESSIVE
+            elif marker == _RESTARTS:
+                interval = int.from_bytes(data[start : start + 2], "big")
             elif marker not in _PLAIN and marker != _SCAN:
                 return None
             elif marker == 0xE1:
-                segment = data[position + 4 : position + 2 + length]
+                segment = bytes(data[start:stop])
                 if segment.startswith(b"Exif\0\0"):
                     if has_exif:
                         return None
-                    has_exif = True
-                    orientation = _exif_orientation(segment[6:])
+                    has_exif, orientation = True, _exif_orientation(segment[6:])
                 elif b"tiff:Orientation" in segment:
                     has_xmp_orientation = True
-            elif marker == 0xE2 and data.startswith(b"MPF\0", position + 4):
+            elif marker == 0xE2 and data[start : start + 4] == b"MPF\0":
                 several_frames = True
-        if frame is None or (has_xmp_orientation and orientation == 0):
+        precision, height, width, components = _FRAME.unpack_from(data, frame_at)
+        if not frame_at or precision != 8 or components not in (1, 3, 4) or (has_xmp_orientation and not orientation):
             return None
-    except (struct.error, ValueError):
+        factors = data[frame_at + 7 : frame_at + 6 + 3 * components : 3]
+    except (struct.error, ValueError, IndexError):
         return None
-    precision, height, width, components = frame
-    if precision != 8 or components not in (1, 3, 4):
-        return None
-    return JpegFrame(height, width, components, orientation or 1, several_frames)
+    across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
+    scan = None
+    # `start` is at the scan's number of components.
+    if not progressive and data[start : start + 1] == bytes([components]) and height and width and min(across + down):
+        if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
+            across, down = [1], [1]
+        scan = _Scan(frame_at + 1, 8 * max(down), 8 * max(across), min(down) < max(down), interval, stop)
+    return JpegHead(height, width, components, orientation or 1, several_frames, scan)
 
 
 def _exif_orientation(tiff: bytes) -> int:
@@ -140,80 +153,12 @@ def _exif_orientation(tiff: bytes) -> int:
     return orientation
 
 
-class JpegRows(NamedTuple):
-    """A JPEG file of full width that decodes to rows [top, stop) of an image, both between rows of MCUs."""
-
-    data: bytearray
-    top: int
-    stop: int
-    ends_early: bool
-    """Whether it holds more data than its height needs, which libjpeg warns of as extraneous."""
-
-
-class JpegHead(NamedTuple):
-    """The facts in the segments before the first scan that decide how to decode."""
-
-    components: int
-    """1 gray, 3 colour, 4 print."""
-    scan: _Scan | None
-    """The scan of a plain baseline JPEG of one scan; None: rows cannot be cut out of this file."""
-
-
-class _Scan(NamedTuple):
-    """Layout of the entropy-coded data of a baseline JPEG of one scan."""
-
-    height_at: int
-    """Byte at which the height is written, two bytes."""
-    height: int
-    width: int
-    mcu_height: int
-    mcu_width: int
-    subsampled_rows: bool
-    """Chroma has fewer rows than luma, so that upsampling a row needs its neighbours."""
-    interval: int
-    """MCUs from a restart marker to the next; 0: there are none."""
-    begins: int
-    """First byte of the entropy-coded data."""
-
-
-def jpeg_head(data: bytes | memoryview) -> JpegHead | None:
-    """Reads the head of a JPEG in one pass, without releasing the GIL; returns None if it is odd."""
-    frame_at = interval = ends = 0
-    plain = True
-    try:
-        for marker, position, length in _segments(data):
-            ends = position + 2 + length
-            if marker in _FRAMES:
-                plain &= marker in _BASELINE and not frame_at
-                frame_at = frame_at or position + 5
-            elif marker == _RESTARTS:
-                interval = int.from_bytes(data[position + 4 : position + 6], "big")
-            elif marker == _SCAN:
-                plain &= bool(frame_at) and data[position + 4] == data[frame_at + 4]
-            else:
-                plain &= marker in _PLAIN
-        if not frame_at:
-            return None
-        height, width, components = _SIZE.unpack_from(data, frame_at)
-        factors = data[frame_at + 6 : frame_at + 6 + 3 * components : 3]
-        across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
-        if not (plain and height and width and min(across + down, default=0)):
-            return JpegHead(components, None)
-        if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
-            across, down = [1], [1]
-        subsampled_rows = min(down) < max(down)
-        scan = _Scan(frame_at, height, width, 8 * max(down), 8 * max(across), subsampled_rows, interval, ends)
-        return JpegHead(components, scan)
-    except (ValueError, IndexError, struct.error):
-        return None
-
-
 def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, top: int, stop: int) -> JpegRows | None:
     """Returns the smallest JPEG that decodes to rows [top, stop), with the same pixels as the whole file.
 
     Args:
         data: a whole JPEG file.
-        head: `jpeg_head(data)`.
+        head: `scan_jpeg(data)`.
         height, width: size of its image, not turned upright; a file that says otherwise is not cut.
         top: first row wanted.
         stop: row behind the last one wanted.
@@ -223,20 +168,20 @@ def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, 
         saved.
     """
     scan = head.scan
-    if scan is None or (scan.height, scan.width) != (height, width):
+    if scan is None or (head.height, head.width) != (height, width):
         return None
     num_rows = -(-height // scan.mcu_height)
     # libjpeg's smooth upsampling of chroma looks at the row above and the one below.
     first = (max(0, top - 1) if scan.subsampled_rows else top) // scan.mcu_height
     last = min(num_rows, -(-(stop + 1 if scan.subsampled_rows else stop) // scan.mcu_height))
     # Rows of MCUs from one that begins behind a restart marker to the next; 0: there are no markers.
-    per_row = -(-scan.width // scan.mcu_width)
+    per_row = -(-width // scan.mcu_width)
     step = math.lcm(scan.interval, per_row) // per_row if scan.interval else 0
     first, last = (first // step * step, min(num_rows, -(-last // step) * step)) if step else (0, last)
     if 8 * (last - first) > 7 * num_rows:
         return None
     # With restart markers the data is cut at the end, too: libjpeg would warn of the markers behind it.
-    cut = _between_markers(data, scan, first, last, num_rows) if step else bytearray(data)
+    cut = _between_markers(data, scan, per_row, first, last, num_rows) if step else bytearray(data)
     if cut is None:
         return None
     rows_top, rows_stop = first * scan.mcu_height, min(height, last * scan.mcu_height)
@@ -244,9 +189,10 @@ def cut_rows(data: bytes | memoryview, head: JpegHead, height: int, width: int, 
     return JpegRows(cut, rows_top, rows_stop, ends_early=not step and last < num_rows)
 
 
-def _between_markers(data: bytes | memoryview, scan: _Scan, first: int, last: int, num_rows: int) -> bytearray | None:
+def _between_markers(
+    data: bytes | memoryview, scan: _Scan, per_row: int, first: int, last: int, num_rows: int
+) -> bytearray | None:
     """Returns header and data of rows of MCUs [first, last), its markers renumbered; None if markers are missing."""
-    per_row = -(-scan.width // scan.mcu_width)
     before, until = first * per_row // scan.interval, last * per_row // scan.interval
     most = -(-num_rows * per_row // scan.interval) - 1
     begin, end = scan.begins, len(data)

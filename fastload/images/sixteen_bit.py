@@ -46,16 +46,13 @@ def read_low_bytes(image: Image.Image) -> None:
 
 def is_gray_alpha(image: Image.Image) -> bool:
     """Whether an opened image is 16-bit gray with alpha."""
-    return _rawmode(image) == _GRAY_ALPHA
+    return bool(tile_of(image)[2][0] == _GRAY_ALPHA)
 
 
 def deep_pixels(high: Image.Image, low: Image.Image | None, *, gray_alpha: bool) -> NDArray[np.uint16]:
-    """Returns uint16 (H, W, 3 or 4) from the two loaded halves; gray with alpha from its four bytes in `low`.
+    """Returns uint16 (H, W, 3 or 4) from images loaded with high and with low bytes; None: low bytes are not needed.
 
-    Args:
-        high: image loaded with high bytes.
-        low: image loaded with low bytes; None leaves them 0, for callers that need the high ones only.
-        gray_alpha: `is_gray_alpha` of the image.
+    Gray with alpha (`is_gray_alpha`) has its four bytes in `low`.
     """
     if gray_alpha and low is not None:
         gray, alpha = np.moveaxis(np.asarray(low).view(">u2"), 2, 0)
@@ -110,12 +107,8 @@ def _is_deep_ppm(image: Image.Image) -> bool:
     return image.format == "PPM" and image.mode == "RGB" and codec == "ppm" and args[1] > 255
 
 
-def _rawmode(image: Image.Image) -> str:
-    return str(tile_of(image)[2][0])
-
-
 def _low_rawmode(image: Image.Image) -> str | None:
-    rawmode = _rawmode(image)
+    rawmode = str(tile_of(image)[2][0])
     if image.format not in ("PNG", "TIFF"):
         return None
     if rawmode == _GRAY_ALPHA and image.mode == "RGBA":

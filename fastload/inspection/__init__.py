@@ -4,6 +4,6 @@ In: a packed file, for most functions also another HDF5 file of images. Out: fro
 JSON, or a PNG.
 
 Read `info` with `chunk_layout` (contents, and what makes a file slow), then `verify` with `compare` (every row against
-its digest, and against its source image), `shuffle_quality` (how well each order mixes), `preview/` (a contact sheet).
-Works without torch. Must not import the loader or `profiling`.
+its digest, and against its source image), `shuffle_quality` (how well each order mixes), `preview` with `overlay` (a
+contact sheet). Works without torch. Must not import the loader or `profiling`.
 """

@@ -127,7 +127,19 @@ def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
             f"{format_bytes(layout.pixel_bytes)} of pixels."
         )
     if layout.chunks and not layout.linear:
-        found += _beyond_cache(name, layout)
+        chunk = f"A chunk of {name} ({format_bytes(layout.chunk_bytes)}) is larger than"
+        caches = "HDF5's chunk cache (8 MiB by default since HDF5 2.0, 1 MiB before)"
+        if layout.compressed and layout.chunk_bytes > 8 * 2**20:
+            found.append(f"{chunk} {caches}: it is read and decoded again for each of its images, even in order.")
+        elif layout.compressed and layout.chunk_bytes > OLD_CACHE_BYTES:
+            found.append(
+                f"{chunk} the chunk cache of HDF5 before 2.0 (1 MiB): there each of its images decodes it again."
+            )
+        elif not layout.compressed and layout.chunk_bytes > CACHE_BYTES:
+            found.append(
+                f"{chunk} {caches}: HDF5 bypasses the cache and reads piece by piece; with a larger cache "
+                f"(rdcc_nbytes) it reads {format_bytes(layout.chunk_bytes_per_image)} for one random image."
+            )
     if layout.chunk_bytes < TINY_CHUNK_BYTES and layout.num_chunks > MANY_CHUNKS:
         found.append(
             f"Tiny chunks: {layout.num_chunks:,} of {format_bytes(layout.chunk_bytes)} each, every one with its own "
@@ -146,22 +158,6 @@ def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
     if layout.chunks and not layout.linear and (layout.compressed or layout.chunk_bytes_per_image > layout.image_bytes):
         found.append(_gain(layout))
     return found
-
-
-def _beyond_cache(name: str, layout: ChunkLayout) -> list[str]:
-    """Returns a sentence if a chunk is larger than HDF5's chunk cache."""
-    chunk = f"A chunk of {name} ({format_bytes(layout.chunk_bytes)}) is larger than"
-    caches = "HDF5's chunk cache (8 MiB by default since HDF5 2.0, 1 MiB before)"
-    if layout.compressed and layout.chunk_bytes > 8 * 2**20:
-        return [f"{chunk} {caches}: it is read and decoded again for each of its images, even in order."]
-    if layout.compressed and layout.chunk_bytes > OLD_CACHE_BYTES:
-        return [f"{chunk} the chunk cache of HDF5 before 2.0 (1 MiB): there each of its images decodes it again."]
-    if not layout.compressed and layout.chunk_bytes > CACHE_BYTES:
-        return [
-            f"{chunk} {caches}: HDF5 bypasses the cache and reads piece by piece; with a larger cache (rdcc_nbytes) it "
-            f"reads {format_bytes(layout.chunk_bytes_per_image)} for one random image."
-        ]
-    return []
 
 
 def _gain(layout: ChunkLayout) -> str:

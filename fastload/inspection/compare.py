@@ -22,7 +22,7 @@ from fastload.pack.encode import RowEncoder
 from fastload.pack.pack_options import EncodingOption, PackOptions, parse_encoding
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import read_headers, with_moved_coordinates
+from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources import SourceOptions, list_source
 from fastload.sources.listing import Listing
@@ -34,9 +34,6 @@ _GONE = "its image can no longer be decoded"
 _OTHER_MASK = "its mask differs"
 
 _TASK_ROWS = 64
-
-_Result = tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]
-"""Rows, the largest difference of each, and row -> why it cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +104,8 @@ def compare_source(
 
     Args:
         keys: of the file's rows.
-        workers: processes that decode; 0: this one.
         advance: called with the number of rows just compared.
-        file, source, root: as in `verify_file`.
+        file, source, root, workers: as in `verify_file`.
 
     Raises:
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
@@ -137,15 +133,15 @@ def compare_source(
         with PackPool(workers) as pool:
             pool.use(listing)
             listing, tasks = _prepare(file, options, listing, pool, rows, samples)
-            for part, differences, reasons in pool.run(_compare, tasks):
-                for row, reason in reasons.items():
-                    changed[row].append(reason)
-                for row, levels in zip(part.tolist(), (differences / scale).tolist(), strict=True):
-                    if levels > allowed:
+            for compared in pool.run(_compare, tasks):
+                for row, found_there in compared:
+                    if isinstance(found_there, str):
+                        changed[row].append(found_there)
+                    elif (levels := found_there / scale) > allowed:
                         changed[row].append(f"pixels differ by up to {levels:.0f} levels")
                     elif levels:
                         inexact, max_levels = inexact + 1, max(max_levels, levels)
-                advance(len(part))
+                advance(len(compared))
     for row, reason in _changed_fields(file, listing, rows, samples):
         changed[row].append(reason)
     advance(len(keys) - len(rows))
@@ -187,16 +183,14 @@ def _prepare(
         masks="rows" if "masks" in file.fields else None,
     )
     headers, unread = None, dict[int, str]()
-    if has_ragged(file):
+    if has_ragged(file) or (target is not None and target.fit and has_coordinates(listing)):
         headers, _, unread = read_headers(listing, pool, None, samples)
         listing = with_moved_coordinates(listing, headers, target, options.max_size)
-    elif target is not None and target.fit and any(column.moves for column in listing.columns.values()):
-        listing = with_moved_coordinates(listing, read_headers(listing, pool, None)[0], target)
     tasks = []
     for start in range(0, len(rows), _TASK_ROWS):
         some = samples[start : start + _TASK_ROWS]
         known = {sample: unread[sample] for sample in some.tolist() if sample in unread}
-        here = None if headers is None else headers[some]
+        here = headers[some] if headers is not None and has_ragged(file) else None
         tasks.append(_Task(file, plan, rows[start : start + _TASK_ROWS], some, here, known))
     return listing, tasks
 
@@ -217,41 +211,28 @@ def _pack_options(file: PackedFile) -> PackOptions:
         ) from exc
 
 
-def _compare(worker: Worker, task: _Task) -> _Result:
-    """Returns rows, the largest difference of each in the file's own levels, and row -> why it differs otherwise."""
-    compare = _compare_rows if task.headers is None else _compare_ragged
-    differences, reasons = compare(worker, task, open_samples(task.file))
-    differences[list(reasons)] = 0
-    return task.rows, differences, {int(task.rows[at]): reason for at, reason in reasons.items()}
-
-
-def _compare_rows(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """Compares rows of one size, all at once; returns differences, and position in the task -> another reason."""
+def _compare(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
+    """Returns (row, the largest difference in the file's own levels, or why it differs otherwise) of all rows."""
+    stored = open_samples(task.file)
+    if task.headers is not None:
+        return list(zip(task.rows.tolist(), _compare_ragged(worker, task, stored), strict=True))
     assert task.plan.target is not None, "only ragged rows differ in size"
     arrays, failed = worker.decode(task.samples, task.plan.target)
-    differences = np.zeros(len(task.rows), np.int64)
-    reasons = {at: f"{_GONE}: {reason}" for at, reason in failed.items()}
+    found: list[int | str] = [f"{_GONE}: {failed[at]}" if at in failed else 0 for at in range(len(task.rows))]
     for decoded, name in zip(arrays, stored.names, strict=False):
         packed = np.empty_like(decoded)
-        try:
-            stored.gather(name, task.rows, packed)
-        except ImageError:
-            for at, row in enumerate(task.rows.tolist()):
-                try:
-                    packed[at] = stored.pixels(name, row)
-                except ImageError as exc:
-                    packed[at] = decoded[at]
-                    reasons.setdefault(at, str(exc))
-        for at in np.flatnonzero((decoded != packed).reshape(len(packed), -1).any(axis=1)).tolist():
-            if name == "masks":  # their values are class numbers, which no decoder may round
-                reasons.setdefault(at, _OTHER_MASK)
-            else:
-                differences[at] = np.abs(decoded[at].astype(np.int64) - packed[at]).max()
-    return differences, reasons
+        unreadable = stored.read(name, task.rows, packed)
+        different = (decoded != packed).reshape(len(packed), -1).any(axis=1)
+        for at in {*np.flatnonzero(different).tolist(), *unreadable}:
+            if isinstance(found[at], int):
+                levels = int(np.abs(decoded[at].astype(np.int64) - packed[at]).max())
+                # Values of masks are class numbers, which no decoder may round.
+                found[at] = unreadable.get(at) or (_OTHER_MASK if name == "masks" else levels)
+    return list(zip(task.rows.tolist(), found, strict=True))
 
 
-def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """Does the same as `_compare_rows` for rows of varying length, each encoded again as it was packed."""
+def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> list[int | str]:
+    """Returns the same of rows of varying length, each encoded again as it was packed."""
     assert task.headers is not None, "read before"
     masks = worker.masks if task.plan.masks else None
     from_source = replace(task.plan, option=EncodingOption("source"))
@@ -282,19 +263,15 @@ def _compare_ragged(worker: Worker, task: _Task, stored: CheckedSamples) -> tupl
             return "its JPEG has other bytes" + (f" (pixels differ by up to {levels} levels)" if levels else "")
         return levels
 
-    differences, reasons = np.zeros(len(task.rows), np.int64), dict[int, str]()
+    found = list[int | str]()
     for at, (row, sample) in enumerate(zip(task.rows.tolist(), task.samples.tolist(), strict=True)):
         try:
             if sample in task.unread:
                 raise ImageError(task.unread[sample])
-            found = compare(row, sample, task.headers[at])
+            found.append(compare(row, sample, task.headers[at]))
         except (ImageError, OSError) as exc:
-            found = f"{_GONE}: {exc}"
-        if isinstance(found, str):
-            reasons[at] = found
-        else:
-            differences[at] = found
-    return differences, reasons
+            found.append(f"{_GONE}: {exc}")
+    return found
 
 
 def _changed_fields(

@@ -15,7 +15,7 @@ import numpy as np
 from fastload.errors import FormatError
 from fastload.format.codecs import pipeline, why_unreadable
 from fastload.format.digests import linear_offset, plain
-from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import ENCODINGS
 from fastload.inspection.chunk_layout import PACK_AGAIN, REPACK_FILE, ChunkLayout, chunk_layout, findings
 
@@ -136,9 +136,9 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         datasets = {name: file[name] for name in header.fields}
     else:  # every group; soft and external links are not followed
         file.visititems(lambda name, item: datasets.update({name: item} if isinstance(item, h5py.Dataset) else {}))
-    offsets = {name: header.fields[name].offset if header else linear_offset(item) for name, item in datasets.items()}
-    ragged = [name for name, field in header.fields.items() if field.ragged is not None] if header else []
-    stores = {name: describe_ragged(file, header, name) for name in ragged} if header else {}
+        header = PackedFile(path, None, 0, {}, {}, "", False, 0, FileIdentity.of(path.stat()), {})
+    stores = {name: describe_ragged(file, header, name) for name, field in header.fields.items() if field.ragged}
+    offsets = {name: linear_offset(item) for name, item in datasets.items()}
     fields = {}
     for name, item in datasets.items():
         names = plain(item.attrs["names"]) if "names" in item.attrs else ()
@@ -151,7 +151,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
             stored_bytes=int(item.id.get_storage_size()),
             chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
             filters=tuple(one.name for one in pipeline(item)),
-            linear=offsets[name] is not None or name in ragged,
+            linear=offsets[name] is not None,
             num_names=len(names) if isinstance(names, tuple) else 1,
         )
     found = [refusal] if refusal else []
@@ -168,40 +168,35 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         fields = {pixels: fields[pixels], **fields}
         layout = chunk_layout(pixels, datasets[pixels], offsets[pixels])
         found += findings(datasets[pixels], layout)
-    elif not header:
+    elif not header.fields:
         found.append("No dataset looks like images: numbers with three or four axes.")
-    hint = REPACK_FILE if header and layout and not layout.missing_chunks else PACK_AGAIN
-    attrs = header.attrs if header and header.version is not None else {}
+    hint = REPACK_FILE if header.fields and layout and not layout.missing_chunks else PACK_AGAIN
+    attrs = header.attrs if header.version is not None else {}
     texts = {name: str(attrs[name]) for name in ("fastload_writer", "decoder", "source_layout") if name in attrs}
+    pack_options: dict[str, Any] = {}
+    with suppress(TypeError, ValueError):
+        pack_options = dict(json.loads(attrs.get("pack_options", "")))
     return FileInfo(
         path=path,
-        version=header.version if header else None,
+        version=header.version,
         writer=texts.get("fastload_writer"),
-        num_samples=header.num_rows if header else (layout.shape[0] if layout else 0),
+        num_samples=header.num_rows or (layout.shape[0] if layout else 0),
         fields=fields,
-        splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()} if header else {},
-        classes=header.fields["labels"].names if header and "labels" in header.fields else (),
-        class_counts=_class_counts(file, header) if header else None,
+        splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()},
+        classes=header.fields["labels"].names if "labels" in header.fields else (),
+        class_counts=_class_counts(file, header),
         layout=layout,
         stores=stores,
         file_bytes=path.stat().st_size,
         pixel_bytes=layout.pixel_bytes if layout else stores["images"].pixel_bytes if "images" in stores else 0,
-        header_digest=header.header_digest if header else None,
+        header_digest=header.header_digest or None,
         decoder=texts.get("decoder"),
         source_layout=texts.get("source_layout"),
-        pack_options=_pack_options(attrs.get("pack_options")),
-        seed=header.seed if header and attrs else None,
-        shuffled=header.shuffled if header and attrs else None,
+        pack_options=pack_options,
+        seed=header.seed if attrs else None,
+        shuffled=header.shuffled if attrs else None,
         findings=(*missing, *found, hint) if found else tuple(missing),
     )
-
-
-def _pack_options(value: Any) -> dict[str, Any]:
-    try:
-        options = json.loads(value)
-    except (TypeError, ValueError):
-        return {}
-    return options if isinstance(options, dict) else {}
 
 
 def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None:
@@ -209,8 +204,7 @@ def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None
     labels = header.fields.get("labels")
     if labels is None or not labels.names or labels.row_bytes * header.num_rows > MAX_COUNTED_BYTES:
         return None
-    values = file["labels"][()]
-    if values.dtype.kind not in "iu":
+    if (values := file["labels"][()]).dtype.kind not in "iu":
         return None
     if values.ndim == 2 and values.shape[1] == len(labels.names):
         counts = np.count_nonzero(values, axis=0)
@@ -297,13 +291,12 @@ def describe_ragged(hdf5: h5py.File, file: PackedFile, name: str) -> RaggedInfo:
         known = ENCODINGS[number] if number < len(ENCODINGS) else f"unknown ({number})"
         share = float(lengths[here].sum() / max(int(raw[here].sum()), 1))
         encodings.append(EncodingInfo(known, int(here.sum()), int(lengths[here].mean()), share))
-    smallest, largest = (tuple(sizes[at].tolist()) for at in (areas.argmin(), areas.argmax()))
     num_chunks = -(-store.num_bytes // store.chunk_bytes)
     return RaggedInfo(
         encodings=tuple(sorted(encodings, key=lambda found: -found.rows)),
         num_sizes=len(np.unique(sizes, axis=0)),
-        smallest=smallest,
-        largest=largest,
+        smallest=tuple(sizes[areas.argmin()].tolist()),
+        largest=tuple(sizes[areas.argmax()].tolist()),
         row_bytes=int(lengths.mean()),
         pixel_bytes=int(raw.sum()),
         stored_bytes=int(lengths.sum()),

@@ -33,7 +33,6 @@ LEAST_ROWS = 8
 SPREADS = 3.0
 
 _PLANNED_ROWS = 1_000_000
-_BLOCK_ROWS = 1_000_000
 _MAX_LABEL_BYTES = 512 * 2**20
 
 MeasureName = Literal["file_order", "label_mix", "epoch_distance", "mates_again"]
@@ -220,9 +219,8 @@ class _Sampling:
         # For `file_order`, (P,), sorted, over the whole plan; then of the samples of batches, (K, B): those for
         # `label_mix`, and those that are followed.
         self.positions = _some(rng, num_rows, SAMPLED_ROWS)
-        self.batches, self.followed = (
-            _some(rng, rows // batch_size, most)[:, None] * batch_size + within for rows in (num_rows, self.scanned)
-        )
+        self.batches = _some(rng, num_rows // batch_size, most)[:, None] * batch_size + within
+        self.followed = _some(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
 
     def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
         """Returns the measures of one planned epoch and the one after it."""
@@ -232,17 +230,14 @@ class _Sampling:
             plan = EpochPlan(part, chunk_rows=chunk_rows, seed=self.seed, epoch=epoch, shuffle=shuffle)
             return plan.rows_at(0, positions.ravel()).reshape(positions.shape) - rows.start
 
-        followed = rows_at(epoch, self.followed, self.scanned)
-        index = np.full(self.scanned, -1, np.int32)
-        index[followed.ravel()] = np.arange(followed.size)
-        next_positions = np.empty(followed.shape, np.int64)
         # The position of a row is found only by planning the whole next epoch.
-        for first in range(0, self.scanned, _BLOCK_ROWS):
-            block = np.arange(first, min(first + _BLOCK_ROWS, self.scanned))
-            found = index[rows_at(epoch + 1, block, self.scanned)]
-            next_positions.reshape(-1)[found[found >= 0]] = block[found >= 0]
-        batches = rows_at(epoch, self.batches, self.num_rows)
-        return self._values(rows_at(epoch, self.positions, self.num_rows), batches, next_positions)
+        every, position = np.arange(self.scanned), np.empty(self.scanned, np.int64)
+        position[rows_at(epoch + 1, every, self.scanned)] = every
+        return self._values(
+            rows_at(epoch, self.positions, self.num_rows),
+            rows_at(epoch, self.batches, self.num_rows),
+            position[rows_at(epoch, self.followed, self.scanned)],
+        )
 
     def random(self) -> list[Values]:
         """Returns the measures of random permutations: at fixed positions these are draws without repeats."""
@@ -252,10 +247,8 @@ class _Sampling:
             # One draw serves all measures, because each is judged by itself.
             drawn = rng.choice(self.num_rows, max(self.positions.size, self.batches.size, self.followed.size), False)
             later = drawn if self.scanned == self.num_rows else rng.choice(self.scanned, self.followed.size, False)
-            batches, followed = (
-                numbers[: like.size].reshape(like.shape)
-                for numbers, like in ((drawn, self.batches), (later, self.followed))
-            )
+            batches = drawn[: self.batches.size].reshape(self.batches.shape)
+            followed = later[: self.followed.size].reshape(self.followed.shape)
             found.append(self._values(drawn[: self.positions.size], batches, followed))
         return found
 
@@ -299,34 +292,26 @@ def format_percent(part: float) -> str:
 
 def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None, LabelMix | None, list[str]]:
     """Returns the kind of labels, `label_mix` for them, and notes about them."""
-    nothing = "label_mix does not apply: "
     field = file.fields.get("labels")
     if field is None:
-        return None, None, [nothing + "the file has no labels."]
+        return None, None, ["label_mix does not apply: the file has no labels."]
     if field.dtype.kind not in "biu" or len(field.shape) > 1 or 0 in field.shape:
         found = f"labels are {field.dtype} {('N', *field.shape)}, neither classes nor attributes."
-        return None, None, [nothing + found]
+        return None, None, [f"label_mix does not apply: {found}"]
     width = field.shape[0] if field.shape else 1
-    notes: list[str] = []
     # Only every n-th attribute if all of them would need too much memory.
     step = -(-width * len(rows) * field.dtype.itemsize // _MAX_LABEL_BYTES) if width > 1 else 1
     with open_hdf5(file.path) as handle:
-        data = handle["labels"]
-        values = data[rows.start : rows.stop, ::step] if field.shape else data[rows.start : rows.stop]
+        values = handle["labels"][(slice(rows.start, rows.stop), *[slice(None, None, step)] * len(field.shape))]
     if width > 1:
+        kind, alike = "attributes", "every sample has the same attributes"
         mix = randomness.attribute_mix(values != 0, batch_size)
-        if step > 1:
-            notes.append(f"label_mix: of every {step}th of {width} attributes.")
-        return ("attributes", mix, notes) if mix else (None, None, [nothing + "every sample has the same attributes."])
-    labels = values.reshape(-1)
-    least, most = int(labels.min()), int(labels.max())
-    if most - least > 4 * labels.size + 1000:  # numbers from 0, also for labels that are -1 (none) or far apart
-        classes = np.unique(labels, return_inverse=True)[1].astype(np.int64, copy=False)
+        notes = [f"label_mix: of every {step}th of {width} attributes."] if step > 1 else []
     else:
-        classes = labels.astype(np.int64) - least if labels.dtype.itemsize < 8 else (labels - least).astype(np.int64)
-    mix = randomness.class_mix(classes, batch_size)
-    if mix is None:
-        return None, None, [nothing + "all samples are of one class."]
-    if (num_classes := int(np.count_nonzero(np.bincount(classes)))) * 2 > len(rows):
-        notes.append(f"label_mix says little: {num_classes:,} classes among {len(rows):,} samples.")
-    return "classes", mix, notes
+        kind, alike = "classes", "all samples are of one class"
+        # Numbers from 0, also for labels that are -1 (none) or far apart.
+        names, classes = np.unique(values, return_inverse=True)
+        mix = randomness.class_mix(classes.reshape(-1), batch_size)
+        few = len(names) * 2 <= len(rows)
+        notes = [] if few else [f"label_mix says little: {len(names):,} classes among {len(rows):,} samples."]
+    return (kind, mix, notes) if mix else (None, None, [f"label_mix does not apply: {alike}."])

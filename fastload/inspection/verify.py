@@ -17,7 +17,7 @@ import numpy as np
 
 from fastload.errors import FileChangedError, FormatError
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, Field, FileIdentity, PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -134,10 +134,11 @@ def verify_file(
                 wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
                 damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
             damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
-            pixel_bytes = sum(
-                file.num_rows * field.row_bytes if field.ragged is None else int(hdf5[f"{field.name}_bytes"][()].sum())
-                for field in _pixel_fields(file)
-            )
+            pixel_bytes = 0
+            for name in file.fields.keys() & PIXEL_FIELDS:
+                field = file.fields[name]
+                lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
+                pixel_bytes += int(np.sum(lengths))
     except (OSError, RuntimeError, KeyError) as exc:
         raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
     compared: SourceReport | None = None
@@ -166,21 +167,17 @@ def _require_digests(file: PackedFile) -> None:
             f"`fastload info {file.path}` describes it."
         )
     # Any other missing dataset changes the header digest. A file without images has row digests too.
-    missing = [name for name in DIGEST_FIELDS if name not in file.fields]
-    if missing or any(file.fields[name].dtype != np.uint64 or file.fields[name].shape for name in DIGEST_FIELDS):
+    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
+    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
         raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: "
-            f"{', '.join(missing) or ', '.join(DIGEST_FIELDS)}). The file was changed after packing; pack it again."
+            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). The file was "
+            f"changed after packing; pack it again."
         )
-
-
-def _pixel_fields(file: PackedFile) -> list[Field]:
-    return [file.fields[name] for name in PIXEL_FIELDS if name in file.fields]
 
 
 def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], None]) -> list[tuple[int, str]]:
     """Returns (row, what) for rows whose pixels do not match their digest, or cannot be read or decoded."""
-    row_bytes = sum(field.row_bytes for field in _pixel_fields(file))
+    row_bytes = sum(file.fields[name].row_bytes for name in PIXEL_FIELDS if name in file.fields)
     if not row_bytes:
         advance(file.num_rows)
         return []

@@ -24,7 +24,7 @@ import numpy as np
 from fastload.errors import OutputError
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
-from fastload.pack.engine import PackRun
+from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
 from fastload.pack.pack_options import (
@@ -42,7 +42,6 @@ from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, only_arrays, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tree import Tree
 from fastload.system.machine import worker_count
 
 __all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
@@ -118,34 +117,13 @@ def pack_images(
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
-    options = PackOptions.of(locals())
-    if not isinstance(source, (str, Path)):
-        from fastload.sources.objects import list_objects
-
-        listing = _limited(list_objects(source, on_error=on_error), options)
-        return pack_listing(
-            listing, output, options=options, source_name=type(source).__name__, workers=workers or 0,
-            on_error=on_error, overwrite=overwrite, progress=progress,
-        )  # fmt: skip
-    started = time.perf_counter()
-    output = _checked_output(output, overwrite)
-    if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
-        raise OutputError(
-            f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
-            f"folder outside of it."
-        )
-    if Path(source).exists() and output.exists() and output.samefile(source):
-        raise OutputError(f"{output}: is the source itself. Choose another name.")
-    with PackPool(worker_count(workers)) as pool:
-        # Imported here, as repacking does not need all the layouts.
-        from fastload.sources.layouts import LAYOUTS, detect_layout
-
-        tree = open_tree(source)
-        name = layout or detect_layout(tree)[0]
-        if name not in LAYOUTS or LAYOUTS[name].decodes:
-            pool.start_early()
-        listing = _list_samples(tree, name, options, on_error)
-        return _run(PackJob(str(source), output, listing, options, on_error, overwrite, progress), pool, started)
+    started, options = time.perf_counter(), PackOptions.of(locals())
+    output = _checked_output(output, overwrite, source)
+    is_path = isinstance(source, (str, Path))
+    name = str(source) if is_path else type(source).__name__
+    with PackPool(worker_count(workers if is_path else workers or 0)) as pool:
+        listing = _list_samples(source, layout, options, on_error, pool)
+        return _run(PackJob(name, output, listing, options, on_error, overwrite, progress), pool, started)
 
 
 def pack_listing(
@@ -179,9 +157,9 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
     with closing(Journal(journal_path(job.output))) as journal:
         found = journal.read()
         try:
-            if report := finished_report(job, journal, found, started):
-                return report
-            tasks, kept = begin_or_resume(job, journal, found, pool)
+            if report := finished_report(job, journal, found):
+                return replace(report, seconds=time.perf_counter() - started)
+            tasks, records = begin_or_resume(job, journal, found, pool)
         except BaseException:
             if not job.part.exists():
                 discard(job, found)
@@ -189,10 +167,15 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
             raise
         if tasks.survey.plan is not None and tasks.survey.plan.special and not pool.workers:
             pool.local_threads = pool.threads  # Encoding releases the GIL, and takes longer than copying.
+        kept, rows_kept = tasks.chunks_of(records.values()), sum(record.count for record in records.values())
         begun = time.perf_counter()
-        run = PackRun(tasks, journal, kept)
-        rate = run.make(pool) / max(time.perf_counter() - begun, 1e-9)
-        return finish(tasks, run, journal, pool, images_per_s=rate, chunks_kept=tasks.chunks_of(kept), started=started)
+        make_rows(tasks, journal, pool, records)
+        making_s = max(time.perf_counter() - begun, 1e-9)
+        report = finish(tasks, records, journal, pool.threads)
+        return replace(
+            report, seconds=time.perf_counter() - started, chunks_kept=kept, chunks_decoded=report.chunks - kept,
+            images_per_s=(tasks.survey.num_samples - rows_kept) / making_s,
+        )  # fmt: skip
 
 
 def survey_source(
@@ -212,31 +195,40 @@ def survey_source(
     """
     options = options or PackOptions()
     with PackPool(worker_count(workers)) as pool:
-        pool.start_early()
-        listing = _list_samples(source, layout, options, on_error)
+        listing = _list_samples(source, layout, options, on_error, pool)
         pool.use(listing)
         survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
     return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
 
 
-def _list_samples(source: str | Path | Tree, layout: str | None, options: PackOptions, on_error: OnError) -> Listing:
-    """Returns the samples of a source, reduced to `limit` of them."""
-    from fastload.sources.layouts import list_source  # It imports all the layouts.
+def _list_samples(
+    source: str | Path | Sequence[Any], layout: str | None, options: PackOptions, on_error: OnError, pool: PackPool
+) -> Listing:
+    """Returns the samples of a source, or `limit` of them, spread evenly."""
+    # Imported here, as repacking does not need all the layouts.
+    from fastload.sources.layouts import LAYOUTS, detect_layout, list_source
+    from fastload.sources.objects import list_objects
 
     check_choice("on_error", on_error, get_args(OnError))
-    return _limited(list_source(source, layout, on_error, options.source), options)
-
-
-def _limited(listing: Listing, options: PackOptions) -> Listing:
-    """Returns `limit` samples of a listing, spread evenly."""
+    if isinstance(source, (str, Path)):
+        tree = open_tree(source)
+        name = layout or detect_layout(tree)[0]
+        if name not in LAYOUTS or LAYOUTS[name].decodes:
+            pool.start_early()
+        listing = list_source(tree, name, on_error, options.source)
+    else:
+        listing = list_objects(source, on_error=on_error)
     total = len(listing)
-    if options.limit is not None and options.limit < total:
-        return listing.take(np.arange(options.limit) * total // options.limit)
-    return listing
+    if options.limit is None or options.limit >= total:
+        return listing
+    return listing.take(np.arange(options.limit) * total // options.limit)
 
 
-def _checked_output(output: str | Path, overwrite: bool) -> Path:
-    """Returns the path to write to, the target of a link; raises OutputError if it cannot be written."""
+def _checked_output(output: str | Path, overwrite: bool, source: object = None) -> Path:
+    """Returns the path to write to, the target of a link; raises OutputError if it cannot be written.
+
+    A source that is a path must not be the output, nor contain it.
+    """
     output = Path(output)
     if output.is_symlink():
         output = output.resolve()
@@ -250,4 +242,12 @@ def _checked_output(output: str | Path, overwrite: bool) -> Path:
         raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise output_exists(output)
+    if isinstance(source, (str, Path)):
+        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+            raise OutputError(
+                f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
+                f"folder outside of it."
+            )
+        if Path(source).exists() and output.exists() and output.samefile(source):
+            raise OutputError(f"{output}: is the source itself. Choose another name.")
     return output

@@ -10,16 +10,16 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import OutputError, ResumeError, SourceError
-from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
 from fastload.pack.encode import Headers
@@ -48,8 +48,8 @@ _KEPT = "What was packed so far is kept: the same command continues with it."
 
 def begin_or_resume(
     job: PackJob, journal: Journal, found: JournalContents | None, pool: PackPool
-) -> tuple[PackTasks, list[TaskRecord]]:
-    """Returns the tasks of a pack and those that are done and whole; the unfinished files are ready for the others.
+) -> tuple[PackTasks, dict[int, TaskRecord]]:
+    """Returns the tasks of a pack, and the records of those done and whole; its files are ready for the others.
 
     ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
     """
@@ -94,7 +94,7 @@ def begin_or_resume(
     discard(job, found)
     tasks = PackTasks.of(job, survey)
     _begin(tasks, journal, headers)
-    return tasks, []
+    return tasks, {}
 
 
 def _cannot_continue(job: PackJob, changed: str) -> ResumeError:
@@ -117,8 +117,8 @@ def _other_images(job: PackJob, old: JournalContents, headers: Headers | None, w
     return f"{which}images would be packed in another way now: {why}"
 
 
-def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[TaskRecord]:
-    """Returns the tasks whose sources are the same and whose rows lie where they belong, as they were written.
+def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> dict[int, TaskRecord]:
+    """Returns the records of tasks whose sources are the same, and whose rows lie where they belong, unchanged.
 
     Where offsets depend on the rows before, these are the tasks before the first that is not so. Space for the others
     is reserved.
@@ -158,16 +158,14 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> list[Ta
         for path, end_of_rows in behind.items():
             os.truncate(path, end_of_rows)
     job.meta.unlink(missing_ok=True)  # Left by a last step that was interrupted; it is made again.
-    kept = list(records.values())
-    _check_space(tasks, kept)
-    if tasks.known_end is not None:
-        _reserve(job.part, tasks.known_end, again=True)
-    return kept
+    _check_space(tasks, records.values())
+    _reserve(tasks)
+    return records
 
 
 def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
     """Starts a new pack: its journal, and its files with the space that is known to be needed."""
-    job, known = tasks.job, tasks.known_end
+    job = tasks.job
     if any(stream.path == str(job.masks) for stream in tasks.streams) and job.masks.exists():
         if not job.overwrite:
             raise ResumeError(
@@ -175,7 +173,7 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
                 f"it is complete. Move it away, choose another output, or replace it with `--overwrite`."
             )
         job.masks.unlink()
-    _check_space(tasks, [])
+    _check_space(tasks, ())
     head = {
         **_identity_of(job),
         "plan": repr(tasks.survey.plan),
@@ -183,14 +181,11 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
         "headers": headers_to_json(headers),
     }
     journal.begin(head, tasks.sources, sync=tasks.survey.bytes_needed >= SYNC_BYTES)
-    made: list[Path] = []
     try:
-        for path in dict.fromkeys([job.part, *(Path(stream.path) for stream in tasks.streams)]):
-            _reserve(path, (known or IMAGES_OFFSET) if path == job.part else 1)
-            made.append(path)
+        _reserve(tasks)
     except OutputError:
-        for each in made:
-            each.unlink(missing_ok=True)
+        for path in {job.part, *(Path(stream.path) for stream in tasks.streams)}:
+            path.unlink(missing_ok=True)
         raise
 
 
@@ -256,7 +251,7 @@ def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) 
     return ""
 
 
-def _check_space(tasks: PackTasks, done: list[TaskRecord]) -> None:
+def _check_space(tasks: PackTasks, done: Collection[TaskRecord]) -> None:
     """Raises OutputError if the disk has too little free space for the rows that are not done."""
     output, survey = tasks.job.output, tasks.survey
     free, needed = free_bytes(output), tasks.bytes_to_come(done)
@@ -280,36 +275,29 @@ def free_bytes(output: Path) -> int:
         ) from exc
 
 
-def _reserve(part: Path, num_bytes: int, *, again: bool = False) -> None:
-    """Creates the file, or extends it `again`, with all its space, so that a full disk is known before decoding."""
-    try:
-        fd = os.open(part, os.O_RDWR | (0 if again else os.O_CREAT | os.O_EXCL), 0o666)
-    except OSError as exc:
-        raise OutputError(f"{part}: cannot be written ({exc.strerror}). Choose another folder.") from exc
-    try:
-        if _on_tmpfs(fd):
-            # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
-            # space has just been checked.
-            os.ftruncate(fd, num_bytes)
-        else:
-            os.posix_fallocate(fd, 0, num_bytes)
-    except OSError as exc:
-        if not again:
-            part.unlink()
-        raise OutputError(
-            f"{part}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
-            f"disk; {_SMALLER}."
-        ) from exc
-    finally:
-        os.close(fd)
+def _reserve(tasks: PackTasks) -> None:
+    """Creates or extends the files with the space that is known to be needed: a full disk shows before decoding."""
+    for path in {tasks.job.part, *(Path(stream.path) for stream in tasks.streams)}:
+        num_bytes = tasks.known_end if path == tasks.job.part else 1
+        try:
+            path.touch()
+        except OSError as exc:
+            raise OutputError(f"{path}: cannot be written ({exc.strerror}). Choose another folder.") from exc
+        try:
+            with open(path, "r+b") as file:
+                if _on_tmpfs(path):
+                    # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its
+                    # free space has just been checked.
+                    file.truncate(max(num_bytes, path.stat().st_size))
+                else:
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
+                f"disk; {_SMALLER}."
+            ) from exc
 
 
-def _on_tmpfs(fd: int) -> bool:
-    """Whether an open file lies on tmpfs, by its device number in the kernel's table of mounts."""
-    device = os.fstat(fd).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    return any(line.split()[2] == number and " - tmpfs " in line for line in mounts)
+def _on_tmpfs(path: Path) -> bool:
+    types = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    return next((types[str(above)] for above in path.resolve().parents if str(above) in types), "") == "tmpfs"

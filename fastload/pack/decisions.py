@@ -40,24 +40,16 @@ _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class RaggedPlan:
-    """How each row of a dataset is made; decided before packing begins, and picklable for the workers.
-
-    Attributes:
-        channels, dtype: of every decoded image.
-        target: the size of all images (`--size`, or the one they share); None where they keep their own.
-        max_size: limit for an image's shorter side then; larger images are resized, antialiased; None: no limit.
-        images, masks: the form of each dataset; masks None where there are none.
-        image_codec, mask_codec: in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG.
-    """
+    """How each row of a dataset is made; decided before packing begins, and picklable for the workers."""
 
     channels: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # of every decoded image
     option: EncodingOption
-    target: Target | None
-    max_size: int | None
+    target: Target | None  # the size of all images (`--size`, or the one they share); None where they keep their own
+    max_size: int | None  # limit for an image's shorter side then; larger images are resized, antialiased
     images: Form
-    masks: Form | None
-    image_codec: Codec = NONE
+    masks: Form | None  # None where there are none
+    image_codec: Codec = NONE  # in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG
     mask_codec: Codec = NONE
     chunk_bytes: int = 8 * 2**20
 
@@ -70,19 +62,16 @@ class RaggedPlan:
         """Returns (height, width) of the row for an image of this size."""
         if self.target is not None:
             return self.target.height, self.target.width
-        return fitted_size(height, width, self.max_size)
-
-
-def fitted_size(height: int, width: int, max_size: int | None) -> tuple[int, int]:
-    """Returns (height, width) with the shorter side at most max_size; the aspect ratio stays, to the nearest pixel."""
-    short = min(height, width)
-    if max_size is None or short <= max_size:
+        if self.max_size is not None:
+            height, width = fitted_sizes(np.array([[height, width]]), self.max_size)[0].tolist()
         return height, width
-    return (2 * height * max_size + short) // (2 * short), (2 * width * max_size + short) // (2 * short)
 
 
 def fitted_sizes(sizes: NDArray[np.int64], max_size: int | None) -> NDArray[np.int64]:
-    """Returns `fitted_size` of many images, int64 (N, 2); 0 where not known, which stays 0."""
+    """Returns heights and widths, int64 (N, 2), with the shorter side at most max_size; unknown ones (0) stay 0.
+
+    Aspect ratios stay, to the nearest pixel.
+    """
     short = sizes.min(axis=1, keepdims=True)
     if max_size is None or not (short > max_size).any():
         return sizes
@@ -107,18 +96,14 @@ def jpegs_kept_and_made(plan: RaggedPlan, samples: Any, headers: Any) -> tuple[A
     if kind != "jpeg":
         fits = (headers["channels"] == plan.channels) | ((headers["channels"] == 1) & (plan.channels == 3))
         possible = (headers["jpeg"] > 0) & fits
-        own = wanted & possible & (_resized(plan, height, width) ^ True)
+        if plan.target is not None:
+            resized = (height != plan.target.height) | (width != plan.target.width)
+        else:
+            resized = nothing if plan.max_size is None else (height > plan.max_size) & (width > plan.max_size)
+        own = wanted & possible & (resized ^ True)
         if kind == "source":  # Other files stay lossless; a JPEG to be resized would grow as pixels.
             wanted = possible
     return own, wanted & (own ^ True) & (height <= MAX_JPEG_SIDE) & (width <= MAX_JPEG_SIDE)
-
-
-def _resized(plan: RaggedPlan, height: Any, width: Any) -> Any:
-    if plan.target is not None:
-        return (height != plan.target.height) | (width != plan.target.width)
-    if plan.max_size is None:
-        return height < 0
-    return (height > plan.max_size) & (width > plan.max_size)
 
 
 def plan_rows(
@@ -205,7 +190,7 @@ def conversions(kinds: Counter[str], channels: int, dtype: np.dtype[Any]) -> dic
     """Returns the number of images converted, by a description such as "L -> RGB of 8 bits"."""
     goal = f"{_MODES[channels]} of {dtype.itemsize * 8} bits"
     own = KINDS[8 * dtype.itemsize][channels]
-    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if count and kind != own}
+    return {f"{kind} -> {goal}": count for kind, count in sorted(kinds.items()) if kind != own}
 
 
 def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], source: str | Path) -> None:
@@ -248,30 +233,29 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
 
 
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
-    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs."""
+    """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs.
+
+    Exact for pixels, for kept files and for rows of a packed file, estimated for new JPEGs. Headers are those of the
+    whole listing.
+    """
+    pixels = np.prod(row_sizes(plan, headers), axis=1)
     images: Any = listing.files
-    keeps = plan.option.kind == "keep" and plan.images == "ragged"
-    found = {"images": images.stored_bytes if keeps else image_row_bytes(plan, headers, listing.sizes)}
+    if plan.option.kind == "keep" and plan.images == "ragged":
+        found = {"images": images.stored_bytes}
+    else:
+        own, made = jpegs_kept_and_made(plan, np.arange(len(headers)), headers)
+        qualities = list(_JPEG_BITS)
+        bits = float(np.interp(plan.option.quality, qualities, [_JPEG_BITS[quality] for quality in qualities]))
+        lengths = np.where(
+            made, (pixels * (bits / 8)).astype(np.int64) + 700, pixels * plan.channels * plan.dtype.itemsize
+        )
+        found = {"images": np.where(own, listing.sizes, lengths)}
     if plan.masks is not None:
         # Masks stay encoded only in the ragged form: rows of one size are pixels.
         masks: Any = listing.masks and listing.masks.files
         kept = plan.option.kind == "keep" and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
-        found["masks"] = masks.stored_bytes if kept else np.prod(row_sizes(plan, headers), axis=1)
+        found["masks"] = masks.stored_bytes if kept else pixels
     return found
-
-
-def image_row_bytes(plan: RaggedPlan, headers: NDArray[np.void], file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the bytes of each row of `images`, int64 (N,): exact for pixels and kept files, estimated for new JPEGs.
-
-    The plan is of any encoding but "keep"; headers, and sizes of files, are those of the whole listing.
-    """
-    pixels = np.prod(row_sizes(plan, headers), axis=1)
-    found = pixels * (plan.channels * plan.dtype.itemsize)
-    own, made = jpegs_kept_and_made(plan, np.arange(len(headers)), headers)
-    qualities = list(_JPEG_BITS)
-    bits = float(np.interp(plan.option.quality, qualities, [_JPEG_BITS[quality] for quality in qualities]))
-    found[made] = (pixels[made] * (bits / 8)).astype(np.int64) + 700
-    return np.where(own, file_bytes, found)
 
 
 def row_sizes(plan: RaggedPlan, headers: NDArray[np.void]) -> NDArray[np.int64]:
@@ -294,14 +278,6 @@ def source_exceptions(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDA
         f"larger JPEG -> resized, JPEG of quality {plan.option.quality}": int(np.sum(made)),
     }
     return {description: count for description, count in found.items() if count}
-
-
-def shrunk(options: PackOptions, headers: NDArray[np.void]) -> dict[str, int]:
-    """Returns the number of images that `--max-size` makes smaller, by a description."""
-    if options.max_size is None:
-        return {}
-    count = int(np.sum(np.minimum(headers["height"], headers["width"]) > options.max_size))
-    return {f"larger than --max-size {options.max_size} -> shrunk": count} if count else {}
 
 
 def notes_on_encoding(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:

@@ -16,7 +16,7 @@ which worker was faster, a skipped sample never gets an offset, and nothing is m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,13 +27,11 @@ from fastload.errors import SourceError
 from fastload.format.codecs import NONE
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import pixel_offsets
-from fastload.pack.decisions import row_lengths
-from fastload.pack.encode import ROW
 from fastload.pack.journal import Journal, TaskRecord, source_table
 from fastload.pack.pack_options import PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, has_coordinates, only_arrays, row_order, unreadable
+from fastload.pack.survey import Survey, has_coordinates, only_arrays, unreadable
 
 TASK_BYTES = 8 * 2**20
 COPY_TASK_BYTES = 8 * 2**20
@@ -46,19 +44,17 @@ _SAMPLED_TASKS = 4
 
 @dataclass(frozen=True, eq=False)
 class PackTasks:
-    """The tasks of one pack: task t has the rows from bounds[t] to bounds[t + 1], each of the sample in `samples`.
+    """The tasks of one pack: task t has the rows from bounds[t] to bounds[t + 1] in the order of the survey.
 
     `streams` are what rows are written to: images and, where there are any, masks. `sources` is the table SOURCE of the
-    whole listing; `expected` says about how many bytes each row takes.
+    whole listing.
     """
 
     job: PackJob
     survey: Survey
-    samples: NDArray[np.int64]
     streams: tuple[RowStream, ...]
     bounds: NDArray[np.int64]
     sources: NDArray[np.void]
-    expected: NDArray[np.int64]
 
     @classmethod
     def of(cls, job: PackJob, survey: Survey, placed: dict[str, tuple[str, int]] | None = None) -> PackTasks:
@@ -66,9 +62,9 @@ class PackTasks:
 
         `placed` says where an earlier call has begun: name of each stream -> its file and base.
         """
-        samples, plan, sources = row_order(survey), survey.plan, source_table(job.listing)
-        if plan is None or survey.headers is None:
-            return cls(job, survey, samples, (), np.zeros(1, np.int64), sources, np.zeros(len(samples), np.int64))
+        plan, sources = survey.plan, source_table(job.listing)
+        if plan is None:
+            return cls(job, survey, (), np.zeros(1, np.int64), sources)
         specs = survey.pixels(survey.num_samples)
         if placed is None:
             placed = {"images": (job.part.name, IMAGES_OFFSET), "masks": (job.masks.name, 0)}
@@ -79,14 +75,10 @@ class PackTasks:
             RowStream(
                 name, str(job.part.with_name(placed[name][0])), placed[name][1], plan.chunk_bytes, specs.get(name)
             )
-            for name in (("images",) if plan.masks is None else ("images", "masks"))
+            for name in survey.row_lengths
         )
-        lengths = row_lengths(plan, survey.headers, survey.listing)
-        expected = sum(lengths.values(), np.zeros(1, np.int64))[samples]
-        copies = only_arrays(survey.listing)
-        task_bytes = COPY_TASK_BYTES if copies else min(plan.chunk_bytes, TASK_BYTES)
-        bounds = _bounds(streams, expected, task_bytes)
-        return cls(job, survey, samples, streams, bounds, sources, expected)
+        task_bytes = COPY_TASK_BYTES if only_arrays(survey.listing) else min(plan.chunk_bytes, TASK_BYTES)
+        return cls(job, survey, streams, _bounds(streams, survey.expected, task_bytes), sources)
 
     @property
     def num_tasks(self) -> int:
@@ -103,20 +95,15 @@ class PackTasks:
         """Whether the offsets of rows may depend on the rows before them."""
         return self.job.on_error == "skip" or not self.fixed
 
-    @property
-    def chunks(self) -> int:
-        """Number of chunks of images of one size; else of tasks."""
-        chunk_rows = self.survey.chunk_rows
-        return -(-len(self.samples) // chunk_rows) if chunk_rows else self.num_tasks
-
-    def chunks_of(self, records: list[TaskRecord]) -> int:
+    def chunks_of(self, records: Collection[TaskRecord]) -> int:
         """Returns how many chunks lie whole in these tasks; how many tasks they are where chunks do not count."""
-        if not self.survey.chunk_rows:
+        chunk_rows = self.survey.chunk_rows
+        if not chunk_rows:
             return len(records)
-        done = np.zeros(len(self.samples), np.bool_)
+        done = np.zeros(self.survey.num_samples, np.bool_)
         for record in records:
             done[record.first : record.first + record.count] = True
-        return int(np.logical_and.reduceat(done, np.arange(0, len(done), self.survey.chunk_rows)).sum())
+        return int(np.logical_and.reduceat(done, np.arange(0, len(done), chunk_rows)).sum())
 
     def rows(self, number: int) -> slice:
         """Returns the rows of a task."""
@@ -126,7 +113,7 @@ class PackTasks:
         """Returns a task; `at_once`: no row before it is skipped, so rows of one size are written at once."""
         survey, plan, rows = self.survey, self.survey.plan, self.rows(number)
         assert plan is not None and survey.headers is not None, "without images there are no tasks"
-        samples, known = self.samples[rows], survey.listing.digests
+        samples, known = survey.order[rows], survey.listing.digests
         resized = plan.max_size is not None or (plan.target is not None and plan.target.fit is not None)
         keeps_pixels = plan.option.kind in ("raw", "keep") and not resized
         # Masks, boxes and points were fitted to the size in the header.
@@ -155,45 +142,45 @@ class PackTasks:
         streams = zip(self.streams, record.starts, strict=True)
         return tuple(stream.offsets(record.rows[stream.name], start)[1] for stream, start in streams)
 
+    def end_of(self, records: Mapping[int, TaskRecord]) -> tuple[int, ...]:
+        """Returns where rows end in each stream behind the last of these tasks."""
+        return self.ends(records[max(records)]) if records else (0,) * len(self.streams)
+
     def sources_check(self, number: int) -> int:
         """Returns a number that changes with any source file of a task."""
-        return xxhash.xxh3_64_intdigest(self.sources[self.samples[self.rows(number)]].tobytes())
+        return xxhash.xxh3_64_intdigest(self.sources[self.survey.order[self.rows(number)]].tobytes())
 
     def named(self, reasons: dict[int, str]) -> list[tuple[str, str]]:
         """Returns (key, reason) of skipped rows."""
-        return [(self.survey.listing.keys[self.samples[row]], reason) for row, reason in sorted(reasons.items())]
+        return [(self.survey.listing.keys[self.survey.order[row]], reason) for row, reason in sorted(reasons.items())]
 
     @property
-    def known_end(self) -> int | None:
-        """Byte of `OUT.h5.part` at which its rows will end, if that is known before they are made."""
+    def known_end(self) -> int:
+        """Byte of `OUT.h5.part` at which its rows will end, or at which they begin if that is not known before."""
         plan = self.survey.plan
         if plan is None:
             return IMAGES_OFFSET
         last = [stream for stream in self.streams if stream.path == str(self.job.part)][-1]
-        if last.spec is not None:
-            return None if last.compressed else last.base + last.spec.allocated_bytes(len(self.samples))
-        if plan.option.kind not in ("raw", "keep") or plan.image_codec != NONE:
-            return None
-        return last.base + self.survey.ragged_bytes["images"]
+        known = not last.compressed
+        if last.spec is None:
+            known = plan.option.kind in ("raw", "keep") and plan.image_codec == NONE
+        return last.base + self.survey.dataset_bytes[last.name] if known else IMAGES_OFFSET
 
-    def bytes_to_come(self, done: list[TaskRecord]) -> int:
+    def bytes_to_come(self, done: Collection[TaskRecord]) -> int:
         """Returns about how many bytes the file and those beside it will need more than they have, at most at once.
 
         Compressed chunks are copied into `OUT.h5.meta` while rows still lie in their streams, as are masks from their
         own file.
         """
-        left = 1 - sum(self.expected[r.first : r.first + r.count].sum() for r in done) / max(self.expected.sum(), 1)
-        compressed = self._compressed_bytes()
-        total = 0.0
+        expected, compressed, total = self.survey.expected, self._compressed_bytes(), 0.0
+        left = 1 - sum(expected[r.first : r.first + r.count].sum() for r in done) / max(expected.sum(), 1)
         for stream in self.streams:
-            all_rows = self.survey.ragged_bytes.get(stream.name, 0)
-            if stream.spec is not None:
-                all_rows = stream.spec.allocated_bytes(len(self.samples))
+            rows = self.survey.dataset_bytes[stream.name]
+            copied = rows if stream.path == str(self.job.masks) else 0
             if stream.compressed:
-                rows = compressed[stream.name] if self.job.on_error == "fail" else all_rows
-                total += left * rows + compressed[stream.name]
-            else:
-                total += left * all_rows + (all_rows if stream.path == str(self.job.masks) else 0)
+                copied = compressed[stream.name]
+                rows = copied if self.job.on_error == "fail" else rows
+            total += left * rows + copied
         return int(total)
 
     def _compressed_bytes(self) -> dict[str, int]:
@@ -213,28 +200,23 @@ class PackTasks:
             rows += len(some.rows)
             for name in names:
                 found[name] += int(some.rows[name].sum())
-        return {name: len(self.samples) * total // max(rows, 1) for name, total in found.items()}
+        return {name: self.survey.num_samples * total // max(rows, 1) for name, total in found.items()}
 
 
 def _bounds(streams: tuple[RowStream, ...], expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
     """Returns where tasks begin and the last one ends, int64 (T + 1,); tasks of rows of one size are whole chunks."""
-    compressed = any(stream.compressed for stream in streams)
-    if streams[0].spec is None and not compressed:
-        return task_bounds(expected, task_bytes)
-    unit, row_bytes = _unit(streams), max(1, int(expected.sum()) // len(expected))
-    rows = unit * max(1, task_bytes // row_bytes // unit)
-    if compressed:
-        rows = min(rows, unit * max(1, -(-len(expected) // _FEWEST_TASKS // unit)))
-    elif unit * row_bytes > TASK_BYTES:
-        rows = max(1, TASK_BYTES // row_bytes)
-    return np.append(np.arange(0, len(expected), rows), len(expected))
+    unit = _unit(streams)
+    if unit * expected[0] > TASK_BYTES and not any(stream.compressed for stream in streams):
+        unit = 1  # a part of a chunk
+    units = np.add.reduceat(expected, np.arange(0, len(expected), unit))
+    return np.minimum(task_bounds(units, task_bytes) * unit, len(expected))
 
 
 def _unit(streams: tuple[RowStream, ...]) -> int:
-    """Returns the number of rows that are whole chunks, compressed ones if there are any."""
+    """Returns the number of rows that are whole chunks, compressed ones if there are any; 1 where images vary."""
     specs = [stream.spec for stream in streams if stream.spec is not None]
     compressed = [spec.chunk_rows for spec in specs if spec.codec != NONE]
-    return math.lcm(*compressed) if compressed else specs[0].chunk_rows
+    return math.lcm(*compressed) if compressed or streams[0].spec is None else streams[0].spec.chunk_rows
 
 
 def task_bounds(expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int64]:
@@ -252,78 +234,54 @@ def task_bounds(expected: NDArray[np.int64], task_bytes: int) -> NDArray[np.int6
     return np.array(bounds, np.int64)
 
 
-class PackRun:
-    """Runs all tasks but those kept from an earlier call: rows are made by workers, located, written and journaled."""
+def make_rows(tasks: PackTasks, journal: Journal, pool: PackPool, records: dict[int, TaskRecord]) -> None:
+    """Makes the rows of the tasks that have no record yet: by workers, located, written and journaled; adds records.
 
-    def __init__(self, tasks: PackTasks, journal: Journal, kept: list[TaskRecord]) -> None:
-        self._tasks, self._journal = tasks, journal
-        self._records = {record.number: record for record in kept}
-        self._skipped = any(record.reasons for record in kept)
-        self._total = len(tasks.samples) - sum(record.count for record in kept)
-        self._done = 0
-        self._ends: tuple[int, ...] = ()
-        self._located: dict[int, TaskRecord] = {}
+    SourceError: a sample cannot be packed and must not be skipped; rows before it stay.
+    """
+    job, numbers, skipped = tasks.job, range(tasks.num_tasks), any(record.reasons for record in records.values())
+    done, total = 0, tasks.survey.num_samples - sum(record.count for record in records.values())
 
-    def make(self, pool: PackPool) -> int:
-        """Makes the rows of the tasks that are not done; returns their number.
+    def check(made: TaskRecord) -> None:
+        if made.reasons and job.on_error == "fail":
+            bad = unreadable(job.source, tasks.named(made.reasons), tasks.survey.num_samples)
+            raise SourceError(f"{bad} What was packed so far is kept: the same command continues with it.")
 
-        SourceError: a sample cannot be packed and must not be skipped; rows before it stay.
-        """
-        if self._tasks.fixed and not self._skipped:
-            for made in pool.run(Worker.pack, self._to_do(at_once=True)):
-                if made.reasons:
-                    self._check(made)
-                    self._skipped = True  # Workers still finish what they have; the tasks before this one count.
-                else:
-                    self._written(made)
-            # Rows behind a task with skipped samples belong elsewhere.
-            first = min(set(range(self._tasks.num_tasks)) - self._records.keys(), default=self._tasks.num_tasks)
-            for number in [number for number in self._records if number > first]:
-                self._done -= self._records.pop(number).count
-        self._ends = self._end_of(self._records)
-        for number in pool.run(Worker.pack, self._to_do(at_once=False), self._locate, Worker.write):
-            self._written(self._located.pop(number))
-        return self._total
+    def written(record: TaskRecord) -> None:
+        nonlocal done
+        journal.written(record)
+        records[record.number] = record
+        done += record.count
+        if job.on_progress:
+            job.on_progress("packing", done, total)
 
-    def rows(self) -> tuple[NDArray[np.void], dict[int, str], tuple[int, ...]]:
-        """Returns all rows (ROW), row -> why it was skipped, and where the rows of each stream end."""
-        if not self._tasks.streams:  # samples without images
-            rows = np.zeros(len(self._tasks.samples), ROW)
-            rows["row"], rows["digest"] = np.arange(len(rows)), xxhash.xxh3_64_intdigest(b"")
-            return rows, {}, ()
-        records = [self._records[number] for number in sorted(self._records)]
-        reasons = {row: reason for record in records for row, reason in record.reasons.items()}
-        return np.concatenate([record.rows for record in records]), reasons, self._end_of(self._records)
-
-    def _to_do(self, *, at_once: bool) -> Iterator[PackTask]:
-        """Yields the tasks that are not done; of those written at once no more after one has skipped samples."""
-        for number in range(self._tasks.num_tasks):
-            if at_once and self._skipped:
+    def at_once() -> Iterator[PackTask]:
+        for number in numbers:
+            if skipped:
                 return
-            if number not in self._records:
-                yield self._tasks.task(number, at_once=at_once)
+            if number not in records:
+                yield tasks.task(number, at_once=True)
 
-    def _written(self, record: TaskRecord) -> None:
-        self._journal.written(record)
-        self._records[record.number] = record
-        self._done += record.count
-        if self._tasks.job.on_progress:
-            self._tasks.job.on_progress("packing", self._done, self._total)
+    if tasks.fixed and not skipped:
+        for made in pool.run(Worker.pack, at_once()):
+            if made.reasons:
+                check(made)
+                skipped = True  # Workers still finish what they have; the tasks before this one count.
+            else:
+                written(made)
+        # Rows behind a task with skipped samples belong elsewhere.
+        first = min(set(numbers) - records.keys(), default=tasks.num_tasks)
+        for number in [number for number in records if number > first]:
+            done -= records.pop(number).count
+    ends, located = tasks.end_of(records), dict[int, TaskRecord]()
 
-    def _end_of(self, records: dict[int, TaskRecord]) -> tuple[int, ...]:
-        """Returns where rows end in each stream behind the last of these tasks."""
-        return self._tasks.ends(records[max(records)]) if records else (0,) * len(self._tasks.streams)
-
-    def _locate(self, made: TaskRecord) -> tuple[int, tuple[int, ...]]:
+    def locate(made: TaskRecord) -> tuple[int, tuple[int, ...]]:
         """Returns a task's number and where its rows begin in each stream; called in the order of tasks."""
-        self._check(made)
-        record = self._located[made.number] = replace(made, starts=self._ends)
-        self._ends = self._tasks.ends(record)
+        nonlocal ends
+        check(made)
+        record = located[made.number] = replace(made, starts=ends)
+        ends = tasks.ends(record)
         return record.number, record.starts
 
-    def _check(self, made: TaskRecord) -> None:
-        """Raises SourceError if samples failed that must not be skipped."""
-        if made.reasons and self._tasks.job.on_error == "fail":
-            bad = self._tasks.named(made.reasons)
-            kept = "What was packed so far is kept: the same command continues with it."
-            raise SourceError(f"{unreadable(self._tasks.job.source, bad, len(self._tasks.samples))} {kept}")
+    for number in pool.run(Worker.pack, map(tasks.task, sorted(set(numbers) - records.keys())), locate, Worker.write):
+        written(located.pop(number))

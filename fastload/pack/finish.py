@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +29,11 @@ from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_opti
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import changed_since, own_files
 from fastload.pack.decisions import source_exceptions
-from fastload.pack.engine import PackRun, PackTasks
-from fastload.pack.journal import Journal, JournalContents, source_table
+from fastload.pack.encode import ROW
+from fastload.pack.engine import PackTasks
+from fastload.pack.journal import Journal, JournalContents, TaskRecord, source_table
 from fastload.pack.pack_options import PackJob, output_exists
 from fastload.pack.pack_worker import RowStream
-from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, unreadable
 from fastload.sources.listing import first_few
 from fastload.system.files import read_bytes
@@ -89,27 +89,23 @@ class PackReport:
     encodings: dict[str, int] = field(default_factory=dict)
 
 
-def finish(
-    tasks: PackTasks,
-    run: PackRun,
-    journal: Journal,
-    pool: PackPool,
-    *,
-    images_per_s: float,
-    chunks_kept: int,
-    started: float,
-) -> PackReport:
+def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:
     """Makes the complete file, synced to disk, gives it its final name, removes what only packing needed, and reports.
 
-    The run has made all rows; the call began at `started`, by time.perf_counter(). Raises SourceError if no sample
-    could be packed; OutputError if the disk is full, or the output was made meanwhile: what was packed stays.
+    The records are those of all tasks; `threads` compress. Raises SourceError if no sample could be packed; OutputError
+    if the disk is full, or the output was made meanwhile: what was packed stays.
     """
     job, survey = tasks.job, tasks.survey
-    rows, reasons, ends = run.rows()
-    skipped = tasks.named(reasons)
+    made = [records[number] for number in sorted(records)]
+    skipped = tasks.named({row: reason for record in made for row, reason in record.reasons.items()})
+    if tasks.streams:
+        rows = np.concatenate([record.rows for record in made])
+    else:  # samples without images
+        rows = np.zeros(survey.num_samples, ROW)
+        rows["row"], rows["digest"] = np.arange(len(rows)), xxhash.xxh3_64_intdigest(b"")
     if not len(rows):
-        raise SourceError(unreadable(job.source, skipped, len(tasks.samples)))
-    path = _complete(tasks, rows, ends, pool.threads)
+        raise SourceError(unreadable(job.source, skipped, survey.num_samples))
+    path = _complete(tasks, rows, tasks.end_of(records), threads)
     # Read from the file, as every reader will.
     with open_hdf5(job.meta) as file:
         header_digest = str(plain(file.attrs["header_digest"]))
@@ -123,7 +119,7 @@ def finish(
         "notes": (*survey.notes, *_notes(tasks, rows)),
         "store": "raw" if survey.plan is None else str(survey.plan.option),
         "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
-        "chunks": tasks.chunks,
+        "chunks": tasks.chunks_of(made),
     }
     journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
     os.replace(path, job.output)
@@ -135,10 +131,10 @@ def finish(
     for each in (job.meta, job.part, *(Path(stream.path) for stream in tasks.streams)):
         each.unlink(missing_ok=True)
     journal.remove()
-    return _report(job, read_header(job.output), done, started, images_per_s, chunks_kept)
+    return _report(job, read_header(job.output), done)
 
 
-def finished_report(job: PackJob, journal: Journal, found: JournalContents | None, started: float) -> PackReport | None:
+def finished_report(job: PackJob, journal: Journal, found: JournalContents | None) -> PackReport | None:
     """Returns the report of a pack that was killed between the file's final name and the removal of its journal."""
     if found is None or found.finished is None or not job.output.exists():
         return None
@@ -153,7 +149,7 @@ def finished_report(job: PackJob, journal: Journal, found: JournalContents | Non
             for path in (job.meta, *own_files(job, found)):
                 path.unlink(missing_ok=True)
             journal.remove()
-            return _report(job, file, done, started, 0.0, done["chunks"])
+            return _report(job, file, done)
     return None
 
 
@@ -161,10 +157,8 @@ def _sources_check(job: PackJob) -> int:
     return xxhash.xxh3_64_intdigest(source_table(job.listing).tobytes())
 
 
-def _report(
-    job: PackJob, file: PackedFile, done: dict[str, Any], started: float, images_per_s: float, chunks_kept: int
-) -> PackReport:
-    """Returns the report of a finished file; done may have passed through JSON."""
+def _report(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
+    """Returns the report of a finished file, as if this call had packed nothing; done may have passed through JSON."""
     images = file.fields.get("images")
     ragged = [name for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged is not None]
     hidden = {*_NOT_OF_THE_SAMPLE, *(part for name in ragged for part in index_names(name))}
@@ -178,10 +172,10 @@ def _report(
         fields=tuple(name for name in file.fields if name not in hidden),
         splits={name: len(rows) for name, rows in file.splits.items()},
         file_bytes=file.identity.size,
-        seconds=time.perf_counter() - started,
-        images_per_s=images_per_s,
-        chunks_kept=chunks_kept,
-        chunks_decoded=done["chunks"] - chunks_kept,
+        seconds=0.0,
+        images_per_s=0.0,
+        chunks_kept=done["chunks"],
+        chunks_decoded=0,
         **{**done, **lists},
     )
 
@@ -194,7 +188,7 @@ def _notes(tasks: PackTasks, rows: NDArray[np.void]) -> list[str]:
     if large:
         size = f"{ragged[0].chunk_bytes:,} bytes"
         notes.append(f"{large} images or masks are larger than a chunk ({size}) and have chunks of their own")
-    cut_short = tasks.samples[rows["row"][rows["missing_eoi"] > 0]].tolist()
+    cut_short = tasks.survey.order[rows["row"][rows["missing_eoi"] > 0]].tolist()
     if cut_short:
         names = first_few([tasks.survey.listing.keys[sample] for sample in cut_short])
         notes.append(
@@ -211,13 +205,13 @@ def _converted(tasks: PackTasks, rows: NDArray[np.void]) -> dict[str, int]:
         return survey.converted
     expected = source_exceptions(plan, survey.samples, headers)
     others = {name: count for name, count in survey.converted.items() if name not in expected}
-    return others | source_exceptions(plan, tasks.samples[rows["row"]], headers)
+    return others | source_exceptions(plan, survey.order[rows["row"]], headers)
 
 
 def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> Path:
     """Makes the complete file of rows (ROW), synced to disk; returns its path, `OUT.h5.part` or `OUT.h5.meta`."""
     job, plan, mask_attrs = tasks.job, tasks.survey.plan, tasks.survey.mask_attrs
-    columns, attrs = _described(tasks.survey, tasks.samples[rows["row"]], rows["digest"].copy())
+    columns, attrs = _described(tasks.survey, rows)
     of_one_size = tasks.survey.pixels(len(rows))
     specs: dict[str, PixelSpec | RaggedSpec] = {}
     for stream, end in zip(tasks.streams, ends, strict=True):
@@ -242,7 +236,7 @@ def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], t
         # behind the images do not, where samples were skipped that a first call was not to skip.
         in_part = [stream for stream in tasks.streams if stream.path == str(job.part)]
         target = job.part if all(bases.get(stream.name) == stream.base for stream in in_part) else job.meta
-        _join(tasks, specs, bases, ends, len(rows), target)
+        _join(tasks, bases, ends, target)
     except OSError as exc:
         job.meta.unlink(missing_ok=True)
         found = re.search(r"error message = '([^']*)'", str(exc))  # in HDF5's long message
@@ -254,11 +248,9 @@ def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], t
     return target
 
 
-def _described(
-    survey: Survey, samples: NDArray[np.int64], digests: NDArray[np.uint64]
-) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Returns the datasets of a file other than its pixels, with the samples of its rows, and its root attributes."""
-    listing = survey.listing
+def _described(survey: Survey, rows: NDArray[np.void]) -> tuple[dict[str, Column], dict[str, Any]]:
+    """Returns the datasets of a file of these rows (ROW) other than its pixels, and its root attributes."""
+    listing, samples = survey.listing, survey.order[rows["row"]]
     columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
     columns["split"] = Column(listing.split[samples], {"names": listing.split_names})
     try:
@@ -266,7 +258,7 @@ def _described(
     except UnicodeEncodeError:
         keys = np.array([key.encode() for key in listing.keys])
     columns["key"] = Column(keys[samples])
-    columns["digest"] = Column(digests)
+    columns["digest"] = Column(rows["digest"].copy())
     attrs = {
         "decoder": decoder_versions(),
         "source_layout": listing.layout,
@@ -297,45 +289,35 @@ def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDA
                 tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))
 
 
-def _join(
-    tasks: PackTasks,
-    specs: dict[str, PixelSpec | RaggedSpec],
-    bases: dict[str, int],
-    ends: tuple[int, ...],
-    num_rows: int,
-    target: Path,
-) -> None:
-    """Copies what HDF5 wrote and what workers wrote into one file; behind the last row of a dataset it is zero."""
-    with open(tasks.job.meta, "rb") as source, open(target, "r+b") as file:
-        size = os.fstat(source.fileno()).st_size
-        start = 0
-        for name, base in bases.items():
-            _copy_bytes(source, file, start, base)
-            start = base + specs[name].allocated_bytes(num_rows)
-        _copy_bytes(source, file, start, size)
+def _join(tasks: PackTasks, bases: dict[str, int], ends: tuple[int, ...], target: Path) -> None:
+    """Copies what HDF5 wrote and what workers wrote into one file.
+
+    Behind the last row of a dataset it becomes zero, as the sparse file is that HDF5 wrote.
+    """
+    meta, at, size = tasks.job.meta, 0, tasks.job.meta.stat().st_size
+    with open(target, "r+b") as file:
         for stream, end in zip(tasks.streams, ends, strict=True):
-            if stream.name not in bases:
-                continue
-            base = bases[stream.name]
-            if stream.path != str(target):
-                with open(stream.path, "rb") as rows:
-                    _copy_bytes(rows, file, stream.base, stream.base + end, base)
-            file.seek(base + end)
-            file.write(bytes(specs[stream.name].allocated_bytes(num_rows) - end))
+            if stream.name in bases:
+                base = bases[stream.name]
+                _copy_bytes(meta, at, base, file, at)
+                _copy_bytes(Path(stream.path), stream.base, stream.base + end, file, base)
+                at = base + end
+        _copy_bytes(meta, at, size, file, at)
         file.truncate(size)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _copy_bytes(source: Any, target: Any, start: int, stop: int, to: int | None = None) -> None:
-    """Copies bytes start to stop of one file into another, by default to the same offset; a file to itself: nothing."""
-    if os.path.samestat(os.fstat(source.fileno()), os.fstat(target.fileno())):
+def _copy_bytes(path: Path, start: int, stop: int, target: Any, to: int) -> None:
+    """Copies bytes start to stop of a file to byte `to` of another one; of a file to itself: nothing."""
+    if path == Path(target.name):
         return
-    source.seek(start)
-    target.seek(start if to is None else to)
-    while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
-        target.write(data)
-        start += len(data)
+    target.seek(to)
+    with open(path, "rb") as source:
+        source.seek(start)
+        while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
+            target.write(data)
+            start += len(data)
 
 
 def pixel_bytes(path: str | Path) -> int:

@@ -1,7 +1,7 @@
 """The journal of an unfinished pack, `OUT.h5.journal`: what is being packed, and which rows are written.
 
-After MAGIC come records, which are only appended: a header of 32 bytes (number, length, XXH3-64 of the body, XXH3-64 of
-these three) and the body. The first says what is packed, with the table of source files; then comes one for each task
+After MAGIC come records, which are only appended: XXH3-64 of the body with the number as seed, number, length (8
+bytes each), and the body. The first says what is packed, with the table of source files; then comes one for each task
 whose rows are written; the last one holds the report of the complete file, which is about to get its final name. After
 a kill the file is read up to the last whole record. A task that is done again has a second record, and the last counts.
 
@@ -15,6 +15,7 @@ import base64
 import fcntl
 import json
 import os
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Mapping
@@ -32,38 +33,30 @@ from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.sources.listing import Listing
 from fastload.system.files import read_bytes, write_all
 
-MAGIC = b"fastload journal 3\n"
+MAGIC = b"fastload journal 4\n"
 _OURS = b"fastload "
 """Begins the journals of all releases, and the unfinished files of those before MAGIC that had no journal."""
 
 SOURCE = np.dtype([("key", "<u8"), ("size", "<i8"), ("mtime_ns", "<i8")])
 """A source file: XXH3-64 of its key, size in bytes, modification time."""
 
-_RECORD = np.dtype([("number", "<i8"), ("length", "<i8"), ("check", "<u8"), ("header_check", "<u8")])
+_RECORD = struct.Struct("<8sqq")
 _HEAD, _FINISHED = -1, -2
 _LENGTH = np.dtype("<u8")
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task whose rows are made, in the journal once they are written.
-
-    Attributes:
-        first, count: its rows, in the order of packing.
-        sources: XXH3-64 of its samples' part of the table of sources.
-        starts, checks: for each stream, where the rows before it end, () until that is known, and XXH3-64 over those of
-            its rows' bytes.
-        rows, reasons: ROW (n,), the rows that were made; row -> why it was skipped.
-    """
+    """A task whose rows are made, in the journal once they are written."""
 
     number: int
-    first: int
+    first: int  # of its rows, in the order of packing
     count: int
-    sources: int
-    starts: tuple[int, ...]
-    checks: tuple[int, ...]
-    rows: NDArray[np.void]
-    reasons: dict[int, str]
+    sources: int  # XXH3-64 of its samples' part of the table of sources
+    starts: tuple[int, ...]  # for each stream, where the rows before it end; () until that is known
+    checks: tuple[int, ...]  # for each stream, XXH3-64 over those of its rows' bytes
+    rows: NDArray[np.void]  # ROW (n,), the rows that were made
+    reasons: dict[int, str]  # row -> why it was skipped
 
     def to_bytes(self) -> bytes:
         """Returns the body of its record."""
@@ -136,15 +129,21 @@ class Journal:
         at, contents = len(MAGIC), None
         if os.pread(self._fd, at, 0) != MAGIC:
             return None
-        while (record := self._record_at(at)) is not None:
-            number, body = record
+        size = os.fstat(self._fd).st_size
+        while at + _RECORD.size <= size:
+            check, number, length = _RECORD.unpack(os.pread(self._fd, _RECORD.size, at))
+            if not 0 <= length <= size - at - _RECORD.size:
+                break
+            body = read_bytes(self._fd, length, at + _RECORD.size)
+            if _check(number, body) != check:
+                break
             if contents is None:
                 contents = JournalContents(*_split_table(body, SOURCE))
             elif number >= 0:
                 contents.tasks[number] = TaskRecord.of_bytes(number, body)
             else:
                 contents.finished = json.loads(body)
-            at += _RECORD.itemsize + len(body)
+            at += _RECORD.size + len(body)
         if contents is not None:
             os.ftruncate(self._fd, at)
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -159,30 +158,17 @@ class Journal:
         self._append(_FINISHED, json.dumps(dict(report)).encode())
 
     def _append(self, number: int, body: bytes, *, before: bytes = b"") -> None:
-        header = np.zeros(1, _RECORD)
-        header["number"], header["length"], header["check"] = number, len(body), xxhash.xxh3_64_intdigest(body)
-        header["header_check"] = xxhash.xxh3_64_intdigest(header.tobytes()[:24])
         try:
-            write_all(self._fd, before + header.tobytes() + body)
+            write_all(self._fd, before + _RECORD.pack(_check(number, body), number, len(body)) + body)
         except OSError as exc:
             raise OutputError(
                 f"{self.path}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
                 f"same command again."
             ) from exc
 
-    def _record_at(self, at: int) -> tuple[int, bytes] | None:
-        """Returns number and body of the record at a byte of the file; None if there is no whole one."""
-        head = os.pread(self._fd, _RECORD.itemsize, at)
-        if len(head) < _RECORD.itemsize:
-            return None
-        header = np.frombuffer(head, _RECORD)[0]
-        if int(header["header_check"]) != xxhash.xxh3_64_intdigest(head[:24]):
-            return None
-        length = int(header["length"])
-        if at + _RECORD.itemsize + length > os.fstat(self._fd).st_size:
-            return None
-        body = read_bytes(self._fd, length, at + _RECORD.itemsize)
-        return (int(header["number"]), body) if xxhash.xxh3_64_intdigest(body) == int(header["check"]) else None
+
+def _check(number: int, body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(body, seed=number % 2**64)
 
 
 def of_another_release(path: Path) -> bool:

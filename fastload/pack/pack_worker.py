@@ -77,24 +77,18 @@ class RowStream:
 
 @dataclass(frozen=True)
 class PackTask:
-    """Consecutive rows to make, from row `first` on, of these samples.
-
-    `headers` (HEADERS) are empty where nothing depends on them, `digests` where none are known beforehand;
-    `sources` is the XXH3-64 of the samples' part of the table of source files. `starts` says for each stream where
-    its rows begin after the base, None if that is not known yet. With `compress`, rows of one size with a codec are
-    whole chunks, and are compressed.
-    """
+    """Consecutive rows to make."""
 
     number: int
-    first: int
+    first: int  # the first of the rows
     samples: NDArray[np.int64]
-    headers: NDArray[np.void]
-    digests: NDArray[np.uint64]
+    headers: NDArray[np.void]  # HEADERS of the samples; empty where nothing depends on them
+    digests: NDArray[np.uint64]  # empty where none are known beforehand
     plan: RaggedPlan
     streams: tuple[RowStream, ...]
-    sources: int
-    starts: tuple[int, ...] | None
-    compress: bool
+    sources: int  # XXH3-64 of the samples' part of the table of source files
+    starts: tuple[int, ...] | None  # for each stream, where the rows begin after its base; None if that is not known
+    compress: bool  # rows of one size with a codec are whole chunks, and are compressed
 
 
 class Unwritten(NamedTuple):
@@ -139,41 +133,48 @@ class Worker:
 
     def pack(self, task: PackTask) -> TaskRecord:
         """Makes the rows of a task, and writes them if it is known where they belong; those that fail are left out."""
-        if task.starts is not None:
-            return self._pack_in_place(task, task.starts)
         for stream in task.streams:
             self.open(stream.path)  # Its lock tells the next packer that this worker still lives.
         return self.encode(task)
 
-    def _pack_in_place(self, task: PackTask, starts: tuple[int, ...]) -> TaskRecord:
-        """Makes rows of one size and writes them, a few at a time; nothing is written after the first that fails."""
+    def encode(self, task: PackTask) -> TaskRecord:
+        """Makes the rows of a task, and keeps their bytes in `unwritten` unless it is known where they belong.
+
+        If it is, they are written a few at a time, and none after the first that fails.
+        """
+        reasons: dict[int, str] = {}
+        made: list[list[Piece]] = [[] for _ in task.streams]
         table = np.zeros(len(task.samples), ROW)
         checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
-        reasons: dict[int, str] = {}
-        for part, arrays, failed in self._decoded(task, table, fresh=False):
-            reasons |= failed
-            for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
-                checks[at][part] = table["digest"][part] if len(arrays) == 1 else pixel_digests([array])
-                if not reasons:
-                    assert stream.spec is not None, "only rows of one size have a place beforehand"
-                    place = stream.base + starts[at] + part.start * stream.spec.row_bytes
-                    self._write(stream.path, [array.reshape(-1).view(np.uint8).data], place)
-        return _record(task, table, reasons, checks)
-
-    def encode(self, task: PackTask) -> TaskRecord:
-        """Makes the rows of a task and keeps their bytes in `unwritten`."""
-        table, reasons = np.zeros(len(task.samples), ROW), dict[int, str]()
-        made: list[list[Piece]] = [[] for _ in task.streams]
-        if task.plan.images == "rows":
-            for _, arrays, failed in self._decoded(task, table, fresh=True):
-                reasons |= failed
-                for pieces, array in zip(made, arrays, strict=True):
-                    pieces += [row.data for row in array.reshape(len(array), -1).view(np.uint8)]
-            if reasons:
-                good = np.delete(np.arange(len(table)), [row - task.first for row in reasons])
-                table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
+        if task.plan.images == "ragged":
+            table = self._encode_rows(task, made, reasons)
         else:
-            table = self._encode_rows(task, table, made, reasons)
+            for part, arrays, failed in self._decoded(task, table):
+                reasons |= failed
+                for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
+                    rows = array.reshape(len(array), -1).view(np.uint8)
+                    if task.starts is None:
+                        made[at] += [row.data for row in rows]
+                        continue
+                    checks[at][part] = table["digest"][part] if len(arrays) == 1 else pixel_digests([array])
+                    if not reasons:
+                        place = stream.base + task.starts[at] + part.start * rows.shape[1]
+                        self._write(stream.path, [rows.reshape(-1).data], place)
+        if task.starts is None:
+            table = self._keep(task, table, made, reasons)
+            checks = [_digests(pieces) for pieces in self.unwritten[task.number].made]
+        return TaskRecord(
+            task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
+            table, reasons,
+        )  # fmt: skip
+
+    def _keep(
+        self, task: PackTask, table: NDArray[np.void], made: list[list[Piece]], reasons: dict[int, str]
+    ) -> NDArray[np.void]:
+        """Puts rows that were made into `unwritten`, compressed in chunks if asked for; returns their description."""
+        if reasons and task.plan.images == "rows":
+            good = np.delete(np.arange(len(table)), [row - task.first for row in reasons])
+            table, made = table[good], [[pieces[at] for at in good.tolist()] for pieces in made]
         if task.compress and not reasons:
             for stream, pieces in zip(task.streams, made, strict=True):
                 if stream.spec is None or not stream.compressed:
@@ -186,15 +187,12 @@ class Worker:
                 table[stream.name] = [memoryview(piece).nbytes for piece in pieces]
             table["chunked"] = 1
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
-        return _record(task, table, reasons, [_digests(pieces) for pieces in made])
+        return table
 
-    def _encode_rows(
-        self, task: PackTask, table: NDArray[np.void], made: list[list[Piece]], reasons: dict[int, str]
-    ) -> NDArray[np.void]:
-        """Fills table, made and reasons with rows of varying length; returns the part of table that was filled."""
-        if self._encoder is None:
-            self._encoder = RowEncoder(self.images, self.masks, task.plan)
-        count = 0
+    def _encode_rows(self, task: PackTask, made: list[list[Piece]], reasons: dict[int, str]) -> NDArray[np.void]:
+        """Fills made and reasons with rows of varying length; returns the description of those that were made."""
+        self._encoder = self._encoder or RowEncoder(self.images, self.masks, task.plan)
+        table = []
         for at, sample in enumerate(task.samples.tolist()):
             try:
                 row = self._encoder.encode(sample, task.headers[at])
@@ -206,17 +204,16 @@ class Worker:
                 continue
             pieces: list[Piece] = [row.image, b"" if row.mask is None else row.mask]
             lengths = [memoryview(piece).nbytes for piece in pieces]
-            table[count] = (
+            table.append((
                 task.first + at, row.digest, *lengths, row.shape, row.encoding, row.orientation, row.mask_encoding,
                 not row.ended, False,
-            )  # fmt: skip
-            count += 1
+            ))  # fmt: skip
             for stream_pieces, piece in zip(made, pieces, strict=False):
                 stream_pieces.append(piece)
-        return table[:count]
+        return np.array(table, ROW)
 
     def _decoded(
-        self, task: PackTask, table: NDArray[np.void], *, fresh: bool
+        self, task: PackTask, table: NDArray[np.void]
     ) -> Iterator[tuple[slice, list[NDArray[Any]], dict[int, str]]]:
         """Yields which rows of a task, their arrays as `decode`, and row -> why it failed; describes them in table."""
         target = task.plan.target
@@ -236,7 +233,7 @@ class Worker:
         step = max(1, (_COPY_BYTES if self._copies else _CACHE_BYTES) // row_bytes)
         for start in range(0, len(table), step):
             part = slice(start, min(start + step, len(table)))
-            arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=fresh)
+            arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=task.starts is None)
             table["digest"][part] = pixel_digests(arrays)
             if len(task.digests):
                 for at in np.flatnonzero(table["digest"][part] != task.digests[part]).tolist():
@@ -328,15 +325,6 @@ class Worker:
 
 
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"
-
-
-def _record(
-    task: PackTask, rows: NDArray[np.void], reasons: dict[int, str], checks: list[NDArray[np.uint64]]
-) -> TaskRecord:
-    return TaskRecord(
-        task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
-        rows, reasons,
-    )  # fmt: skip
 
 
 def _digests(pieces: Sequence[Piece]) -> NDArray[np.uint64]:

@@ -1,7 +1,7 @@
 """The survey before packing: every header read, what each image becomes, and what the file will hold.
 
 `survey_listing` reads the headers with the worker pool and asks `decisions` for the common format. Boxes and points are
-moved as resizing moves the pixels under them. `row_order` is the order of rows in the file.
+moved as resizing moves the pixels under them. `Survey.order` is the order of rows in the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from fastload.pack.decisions import (
     plan_rows,
     row_lengths,
     row_sizes,
-    shrunk,
     size_counts,
     source_exceptions,
     too_large,
@@ -52,29 +51,17 @@ _WORTH_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of surveying a source: all that packing decides before it decodes a pixel.
+    """The result of surveying a source: all that packing decides before it decodes a pixel."""
 
-    Attributes:
-        listing: every sample found; boxes and points are moved as the pixels will be.
-        samples: int64, the samples to pack: all whose header can be read.
-        options: the options that shape the bytes.
-        converted: number of images changed in kind, by a description such as "gray -> RGB".
-        skipped: (key, reason) of each sample left out so far.
-        disk_free: bytes free where the output goes; -1 when no output was named.
-        headers: HEADERS (N,) of all samples, zero for those left out; None without images.
-        plan: how rows are made; None without images.
-        more_notes: what was chosen for the user, and why.
-    """
-
-    listing: Listing
-    samples: NDArray[np.int64]
+    listing: Listing  # every sample found; boxes and points are moved as the pixels will be
+    samples: NDArray[np.int64]  # the samples to pack: all whose header can be read
     options: PackOptions
-    converted: dict[str, int]
-    skipped: tuple[tuple[str, str], ...]
-    disk_free: int = -1
-    headers: NDArray[np.void] | None = None
-    plan: RaggedPlan | None = None
-    more_notes: tuple[str, ...] = ()
+    converted: dict[str, int]  # number of images changed in kind, by a description such as "gray -> RGB"
+    skipped: tuple[tuple[str, str], ...]  # (key, reason) of each sample left out so far
+    disk_free: int = -1  # bytes free where the output goes; -1 when no output was named
+    headers: NDArray[np.void] | None = None  # HEADERS (N,) of all samples, zero for those left out; None without images
+    plan: RaggedPlan | None = None  # how rows are made; None without images
+    more_notes: tuple[str, ...] = ()  # what was chosen for the user, and why
 
     @property
     def target(self) -> Target | None:
@@ -90,11 +77,6 @@ class Survey:
     def num_samples(self) -> int:
         """Number of samples to pack."""
         return len(self.samples)
-
-    @property
-    def layout(self) -> str:
-        """Name of the source's layout."""
-        return self.listing.layout
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -136,30 +118,50 @@ class Survey:
         attrs = {**masks.attrs, "names": masks.names} if masks.names else dict(masks.attrs)
         return attrs if masks.ignore_index is None else attrs | {"ignore_index": masks.ignore_index}
 
-    @property
-    def bytes_needed(self) -> int:
-        """Bytes of all rows before any lossless codec that the options ask for.
-
-        Exact for pixels (the last chunk counts whole), for files kept as they are and for rows of a packed file;
-        JPEGs to be made are estimated.
-        """
-        specs = self.pixels(self.num_samples).values()
-        return sum(self.ragged_bytes.values()) + sum(spec.allocated_bytes(self.num_samples) for spec in specs)
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """The sample of each row, int64 (N,): splits one after another, shuffled within each."""
+        splits = self.listing.split[self.samples]
+        order = []
+        for split in np.unique(splits).tolist():
+            samples = self.samples[splits == split]
+            if self.options.shuffle:
+                key = xxhash.xxh3_64_intdigest(f"fastload pack {self.options.seed} {split}".encode())
+                samples = samples[permute(np.arange(len(samples)), len(samples), key)]
+            order.append(samples)
+        return np.concatenate(order)
 
     @cached_property
-    def ragged_bytes(self) -> dict[str, int]:
-        """Bytes of each pixel dataset with rows of varying length, likewise."""
-        plan, headers = self.plan, self.headers
-        if plan is None or headers is None:
+    def row_lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Bytes of each row of `images`, and of `masks` if there are any, before any lossless codec of the options.
+
+        Exact for pixels, for files kept as they are and for rows of a packed file; JPEGs to be made are estimated.
+        """
+        if self.plan is None or self.headers is None:
             return {}
-        forms = {"images": plan.images, "masks": plan.masks}
-        lengths = row_lengths(plan, headers, self.listing)
-        rows = row_order(self)
+        lengths = row_lengths(self.plan, self.headers, self.listing)
+        return {name: each[self.order] for name, each in lengths.items()}
+
+    @cached_property
+    def expected(self) -> NDArray[np.int64]:
+        """Bytes of image and mask of each row together, likewise."""
+        return sum(self.row_lengths.values(), np.zeros(self.num_samples, np.int64))
+
+    @cached_property
+    def dataset_bytes(self) -> dict[str, int]:
+        """Bytes of each pixel dataset, likewise; of rows of one size the last chunk counts whole."""
+        specs, num_rows = self.pixels(self.num_samples), self.num_samples
         return {
-            name: ragged_offsets(each[rows], plan.chunk_bytes)[1]
-            for name, each in lengths.items()
-            if forms[name] == "ragged"
+            name: specs[name].allocated_bytes(num_rows)
+            if name in specs
+            else ragged_offsets(lengths, self.options.chunk_bytes)[1]
+            for name, lengths in self.row_lengths.items()
         }
+
+    @property
+    def bytes_needed(self) -> int:
+        """Bytes of all pixel datasets."""
+        return sum(self.dataset_bytes.values())
 
 
 def survey_listing(
@@ -192,20 +194,21 @@ def survey_listing(
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and on_error == "fail"):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
-    frames, turned = kinds.pop("frames", 0), kinds.pop("turned", 0)
     encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
     plan = plan_rows(headers[samples], options, source, masks=masks, encoded=encoded)
-    converted = conversions(kinds, plan.channels, plan.dtype)
-    if frames:
-        converted["several frames -> the first"] = frames
-    if turned:
-        kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
-        converted[f"EXIF orientation -> upright{kept}"] = turned
     _check_masks_and_coordinates(listing, options, source)
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
-    if lost := count_lost_boxes(listing, moved, samples):
-        converted["boxes that the crop cuts away whole -> no area"] = lost
-    converted |= source_exceptions(plan, samples, headers) | shrunk(options, headers[samples])
+    kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
+    seen = {
+        "several frames -> the first": kinds.pop("frames", 0),
+        f"EXIF orientation -> upright{kept}": kinds.pop("turned", 0),
+        "boxes that the crop cuts away whole -> no area": count_lost_boxes(listing, moved, samples),
+        **source_exceptions(plan, samples, headers),
+    }
+    if options.max_size is not None:
+        larger = np.minimum(headers["height"], headers["width"])[samples] > options.max_size
+        seen[f"larger than --max-size {options.max_size} -> shrunk"] = int(larger.sum())
+    converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
     notes = notes_on_encoding(plan, samples, headers)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
@@ -336,19 +339,6 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
             was, now = (np.prod(each, axis=-1) for each in sides)
             lost += int(np.sum((was > 0) & (now <= 0)))
     return lost
-
-
-def row_order(survey: Survey) -> NDArray[np.int64]:
-    """Returns the sample of each row, int64 (N,): splits one after another, shuffled within each."""
-    splits = survey.listing.split[survey.samples]
-    order = []
-    for split in np.unique(splits).tolist():
-        samples = survey.samples[splits == split]
-        if survey.options.shuffle:
-            key = xxhash.xxh3_64_intdigest(f"fastload pack {survey.options.seed} {split}".encode())
-            samples = samples[permute(np.arange(len(samples)), len(samples), key)]
-        order.append(samples)
-    return np.concatenate(order)
 
 
 def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:

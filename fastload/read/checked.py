@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,6 @@ from fastload.system.files import read_bytes
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
 
-BEFORE = "was damaged before it was packed: its bytes are those that were packed"
-
 _CACHE_CHUNKS = 32
 _CHECKED_ROWS = 1 << 16
 
@@ -38,8 +35,7 @@ class DamagedBefore(ImageError):
     """A row cannot be decoded, although its bytes are those that were packed."""
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedBytes:
+class EncodedBytes(NamedTuple):
     """One row as it lies in the file; shape (H, W, C) of its pixels, (H, W) of a mask."""
 
     data: bytes
@@ -49,12 +45,9 @@ class EncodedBytes:
 
 
 class CheckedSample(NamedTuple):
-    """A sample known to be what was packed.
+    """A sample known to be what was packed: its encoded bytes; its pixels, in native byte order, maybe read-only.
 
-    Attributes:
-        row: its encoded bytes.
-        pixels: "images" (H, W, C) and, where there are masks, "masks" (H, W), in native byte order, maybe read-only;
-            without "images" if that is a JPEG that was not to be decoded.
+    They are "images" (H, W, C), unless that is a JPEG that was not to be decoded, and "masks" (H, W) if there are any.
     """
 
     row: EncodedRow
@@ -66,33 +59,23 @@ def has_ragged(file: PackedFile) -> bool:
     return any(file.fields[name].ragged is not None for name in PIXEL_FIELDS if name in file.fields)
 
 
-class CheckedSamples:
-    """Reads images and masks of any file. Threads may share it; it cannot be pickled, and must not cross a fork.
+class CheckedSamples(RowReader):
+    """Reads images and masks of any file, without a mapping; must not cross a fork.
 
     Rows of a field that is not ragged count as encoded raw. A file that fastload did not write has no digests.
-
-    Raises:
-        MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
     """
 
     def __init__(self, file: PackedFile) -> None:
-        self.file = file
-        self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
-        self._has_digests = "digest" in file.fields
-        names = [*self.names, *(["digest"] if self._has_digests else [])]
-        self._reader = RowReader(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
-        ragged = [name for name in self.names if file.fields[name].ragged is not None]
-        self._ragged = {name: self._reader.ragged(name) for name in ragged}
+        names = [name for name in (*PIXEL_FIELDS, "digest") if name in file.fields]
+        super().__init__(file, names, "pread", cache_chunks=_CACHE_CHUNKS)
+        self.names = tuple(name for name in names if name != "digest")
         self._local = threading.local()
-        self._impossible = {name: self._impossible_rows(name) for name in ragged}
-
-    def close(self) -> None:
-        """Closes the file; nothing may be reading."""
-        self._reader.close()
-
-    def check_identity(self) -> None:
-        """Raises FileChangedError if the file was written to since its header was read."""
-        self._reader.check_identity()
+        # The rows with an impossible index entry; at once: one alone takes as long as reading it.
+        self._impossible = {name: set[int]() for name in self._ragged}
+        for name, reader in self._ragged.items():
+            for first in range(0, file.num_rows, _CHECKED_ROWS):
+                index = reader.look_up(np.arange(first, min(first + _CHECKED_ROWS, file.num_rows)))
+                self._impossible[name].update(first + at for at in impossible_rows(index, file.fields[name]))
 
     def is_jpeg(self) -> NDArray[np.bool_]:
         """Returns, bool (N,), whether the image of each row is a JPEG."""
@@ -108,44 +91,41 @@ class CheckedSamples:
 
     def shape(self, row: int) -> tuple[int, int, int]:
         """Returns (H, W, C) of the decoded image of a row of a packed file."""
-        if "images" in self._ragged:
-            height, width, channels = self._ragged["images"].part("shape", np.array([row]))[0].tolist()
-            return height, width, channels
-        height, width, channels = self.file.fields["images"].shape
+        ragged, common = self._ragged.get("images"), self.file.fields["images"].shape
+        height, width, channels = ragged.part("shape", np.array([row]))[0].tolist() if ragged else common
         return height, width, channels
 
-    def gather(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def read(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
         """Copies rows of a field that is not ragged into an array (n, ...) of its dtype in native byte order.
 
-        Raises:
-            ImageError: a row cannot be read; the reason only.
-            FileChangedError: the file was written to or truncated.
+        Returns number -> why that row cannot be read. FileChangedError: the file was written to or truncated.
         """
         try:
-            self._reader.gather(rows, {name: out})
+            self.gather(rows, {name: out})
         except FileChangedError:
             raise
-        except FormatError as exc:  # of a chunk; its cause is the bare reason
-            raise ImageError(f"cannot be read: {exc.__cause__ or exc}") from exc
-        except (OSError, RuntimeError) as exc:  # of the disk, or of h5py where a filter fails
-            raise ImageError(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+        except (FormatError, OSError, RuntimeError) as exc:  # of a chunk; of the disk; of h5py where a filter fails
+            if len(rows) > 1:  # One bad sector makes the read of them all fail.
+                alone = (self.read(name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
+                return {at: reason for at, found in enumerate(alone) for reason in found.values()}
+            return {0: f"cannot be read: {exc.__cause__ or getattr(exc, 'strerror', None) or exc}"}
+        return {}
 
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
         """Returns a row of a field as it lies in the file.
 
-        Raises:
-            ImageError: its index entry is impossible, or it cannot be read; the reason only.
+        ImageError, the reason only: its index entry is impossible, or it cannot be read.
         """
         field = self.file.fields[name]
         if field.ragged is None:
-            pixels = self._read_rows(name, np.array([row]))[0]
+            pixels = self.pixels(name, row)
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
         try:
             index = self._ragged[name].look_up(np.array([row]))
             if row in self._impossible[name]:
                 raise ImageError(impossible_rows(index, field)[0])
             length = int(index.bytes[0])
-            data = read_bytes(self._reader.fd, length, field.ragged.base + int(index.offset[0]))
+            data = read_bytes(self.fd, length, field.ragged.base + int(index.offset[0]))
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
         if len(data) < length:
@@ -156,30 +136,22 @@ class CheckedSamples:
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """Returns the pixels of an image (H, W, C) or a mask (H, W); in native byte order, maybe read-only.
 
-        Of a file that fastload did not write, the axes are those of the file.
-
-        Raises:
-            ImageError: it cannot be read or decoded; the reason only.
+        Of a file that fastload did not write, the axes are those of the file. ImageError, the reason only: it cannot be
+        read or decoded.
         """
         if name in self._ragged:
             return self._decoded(name, self.encoded_bytes(name, row))
-        found: NDArray[Any] = self._read_rows(name, np.array([row]))[0]
-        return found
-
-    def encoded(self, row: int) -> EncodedRow:
-        """Returns the encoded bytes of a sample, checked to be what was packed; otherwise like `checked`."""
-        return self.checked(row, jpeg=False).row
+        out = self._empty(name, 1)
+        for reason in self.read(name, np.array([row]), out).values():
+            raise ImageError(reason)
+        pixels: NDArray[Any] = out[0]
+        return pixels
 
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
         """Returns a sample's encoded bytes and pixels, after checking that they are what was packed.
 
-        Args:
-            row: row of the file.
-            jpeg: whether to decode a JPEG, too; its digest is that of its bytes.
-
-        Raises:
-            DamagedBefore: the packed JPEG cannot be decoded, and is what was packed.
-            ImageError: it cannot be read, or differs from what was packed; the reason only.
+        A JPEG, whose digest is that of its bytes, is decoded only if `jpeg` is set. ImageError, the reason only: it
+        cannot be read, or differs from what was packed; DamagedBefore: it is what was packed, and cannot be decoded.
         """
         image = self.encoded_bytes("images", row)
         is_jpeg = image.encoding == JPEG
@@ -190,19 +162,20 @@ class CheckedSamples:
             pixels["masks"] = self._decoded("masks", mask)
             parts.append(pixels["masks"])
         digest = row_digest(parts)
-        if self._has_digests and digest != self._digests[row]:
+        if "digest" in self.file.fields and digest != self._digests[row]:
             raise ImageError(CHANGED)
         if jpeg and is_jpeg:
             try:
                 pixels["images"] = self._decoded("images", image)
             except ImageError as exc:
-                if not self._has_digests:
+                if "digest" not in self.file.fields:
                     raise
-                raise DamagedBefore(f"{exc}; it {BEFORE}") from exc
-        height, width, channels = image.shape
-        encoded = EncodedRow(image.data, image.encoding, (height, width, channels), image.orientation, digest)
-        if mask is not None:
-            encoded = replace(encoded, mask=mask.data, mask_encoding=mask.encoding)
+                raise DamagedBefore(
+                    f"{exc}; it was damaged before it was packed: its bytes are those that were packed"
+                ) from exc
+        (height, width, channels), orientation = image.shape, image.orientation
+        of_mask = (mask.data, mask.encoding) if mask else ()
+        encoded = EncodedRow(image.data, image.encoding, (height, width, channels), orientation, digest, *of_mask)
         return CheckedSample(encoded, pixels)
 
     def damaged(self, rows: Sequence[int]) -> list[tuple[int, str]]:
@@ -210,49 +183,38 @@ class CheckedSamples:
 
         Rows that are not ragged are read and hashed all at once.
         """
-        wrong = []
+        wrong = dict[int, str]()
         if not self._ragged:
-            at = np.array(rows, np.int64)
-            try:
-                found = pixel_digests([self._read_rows(name, at, keep=True) for name in self.names])
-                return [(row, CHANGED) for row in at[found != self._digests[at]].tolist()]
-            except ImageError:
-                pass  # A bad sector makes the read of them all fail: reading them one by one finds those it affects.
+            at, arrays = np.array(rows, np.int64), []
+            memory: dict[str, NDArray[Any]] = self._local.__dict__  # that this thread's next call uses again
+            for name in self.names:
+                if name not in memory or len(memory[name]) < len(at):
+                    memory[name] = self._empty(name, len(at))
+                arrays.append(memory[name][: len(at)])
+                wrong = self.read(name, at, arrays[-1]) | wrong
+            different = np.flatnonzero(pixel_digests(arrays) != self._digests[at]).tolist()
+            return [(rows[i], wrong.get(i, CHANGED)) for i in sorted({*different, *wrong})]
         for row in rows:
             try:
                 self.checked(row)
             except ImageError as exc:
-                wrong.append((row, str(exc)))
-        return wrong
+                wrong[row] = str(exc)
+        return list(wrong.items())
 
     @functools.cached_property
     def _digests(self) -> NDArray[np.uint64]:
-        return self._read_rows("digest", np.arange(self.file.num_rows))
+        digests = self._empty("digest", self.file.num_rows)
+        for reason in self.read("digest", np.arange(len(digests)), digests).values():
+            raise ImageError(reason)
+        return digests
 
-    def _read_rows(self, name: str, rows: NDArray[np.int64], *, keep: bool = False) -> NDArray[Any]:
-        """Returns rows of a field that is not ragged; with `keep` in memory that this thread's next call uses again."""
+    def _empty(self, name: str, count: int) -> NDArray[Any]:
         field = self.file.fields[name]
-        kept: dict[str, NDArray[Any]] = self._local.__dict__
-        out = kept.get(name) if keep else None
-        if out is None or len(out) < len(rows):
-            out = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-        if keep:
-            kept[name] = out
-        self.gather(name, rows, out[: len(rows)])
-        return out[: len(rows)]
-
-    def _impossible_rows(self, name: str) -> set[int]:
-        """Returns the rows with an impossible index entry; at once: one alone takes as long as reading it."""
-        found: set[int] = set()
-        for first in range(0, self.file.num_rows, _CHECKED_ROWS):
-            rows = np.arange(first, min(first + _CHECKED_ROWS, self.file.num_rows))
-            bad = impossible_rows(self._ragged[name].look_up(rows), self.file.fields[name])
-            found.update(first + at for at in bad)
-        return found
+        return np.empty((count, *field.shape), field.dtype.newbyteorder("="))
 
     def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
         try:
-            return decode_row(row.data, row.encoding, row.shape, row.orientation, self.file.fields[name].dtype)
+            return decode_row(*row, self.file.fields[name].dtype)
         except ImageError as exc:
             raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
 
@@ -260,7 +222,7 @@ class CheckedSamples:
 def require_packed(file: PackedFile, row: int) -> None:
     """Raises ImageError, the reason only, if a row of a file with ragged fields is not what was packed."""
     with closing(CheckedSamples(file)) as samples:
-        samples.encoded(row)
+        samples.checked(row, jpeg=False)
 
 
 def _little_endian(pixels: NDArray[Any]) -> NDArray[Any]:

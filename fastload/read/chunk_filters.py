@@ -101,9 +101,7 @@ class FilteredChunks:
     def rows(self, fd: int, number: int) -> NDArray[Any]:
         """Returns the rows of the chunks with this number along the first axis: (rows, ...), native byte order.
 
-        Raises:
-            FormatError: a chunk cannot be decoded; the cause says why.
-            FileChangedError: the file ends inside it.
+        FormatError: a chunk cannot be decoded, its cause says why; FileChangedError: the file ends inside it.
         """
         count = min(self._chunks[0], self._shape[0] - number * self._chunks[0])
         chunk = np.empty(self._chunks, self._dtype)

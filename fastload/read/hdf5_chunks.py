@@ -32,6 +32,7 @@ from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.read.chunk_filters import FilteredChunks
 from fastload.read.identity import check_path, open_checked
+from fastload.system.text import format_bytes
 from fastload.timing.stopwatch import lap
 
 CACHE_BYTES = 512 * 2**20
@@ -48,8 +49,7 @@ class ChunkedRows:
     Warns, once, if a decoded chunk is larger than the whole cache, or if a window does not fit.
 
     Args:
-        file: header.
-        fields: names of fields, of any layout and with any filter that fastload or HDF5 can decode.
+        fields: of any layout and with any filter that fastload or HDF5 can decode.
         cache_chunks: chunks of the images that stay decoded; the least recently used goes first. Enough for two
             windows: the one being read and the next. Other fields keep as many rows.
         windows: whether rows come in windows of chunks, so that all rows of a chunk are wanted soon.
@@ -72,7 +72,7 @@ class ChunkedRows:
         # Rows read at once: those of a chunk, or of a piece if whole chunks do not help.
         self._units: dict[str, int] = {}
         self._max_units: dict[str, int] = {}
-        chunk_bytes: dict[str, int] = {}  # decoded, of fields read by whole chunks
+        whole = []  # fields read by whole chunks
         windowed = file.fields.get("images", file.fields[fields[0]]).chunk_rows
         for name in fields:
             field = file.fields[name]
@@ -83,30 +83,27 @@ class ChunkedRows:
             fits = field.chunk_rows * field.row_bytes <= cache_bytes
             if field.chunks is not None and (field.filters or (windows and fits)):
                 self._units[name] = field.chunk_rows
-                chunk_bytes[name] = field.chunk_rows * field.row_bytes
+                whole.append(name)
                 if field.chunk_rows < windowed:
                     # They may begin at other rows than those of the images: one more for each chunk of the images.
                     self._max_units[name] *= -(-windowed // field.chunk_rows) + 1
+        self._unit_bytes = {name: unit * file.fields[name].row_bytes for name, unit in self._units.items()}
         self._reset()
-        self._warn_of_misses(chunk_bytes, -(-cache_chunks // 2) if windows else 0)
+        self._warn_of_misses(whole, -(-cache_chunks // 2) if windows else 0)
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._hdf5: h5py.File | None = None
         self._datasets: dict[str, h5py.Dataset] = {}
-        self._cache: OrderedDict[tuple[str, int], NDArray[Any]] = OrderedDict()
-        self._under_way: dict[tuple[str, int], Future[NDArray[Any]]] = {}
+        # Rows of each unit, or those to come if a thread is reading them; the least recently used first.
+        self._cache: OrderedDict[tuple[str, int], Future[NDArray[Any]]] = OrderedDict()
         self._cached = dict.fromkeys(self._units, 0)
-        self._cached_bytes = 0
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...), in native byte order.
 
-        Raises:
-            FormatError: a chunk is damaged.
-            MissingExtraError: its filter is not installed.
-            OSError: HDF5 cannot read.
+        FormatError: a chunk is damaged; MissingExtraError: its filter is not installed; OSError: HDF5 cannot read.
         """
         if self._pid != os.getpid():
             # An HDF5 handle must not cross a fork, nor a lock that another thread held at that moment.
@@ -130,13 +127,13 @@ class ChunkedRows:
         # the first window before those of the last push them out of the cache.
         for at in sorted(groups, key=lambda positions: positions[:1].tolist()) if len(rows) else ():
             number = int(units[at[0]])
-            chunk = self._chunk(name, number, unit)
-            if isinstance(chunk, Future):
+            coming = self._chunk(name, number, unit)
+            if not coming.done():
                 # Another thread is decoding it. This one goes on with others, or threads in the same window would wait
                 # for one another at each of its chunks.
-                later.append((number, at, chunk))
+                later.append((number, at, coming))
             else:
-                _copy(chunk, rows[at] - number * unit, out, at)
+                _copy(coming.result(), rows[at] - number * unit, out, at)
         for number, at, coming in later:
             lap("reading")
             chunk = coming.result()
@@ -154,21 +151,21 @@ class ChunkedRows:
                 self._hdf5.close()
             self._reset()
 
-    def _warn_of_misses(self, chunk_bytes: Mapping[str, int], window_chunks: int) -> None:
-        """Warns if one of these chunks, or with windows a window of them, is larger than the cache."""
-        window = sum(num_bytes * -(-self._max_units[name] // 2) for name, num_bytes in chunk_bytes.items())
-        cache = _mib(self._cache_bytes)
-        largest = max(chunk_bytes, key=chunk_bytes.__getitem__, default="")
-        if largest and chunk_bytes[largest] > self._cache_bytes:
+    def _warn_of_misses(self, names: Sequence[str], window_chunks: int) -> None:
+        """Warns if a chunk of one of these fields, or with windows a window of them, is larger than the cache."""
+        window = sum(self._unit_bytes[name] * -(-self._max_units[name] // 2) for name in names)
+        cache = format_bytes(self._cache_bytes)
+        chunk_bytes, largest = max(((self._unit_bytes[name], name) for name in names), default=(0, ""))
+        if chunk_bytes > self._cache_bytes:
             what = (
-                f"one chunk of {largest} is {_mib(chunk_bytes[largest])} decoded, larger than the cache of {cache}: "
+                f"one chunk of {largest} is {format_bytes(chunk_bytes)} decoded, larger than the cache of {cache}: "
                 f"each is decoded again for nearly every batch that has a row of it."
             )
         elif window_chunks and window > self._cache_bytes:
             fitting = max(1, window_chunks * self._cache_bytes // window)
             what = (
-                f"a window of {window_chunks} chunks is {_mib(window)} decoded and does not fit into the cache of "
-                f"{cache}: chunks are decoded several times an epoch. Shuffle with ChunkWindow({fitting}) or less."
+                f"a window of {window_chunks} chunks is {format_bytes(window)} decoded and does not fit into the cache "
+                f"of {cache}: chunks are decoded several times an epoch. Shuffle with ChunkWindow({fitting}) or less."
             )
         else:
             return
@@ -178,8 +175,8 @@ class ChunkedRows:
             stacklevel=3,
         )
 
-    def _chunk(self, name: str, number: int, unit: int) -> NDArray[Any] | Future[NDArray[Any]]:
-        """Returns the rows of a unit; a future of them if another thread is reading it already."""
+    def _chunk(self, name: str, number: int, unit: int) -> Future[NDArray[Any]]:
+        """Returns the rows of a unit, which this thread reads unless another has read or is reading them."""
         key = (name, number)
         lap("reading")
         with self._lock:
@@ -187,21 +184,29 @@ class ChunkedRows:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-            if key in self._under_way:
-                return self._under_way[key]
-            mine = self._under_way[key] = Future()
+            chunk = self._cache[key] = Future()
+            self._cached[name] += 1
+            if self._cached[name] > self._max_units[name]:
+                self._drop(next(other for other in self._cache if other[0] == name))
+            while len(self._cache) > 1 and self._cached_bytes() > self._cache_bytes:
+                self._drop(next(iter(self._cache)))
         try:
-            chunk = self._read(name, number, unit)
+            chunk.set_result(self._read(name, number, unit))
         except BaseException as exc:
             with self._lock:
-                del self._under_way[key]
-            mine.set_exception(exc)
+                if self._cache.get(key) is chunk:
+                    self._drop(key)
+            chunk.set_exception(exc)
             raise
-        with self._lock:
-            del self._under_way[key]
-            self._keep(key, chunk)
-        mine.set_result(chunk)
         return chunk
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        self._cached[key[0]] -= 1
+        del self._cache[key]
+
+    def _cached_bytes(self) -> int:
+        """Returns the bytes of all units in the cache, decoded."""
+        return sum(count * self._unit_bytes[name] for name, count in self._cached.items())
 
     def _read(self, name: str, number: int, unit: int) -> NDArray[Any]:
         field = self._file.fields[name]
@@ -216,19 +221,6 @@ class ChunkedRows:
         dataset.read_direct(chunk, np.s_[first:last])
         lap("decoding" if field.filters else "reading")
         return chunk
-
-    def _keep(self, key: tuple[str, int], chunk: NDArray[Any]) -> None:
-        self._cache[key] = chunk
-        self._cached_bytes += chunk.nbytes
-        self._cached[key[0]] += 1
-        if self._cached[key[0]] > self._max_units[key[0]]:
-            self._drop(next(other for other in self._cache if other[0] == key[0]))
-        while len(self._cache) > 1 and self._cached_bytes > self._cache_bytes:
-            self._drop(next(iter(self._cache)))
-
-    def _drop(self, key: tuple[str, int]) -> None:
-        self._cached[key[0]] -= 1
-        self._cached_bytes -= self._cache.pop(key).nbytes
 
     def _chunks_of(self, name: str) -> FilteredChunks | None:
         """Returns the chunks of a dataset whose filters are decoded without HDF5; None if h5py has to decode them."""
@@ -265,7 +257,3 @@ def _copy(chunk: NDArray[Any], sources: NDArray[np.int64], out: NDArray[Any], at
     # Row by row: NumPy's indexing would copy large rows twice.
     for i, source in zip(at.tolist(), sources.tolist(), strict=True):
         out[i] = chunk[source]
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"

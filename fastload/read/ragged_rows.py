@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, ImageError
 from fastload.format.header import Field, PackedFile
-from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex, index_names
+from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.images.image_header import MAX_PIXELS
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.mapped import MappedRows
-from fastload.read.pread import PreadRows
+from fastload.read.linear import MappedRows, PreadRows
 from fastload.system.text import text_of
 from fastload.timing.stopwatch import lap
 
@@ -33,8 +32,6 @@ class RaggedReader:
 
     Args:
         fd: descriptor of the file, open for reading as long as this lives.
-        file: its header.
-        name: name of a ragged field.
         read: "map" hands out views of a mapping of the file, "pread" copies.
         verify: called with the file and a row that libjpeg refuses or that cannot be decoded; raises ImageError, the
             reason only, if the row is not what was packed. None: such rows count as damaged after packing, if not even
@@ -53,7 +50,7 @@ class RaggedReader:
         assert extent is not None, f"{name} is not ragged"
         self._file = file
         self._field = file.fields[name]
-        self._extent: RaggedExtent = extent
+        self._base = extent.base
         self._verify = verify
         # A mask has its image's size.
         self._parts = {part: f"{name}_{part}" for part in INDEX_DTYPES if f"{name}_{part}" in index_names(name)}
@@ -63,18 +60,13 @@ class RaggedReader:
         if any(file.fields[data].offset is None for data in datasets):
             raise FormatError(f"{file.path}: the index of {name!r} does not lie in one piece. Pack it again.")
         self._rows = MappedRows(fd, file, datasets) if read == "map" else PreadRows(fd, file, datasets)
-        self._flat: NDArray[np.uint8] | None = None
-        self._view: memoryview | None = None
+        # All bytes of the field as mapped, uint8 (T,), read-only, valid until `close`; None if nothing is mapped.
+        self.flat: NDArray[np.uint8] | None = None
         if isinstance(self._rows, MappedRows):
-            self._flat = self._rows.flat(extent.base, extent.num_bytes)
-            # Slicing a memoryview takes a quarter of the time that slicing an array takes.
-            self._view = self._flat.data
+            self.flat = self._rows.flat(extent.base, extent.num_bytes)
+        # Slicing a memoryview takes a quarter of the time that slicing an array takes.
+        self._view = None if self.flat is None else self.flat.data
         self._packed: set[int] = set()  # suspected rows that turned out to be what was packed
-
-    @property
-    def flat(self) -> NDArray[np.uint8] | None:
-        """All bytes of the field as mapped, uint8 (T,), read-only, valid until `close`; None if nothing is mapped."""
-        return self._flat
 
     def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
         """Returns the index entries of rows, int64 (n,), in range; raises FormatError if one is impossible."""
@@ -113,7 +105,7 @@ class RaggedReader:
             memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
             starts = (ends - index.bytes).tolist()
             assert isinstance(self._rows, PreadRows), "without a mapping it is read"
-            self._rows.read_ranges(self._field.name, self._extent.base + index.offset, index.bytes, memory)
+            self._rows.read_ranges(self._field.name, self._base + index.offset, index.bytes, memory)
             view = memory.data
         return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
@@ -205,7 +197,7 @@ class RaggedReader:
 
     def close(self) -> None:
         """Releases the mapping; the descriptor stays open."""
-        self._flat = self._view = None
+        self.flat = self._view = None
         self._rows.close()
 
 
@@ -230,9 +222,9 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
     orientation = (index.orientation < 1) | (index.orientation > 8)
     found = {}
     for at in np.flatnonzero(outside | kind | size | shape | length | orientation).tolist():
-        num_bytes = int(index.bytes[at])
+        num_bytes = f"{index.bytes[at]:,} bytes"
         if outside[at]:
-            extent = f"({num_bytes:,} bytes from {index.offset[at]:,} on)"
+            extent = f"({num_bytes} from {index.offset[at]:,} on)"
             found[at] = f"its extent in `{name}` {extent} lies outside of its {end:,} bytes"
         elif kind[at]:
             found[at] = f"its encoding in `{name}` has the number {index.encoding[at]}, which means nothing"
@@ -242,7 +234,7 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
             its_own = tuple(index.shape[at, : len(field.shape)].tolist())
             found[at] = f"its shape is {its_own} where rows of `{name}` have {field.shape}"
         elif length[at]:
-            found[at] = f"it has {num_bytes:,} bytes in `{name}`, its pixels need {pixel_bytes[at]:,}"
+            found[at] = f"it has {num_bytes} in `{name}`, its pixels need {pixel_bytes[at]:,}"
         else:
             found[at] = f"its EXIF orientation is {index.orientation[at]}, which means nothing"
     return found

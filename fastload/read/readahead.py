@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from fastload.errors import FileChangedError
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import index_names
 from fastload.read.identity import open_checked
-from fastload.read.pread import PreadRows
+from fastload.read.linear import PreadRows
 from fastload.system import syscalls
 
 # The kernel cuts one call to the device's read-ahead window, by default 128 KiB.
@@ -54,9 +54,6 @@ _log = logging.getLogger("fastload")
 
 Item = TypeVar("Item")
 
-Advise = Callable[[NDArray[np.int64]], None]
-"""Announces ranges of the file, int64 (R, 2), (offset, length) each, none longer than 128 KiB."""
-
 
 class ReadAhead:
     """Announces the rows of coming batches. Threads may share it; `announce` never waits.
@@ -65,13 +62,10 @@ class ReadAhead:
     and reads the index of ragged fields from it without a mapping.
 
     Args:
-        file: header.
         names: fields to announce; those read through HDF5 are left out.
         rows: rows of the file that are read at all; only small fields are announced beyond them.
         chunk_rows: rows of a chunk: whole chunks are announced, since a window soon reads all of them; 0: row by row.
         recent_chunks: chunks remembered as announced.
-        advise: announces ranges; by default to the kernel.
-        resident: returns whether the byte at an offset is in memory, None if the kernel does not say.
 
     Raises:
         MissingFileError, FileChangedError: the file is gone, or not the one whose header was read.
@@ -85,27 +79,24 @@ class ReadAhead:
         *,
         chunk_rows: int = 0,
         recent_chunks: int = 64,
-        advise: Advise | None = None,
-        resident: Callable[[int], bool | None] | None = None,
     ) -> None:
         self._closed = False
         self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._ragged: list[RaggedExtents] = []
+        self._small: list[Extents] = []
+        self._large: list[Extents] = []
         self._fd = fd = open_checked(file)
         ragged = [name for name in names if file.fields[name].ragged is not None]
-        self._ragged = [RaggedExtents(fd, file, file.fields[name]) for name in ragged]
-        fields = [file.fields[name] for name in dict.fromkeys([*names, *chain(*map(index_names, ragged))])]
-        linear = [LinearExtents(field.offset, field.row_bytes) for field in fields if field.offset is not None]
-        extents: list[RaggedExtents | LinearExtents] = [*self._ragged, *linear]
-        self._small = [field for field in extents if field.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES]
-        self._large = [field for field in extents if field not in self._small]
+        for name in dict.fromkeys([*ragged, *names, *chain(*map(index_names, ragged))]):
+            if name in ragged or file.fields[name].offset is not None:
+                extents = Extents(fd, file, file.fields[name])
+                is_small = extents.num_bytes(rows.stop) <= _SMALL_FIELD_BYTES
+                (self._small if is_small else self._large).append(extents)
         self._rows = rows
         self._chunk_rows = chunk_rows
         self._recent: dict[int, None] = {}
         self._max_recent = recent_chunks
-        self._advise = advise or KernelAdvice(fd, file.identity.size)
-        self._resident = resident or (lambda offset: syscalls.is_resident(fd, offset))
+        self._advise = KernelAdvice(fd, file.identity.size)
         self._probed = 0
         self._quiet = 0
         self._hold = 0
@@ -132,7 +123,7 @@ class ReadAhead:
             self._orders.put(None)
             if thread is not threading.current_thread():
                 thread.join()
-        for extents in self._ragged:
+        for extents in (*self._small, *self._large):
             extents.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -166,7 +157,7 @@ class ReadAhead:
         probed = rows[:: max(1, len(rows) // _PROBES)]
         # Of the last byte: a row's first page may be in memory because of the row before.
         ends = map(field.last_byte, probed.tolist())
-        if all(end is not None and self._resident(end) for end in ends):
+        if all(end is not None and syscalls.is_resident(self._fd, end) for end in ends):
             self._quiet += 1
             self._hold = max(0, self._hold - 1)
         else:
@@ -217,43 +208,28 @@ def sliced(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.stack([offset, length], axis=1)
 
 
-class LinearExtents(NamedTuple):
-    """Byte ranges of the rows of a field that lie back to back, from a byte of the file on."""
-
-    base: int
-    row_bytes: int
-
-    def num_bytes(self, stop: int) -> int:
-        """Returns the bytes of the rows before `stop`."""
-        return self.row_bytes * stop
-
-    def last_byte(self, row: int) -> int | None:
-        """Returns the last byte of a row."""
-        return self.base + (row + 1) * self.row_bytes - 1
-
-    def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i."""
-        return np.stack([self.base + first * self.row_bytes, (stop - first) * self.row_bytes], axis=1)
-
-
-class RaggedExtents:
-    """Byte ranges of the rows of a ragged field, like `LinearExtents`; reads its index from the open file."""
+class Extents:
+    """Byte ranges of the rows of a field in the open file; those of a ragged one are read from its index."""
 
     def __init__(self, fd: int, file: PackedFile, field: Field) -> None:
-        assert field.ragged is not None, f"{field.name} is not ragged"
         self._fd = fd
-        self.base = field.ragged.base
-        self._num_bytes = field.ragged.num_bytes
-        self._names = (f"{field.name}_offset", f"{field.name}_bytes")
-        self._index = PreadRows(fd, file, self._names)
-        self._bases = [file.fields[name].offset or 0 for name in self._names]
+        self._row_bytes = field.row_bytes
+        self._ragged = field.ragged
+        self.base = field.offset or 0
+        if field.ragged is not None:
+            self.base = field.ragged.base
+            self._names = (f"{field.name}_offset", f"{field.name}_bytes")
+            self._index = PreadRows(fd, file, self._names)
+            self._bases = [file.fields[name].offset or 0 for name in self._names]
 
     def num_bytes(self, stop: int) -> int:
-        """Returns the bytes of all rows: they may lie in any order."""
-        return self._num_bytes
+        """Returns the bytes of the rows before `stop`; of all ragged rows, which may lie in any order."""
+        return self._row_bytes * stop if self._ragged is None else self._ragged.num_bytes
 
     def last_byte(self, row: int) -> int | None:
         """Returns the last byte of a row; None if its index entry is not in memory."""
+        if self._ragged is None:
+            return self.base + (row + 1) * self._row_bytes - 1
         found = [syscalls.read_resident(self._fd, base + 8 * row, 8) or b"" for base in self._bases]
         if min(map(len, found)) < 8:
             return None
@@ -261,14 +237,19 @@ class RaggedExtents:
         return self.base + begin + max(length, 1) - 1
 
     def ranges(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ranges of the rows, sorted; neighbours are joined."""
-        counts = stop - first
+        """Returns the ranges, int64 (R, 2), (offset, length), that hold rows first[i] to stop[i] - 1 for each i.
+
+        Those of ragged rows are sorted; neighbours are joined.
+        """
+        if self._ragged is None:
+            return np.stack([self.base + first * self._row_bytes, (stop - first) * self._row_bytes], axis=1)
+        counts, num_bytes = stop - first, self._ragged.num_bytes
         rows = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first, counts)
         offset, length = (np.empty(len(rows), np.int64) for _ in range(2))
         self._index.gather(rows, dict(zip(self._names, (offset, length), strict=True)))
         # The index may be damaged, which reading the row will report; here ranges only must stay within the dataset.
-        offset = offset.clip(0, self._num_bytes)
-        end = (offset + length.clip(0, self._num_bytes)).clip(max=self._num_bytes)
+        offset = offset.clip(0, num_bytes)
+        end = (offset + length.clip(0, num_bytes)).clip(max=num_bytes)
         order = np.argsort(offset, kind="stable")
         offset, end = offset[order], np.maximum.accumulate(end[order])
         begins = np.flatnonzero(np.concatenate(([True], offset[1:] > end[:-1] + _JOINED_BYTES)))
@@ -276,12 +257,16 @@ class RaggedExtents:
         return np.stack([self.base + offset[begins], ends - offset[begins]], axis=1)
 
     def close(self) -> None:
-        """Releases what reading needed; the descriptor stays open."""
-        self._index.close()
+        """Releases what reading the index needed; the descriptor stays open."""
+        if self._ragged is not None:
+            self._index.close()
 
 
 class KernelAdvice:
-    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue."""
+    """Asks the kernel to read ranges of a file into memory; waits only for room in the disk's queue.
+
+    Ranges are int64 (R, 2), (offset, length) each, none longer than 128 KiB.
+    """
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._fd = fd

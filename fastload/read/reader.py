@@ -17,8 +17,7 @@ from fastload.errors import FormatError, OptionError
 from fastload.format.header import PackedFile
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import check_open, open_checked
-from fastload.read.mapped import KEEPS_GIL, MappedRows
-from fastload.read.pread import PreadRows
+from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader
 
 Read = Literal["map", "pread"]
@@ -28,8 +27,6 @@ class RowReader:
     """Reads any rows of some fields of a file. Threads may share it, it survives a fork, and it cannot be pickled.
 
     Args:
-        file: header, as `read_header` gave it.
-        fields: names of the fields to read.
         read: "map" copies from a mapping of the file; "pread" never maps it, so that truncating the file cannot kill
             the process (SIGBUS).
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
@@ -56,23 +53,24 @@ class RowReader:
             if name not in file.fields:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
         self.file = file
-        self._fd = open_checked(file)
-        self._sources: list[tuple[MappedRows | PreadRows | ChunkedRows, list[str]]] = []
+        self.fd = open_checked(file)  # valid until `close`
+        self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             linear, other = list[str](), list[str]()
             for name in fields:
                 if file.fields[name].ragged is not None:
-                    self._ragged[name] = RaggedReader(self._fd, file, name, read, verify)
+                    self._ragged[name] = RaggedReader(self.fd, file, name, read, verify)
                 else:
                     (other if file.fields[name].offset is None else linear).append(name)
             if linear:
                 # Small fields first: the pixels push everything else out of the CPU's cache.
                 linear.sort(key=lambda name: file.fields[name].row_bytes)
                 kind = MappedRows if read == "map" else PreadRows
-                self._sources.append((kind(self._fd, file, linear), linear))
+                self._sources = dict.fromkeys(linear, kind(self.fd, file, linear))
             if other:
-                self._sources.append((ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows), other))
+                chunks = ChunkedRows(file, other, cache_chunks=cache_chunks, windows=windows)
+                self._sources |= dict.fromkeys(other, chunks)
         except BaseException:
             self.close()
             raise
@@ -93,10 +91,10 @@ class RowReader:
         check_rows(rows, self.file.num_rows, self.file.path)
         self.check_identity()
         copied = 0
-        for source, names in self._sources:
-            chosen = {name: outs[name] for name in names if name in outs}
-            source.gather(rows, chosen)
-            copied += sum(out.nbytes for out in chosen.values())
+        for name, source in self._sources.items():
+            if name in outs:
+                source.gather(rows, {name: outs[name]})
+                copied += outs[name].nbytes
         for name, ragged in self._ragged.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
@@ -120,37 +118,27 @@ class RowReader:
         Valid until `close`. The caller must call `check_identity` before each batch and check the range of rows, as
         `gather` does.
         """
-        for source, names in self._sources:
-            if name in names and isinstance(source, MappedRows):
-                return source.rows(name)
-        return None
-
-    @property
-    def fd(self) -> int:
-        """The open file's descriptor, valid until `close`."""
-        return self._fd
+        source = self._sources.get(name)
+        return source.rows(name) if isinstance(source, MappedRows) else None
 
     def check_identity(self) -> None:
         """Raises FileChangedError if the file is not, byte for byte, what it was when its header was read."""
         # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
         # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
-        check_open(self.file, self._fd)
+        check_open(self.file, self.fd)
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
-        sources, self._sources = self._sources, []
-        for source, _ in sources:
+        for source in {*self._sources.values(), *self._ragged.values()}:
             source.close()
-        ragged, self._ragged = self._ragged, {}
-        for reader in ragged.values():
-            reader.close()
-        fd, self._fd = self._fd, -1
+        self._sources, self._ragged = {}, {}
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # While the interpreter ends, globals are gone, and the kernel closes the file.
-        if getattr(self, "_fd", -1) >= 0 and not _is_finalizing():
+        if getattr(self, "fd", -1) >= 0 and not _is_finalizing():
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,8 +157,7 @@ def check_rows(rows: NDArray[np.int64], num_rows: int, what: object) -> None:
 def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
     """Returns the order of the axes of one image in the file, by its shape: other writers do not say.
 
-    Raises:
-        FormatError: neither the first nor the last axis can be channels.
+    FormatError: neither the first nor the last axis can be channels.
     """
     shape = file.fields["images"].shape
     if len(shape) == 2:

@@ -1,7 +1,7 @@
 """New packed files from packed ones: other chunks, order, codec or fewer rows (`repack_file`), or several files as one.
 
 Packed files (or other HDF5 files with images) go in, one packed file comes out. `packed_listing` lists the rows of a
-file as samples, `packed_rows` reads them, `choice` selects some, `merge` joins several listings. The packer
+file as samples, or some of them, `packed_rows` reads them, `merge` joins several listings. The packer
 (`fastload.pack`) then copies the rows as they are, each checked against its digest, and continues an interrupted call.
 
 Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never the loader or torch.
@@ -9,11 +9,9 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,9 +22,8 @@ from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackOptions, PackReport, pack_listing
 from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
-from fastload.repack.choice import Choice, choose_rows
 from fastload.repack.merge import list_merged
-from fastload.repack.packed_listing import list_packed, pack_options, regroup
+from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import Listing, OnError
 
@@ -83,9 +80,8 @@ def repack_file(
     header, listing = list_packed(file)
     chosen = choose_rows(listing, choice, header.path)
     in_order = bool(np.all(np.diff(chosen) > 0))
-    packed_with = pack_options(header)
     if chunk_bytes is None:
-        chunk_bytes = int(packed_with.get("chunk_bytes", CHUNK_BYTES))
+        chunk_bytes = int(pack_options(header.attrs).get("chunk_bytes", CHUNK_BYTES))
         if wanted is None and _images_codec(header) != NONE:
             chunk_bytes = header.fields["images"].chunk_rows * header.fields["images"].row_bytes
         elif wanted not in (None, NONE) and not has_ragged(header):
@@ -98,7 +94,7 @@ def repack_file(
     part = regroup(replace(listing, attrs=attrs), chosen)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    return _write(call, part, [header], options, packed_with)
+    return _write(call, part, [header], options)
 
 
 def merge_files(
@@ -133,8 +129,7 @@ def merge_files(
     listing = list_merged(files)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    packed_with = json.loads(listing.attrs["pack_options"])
-    return _write(call, listing, [read_header(file) for file in files], options, packed_with)
+    return _write(call, listing, [read_header(file) for file in files], options)
 
 
 @dataclass(frozen=True)
@@ -149,11 +144,9 @@ class _Call:
     progress: Progress | None
 
 
-def _write(
-    call: _Call, listing: Listing, headers: Sequence[PackedFile], options: PackOptions, packed_with: dict[str, Any]
-) -> PackReport:
+def _write(call: _Call, listing: Listing, headers: Sequence[PackedFile], options: PackOptions) -> PackReport:
     """Writes a listing's rows, which are from these files, with the options they were packed with that still hold."""
-    names = ", ".join(header.path.name for header in headers)
+    packed_with, names = pack_options(listing.attrs), ", ".join(header.path.name for header in headers)
     codecs = {_images_codec(header) for header in headers}
     # The codec that images of one size get; options.codec is that of masks beside images without one.
     codec, rows = NONE if len(codecs) > 1 else codecs.pop(), listing.files
@@ -162,16 +155,9 @@ def _write(
     elif codecs:
         note = f"{names}: images are compressed differently, and are stored without a codec now."
         listing = replace(listing, notes=(*listing.notes, note))
-    # Masks are compressed anew if the packer chose to compress them, beside images that it did not compress.
-    fields = [header.fields if header.version is not None else {} for header in headers]
-    chosen = all(
-        "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters
-        for each in fields
-    )
-    options = replace(options, codec="auto" if chosen and call.wanted is None else "none")
     if isinstance(rows, RaggedRows):
         now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)
-        options = replace(options, codec=now)
+        options = replace(options, codec=now, store=EncodingOption("keep"))
         listing = replace(listing, files=replace(rows, plain=call.wanted == NONE))
         if call.on_error == "skip":
             bad = undecodable(rows, call.workers, call.progress)  # JPEGs
@@ -180,20 +166,26 @@ def _write(
             left_out = tuple((listing.keys[i], bad[i]) for i in sorted(bad))
             keep = np.delete(np.arange(len(listing)), sorted(bad))
             listing = replace(listing.take(keep), skipped=(*listing.skipped, *left_out))
+    elif codec != NONE:
+        options = replace(options, codec=str(codec), store=EncodingOption("keep") if rows is not None else None)
+    else:
+        # Masks are compressed anew if the packer chose to compress them, beside images that it did not compress.
+        fields = [header.fields if header.version is not None else {} for header in headers]
+        chosen = all(
+            "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters
+            for each in fields
+        )
+        options = replace(options, codec="auto" if chosen and call.wanted is None else "none")
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
-    given = {**replace(options, codec="auto").to_dict(), **packed_with, **changed}
+    given = {**replace(options, codec="auto", store=None).to_dict(), **packed_with, **changed}
     if call.wanted is not None or codec != NONE:
         given["codec"] = str(codec)
     elif options.codec == "none":
         given.pop("codec", None)
     listing = replace(listing, attrs={**attrs, "pack_options": dump_options(given)})
-    if isinstance(rows, RaggedRows):
-        options = replace(options, store=EncodingOption("keep"))
-    elif codec != NONE:
-        options = replace(options, codec=str(codec), store=EncodingOption("keep") if rows is not None else None)
     if call.on_error == "skip" and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
@@ -213,7 +205,7 @@ def _images_codec(file: PackedFile) -> Codec:
     if images is None or images.ragged is not None or file.version is None:
         return NONE
     codec = next((_CODEC_OF_FILTER[name] for name in images.filters if name in _CODEC_OF_FILTER), "none")
-    option = str(pack_options(file).get("codec", ""))
+    option = str(pack_options(file.attrs).get("codec", ""))
     return parse_codec(option if option.partition(":")[0] == codec else codec)
 
 

@@ -93,11 +93,13 @@ def _check_same_fields(first: _Part, other: _Part) -> None:
 
 def _kinds(part: _Part) -> dict[str, str]:
     """Returns {field: "dtype (shape of a row)"} of a file."""
-    _, listing = part
+    file, listing = part
     kinds = {}
     for name, rows in {"images": listing.files, "masks": listing.masks and listing.masks.files}.items():
         if isinstance(rows, RaggedRows):
-            kinds[name] = rows.kind
+            field = file.fields[name]
+            channels = f" with {field.shape[2]} channels" if name == "images" else ""
+            kinds[name] = f"{field.dtype.name} rows of varying length{channels}"
         elif isinstance(rows, Arrays):
             kinds[name] = f"{rows.dtype} {rows.shape}"
     for name, column in listing.columns.items():
@@ -240,7 +242,7 @@ def _short(value: Any) -> str:
 
 def _attrs(parts: Sequence[_Part]) -> dict[str, Any]:
     """Returns the root attributes: equal ones stay; rows of several files one after another are not shuffled."""
-    options = [pack_options(file) for file, _ in parts]
+    options = [pack_options(file.attrs) for file, _ in parts]
     same = {name: value for name, value in options[0].items() if all(o.get(name) == value for o in options)}
     merged = [{"name": file.path.name, "rows": file.num_rows} for file, _ in parts]
     return {

@@ -22,7 +22,7 @@ from fastload.pack.encode import array_header, bytes_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
 from fastload.read.reader import image_axes
-from fastload.sources.arrays.raw_rows import JoinedRows, RawRows
+from fastload.sources.arrays.raw_rows import JoinedRows, RawRows, StoredRows
 from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.system.machine import worker_count
 from fastload.system.threads import in_threads
@@ -41,43 +41,26 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
         )
     if has_ragged(file):
         return RaggedRows((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows))
-    if field.offset is None or (name == "masks" and (field.dtype != np.uint8 or len(field.shape) > 2)):
-        return Hdf5Rows(file, name, np.arange(file.num_rows))
+    shape, dtype = (*field.shape, 1) if axes == "HW" else field.shape, field.dtype
+    if name == "masks":
+        shape, dtype = field.shape[:2], np.dtype(np.uint8)
+    order: Literal["CHW", "HWC"] = "CHW" if axes == "CHW" else "HWC"
+    if field.offset is None or field.dtype != dtype:
+        return Hdf5Rows(np.arange(file.num_rows), shape, dtype, order, file, name)
     return RawRows.of(
-        file.path,
-        offset=field.offset,
-        num_rows=file.num_rows,
-        shape=(*field.shape, 1) if axes == "HW" else field.shape,
-        dtype=field.dtype,
-        axes="CHW" if axes == "CHW" else "HWC",
-    )
+        file.path, offset=field.offset, num_rows=file.num_rows, shape=shape, dtype=dtype, axes=order
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Hdf5Rows:
-    """Rows that do not lie back to back as they are needed, as `Arrays`: compressed or scattered, or other integers.
+class Hdf5Rows(StoredRows):
+    """Rows that do not lie back to back as they are needed: compressed or scattered, or other integers than uint8.
 
-    `rows` is the row of the file for each sample. Each process opens the file for itself, at its first read; a
-    pickle holds the header only.
+    Each process opens the file for itself, at its first read; a pickle holds the header only.
     """
 
     file: PackedFile
     name: str
-    rows: NDArray[np.int64]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(H, W, C) of images, whichever order of axes the file has; (H, W) of masks."""
-        in_file = self.file.fields[self.name].shape
-        if self.name == "masks":
-            return in_file[:2]
-        axes = image_axes(self.file)
-        return (*in_file[1:], in_file[0]) if axes == "CHW" else (*in_file, 1) if axes == "HW" else in_file
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """uint8 or uint16, in native byte order."""
-        return np.dtype(np.uint8) if self.name == "masks" else self.file.fields[self.name].dtype.newbyteorder("=")
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Fills out with these rows; SourceError names those that cannot be read, or hold masks outside of 0 to 255."""
@@ -86,17 +69,10 @@ class Hdf5Rows:
             return
         field = self.file.fields[self.name]
         values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
-        try:
-            open_samples(self.file).gather(self.name, rows, values)
-        except ImageError as exc:
-            reason, bad = ImageError(f"`{self.name}` {exc}"), []
-            for row in rows:  # As a rule those of one damaged chunk.
-                try:
-                    open_samples(self.file).gather(self.name, np.array([row]), values[:1])
-                except ImageError:
-                    bad.append(str(row))
+        if reasons := open_samples(self.file).read(self.name, rows, values):  # As a rule of one damaged chunk.
+            reason = ImageError(f"`{self.name}` {next(iter(reasons.values()))}")
             raise SourceError(
-                f"{self.file.path}: {reason} (rows {first_few(bad or list(map(str, rows.tolist())))}). List all damage "
+                f"{self.file.path}: {reason} (rows {first_few([str(rows[at]) for at in reasons])}). List all damage "
                 f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
             ) from reason
         if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
@@ -106,12 +82,7 @@ class Hdf5Rows:
                 f"packed mask holds 0 to 255. Give what is no class a value in there, such as 255, and say so in its "
                 f"attribute ignore_index."
             )
-        chw = self.name == "images" and image_axes(self.file) == "CHW"
-        out[:] = np.moveaxis(values, 1, -1) if chw else values.reshape(out.shape)
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> Hdf5Rows:
-        """Returns some of the rows, in the order of indices."""
-        return Hdf5Rows(self.file, self.name, self.rows[indices])
+        out[:] = np.moveaxis(values, 1, -1) if self.axes == "CHW" else values.reshape(out.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,13 +144,6 @@ class RaggedRows:
             row=np.concatenate([part.row for part in parts]),
         )
 
-    @property
-    def kind(self) -> str:
-        """Dtype, form and channels, which files to be merged must share; for messages."""
-        field = self.files[0].fields[self.name]
-        channels = f" with {field.shape[2]} channels" if self.name == "images" else ""
-        return f"{field.dtype.name} rows of varying length{channels}"
-
     def header(self, i: int) -> ImageHeader:
         """Returns the header of the decoded pixels."""
         samples, row = self._at(i)
@@ -212,7 +176,7 @@ class RaggedRows:
     def encoded(self, i: int) -> EncodedRow:
         """Returns the whole sample, image and mask, as it is stored, or decompressed."""
         samples, row = self._at(i)
-        found = samples.encoded(row)
+        found = samples.checked(row, jpeg=False).row
         if not self.plain:
             return found
         if found.encoding == ZSTD:

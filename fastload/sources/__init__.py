@@ -4,9 +4,9 @@ In goes a path, with SourceOptions for what the files themselves do not say. Out
 key, split and columns, and an object that reads its image (and mask) from any process. Nothing is decoded or unpacked.
 
 Read first: `listing` (what a source returns), `tree` and `open_tree` (the files of a folder or archive), `folder` (the
-plainest layout), `assemble` (the end of every layout), `spans` (readers of pieces of files), `pairs` (images with
-masks), `layouts` (all of them, and how one is recognised). Formats that need several modules have a package of their
-own: archives, tables, arrow, arrays, coco, imagenet, webdataset.
+plainest layout), `assemble` (the end of every layout; images with masks), `spans` (readers of pieces of files),
+`layouts` (all of them, and how one is recognised). Formats that need several modules have a package of their own:
+archives, tables, arrow, arrays, coco, imagenet, webdataset.
 
 To add a layout: one new module here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in
 `layouts.LAYOUTS`. `layouts` is imported on first use, as it imports all layouts: a tenth of a second that

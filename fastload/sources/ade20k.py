@@ -17,9 +17,8 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of, values_in_masks
+from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of, values_in_masks
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Line, Tree, key_of
 
 OBJECTS, SCENES = "objectInfo150.txt", "sceneCategories.txt"
@@ -28,6 +27,7 @@ NUM_CLASSES = 150
 CALLED_CORRUPTED = tuple(f"ADE_train_{n:08}" for n in (3020, 1701, 13508, 8455))
 """Training images that the converter of MosaicML Streaming leaves out as corrupted."""
 
+_PLACE = re.compile(r"(?P<root>(?:.*/)?)(?P<of>images|release_test)/(?P<split>[^/]+)/[^/]+", re.DOTALL)
 _IMAGE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
 
 
@@ -74,9 +74,8 @@ def _find_images(tree: Tree) -> tuple[str, dict[str, int], dict[str, str]]:
     splits: dict[str, str] = {}
     roots = set()
     for i in tree.images().tolist():
-        above = ["", "", *tree.names[i].split("/")[:-1]]
-        folder, parent = above.pop(), above.pop()
-        if folder.lower() not in SPLITS or parent not in ("images", "release_test"):
+        place = _PLACE.fullmatch(tree.names[i])
+        if not place or place["split"].lower() not in SPLITS:
             continue
         stem = stem_of(tree.names[i])
         if stem in images:
@@ -84,9 +83,9 @@ def _find_images(tree: Tree) -> tuple[str, dict[str, int], dict[str, str]]:
                 f"{tree.given}: {key_of(tree.names[images[stem]])} and {key_of(tree.names[i])} have the same name. "
                 "Keep one of them: an image is known by its name."
             )
-        images[stem], splits[stem] = i, SPLITS[folder.lower()]
-        if parent == "images":
-            roots.add("".join(f"{part}/" for part in above[2:]))
+        images[stem], splits[stem] = i, SPLITS[place["split"].lower()]
+        if place["of"] == "images":
+            roots.add(place["root"])
     if not images:
         raise SourceError(
             f"{tree.given}: there are no images in images/training, images/validation or release_test/testing. "
@@ -106,12 +105,11 @@ def _find_masks(draft: Draft, tree: Tree, root: str) -> tuple[dict[str, int], bo
         {stem: i for name in SPLITS for stem, i in children(tree, f"{root}{folder}/{name}/").items()}
         for folder in ("annotations", "annotations_detectron2")
     )
-    if not original and not detectron2:
-        draft.notes.append("There are no masks: no folder annotations.")
-        return {}, False
     if original and detectron2:
         draft.notes.append("Read the masks in annotations, not those in annotations_detectron2.")
     masks, used = (original, "annotations") if original else (detectron2, "annotations_detectron2")
+    if not masks:
+        draft.notes.append("There are no masks: no folder annotations.")
     seen = values_in_masks(tree.files, list(masks.values())).tolist()
     if not seen:
         return masks, not original

@@ -1,30 +1,20 @@
 """The end of every layout: a Draft collects notes and samples left out, Samples hold the rest, `assemble` lists them.
 
-Also what several layouts share: files by their stem, absent masks.
+Also what several layouts share: files by their stem, images paired with masks by their name, absent masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.listing import (
-    Arrays,
-    Files,
-    Listing,
-    Masks,
-    OnError,
-    Pictures,
-    first_few,
-    in_split_order,
-    require_unique,
-)
+from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
 
@@ -42,9 +32,9 @@ class Draft:
     trees: list[Tree] = field(default_factory=list)  # those that are read, whose notes end those of the listing
     # Stems of the files that cannot be read at all: a list or mask that names one is not reported a second time.
     unreadable: frozenset[str] = frozenset()
+    _known: set[str] = field(default_factory=set)  # keys of what `leave_out` noted
 
     def __post_init__(self) -> None:
-        self._known: set[str] = set()
         if self.tree:
             self.where, self.trees = str(self.tree.given), [self.tree]
 
@@ -60,11 +50,7 @@ class Draft:
             self.skipped.append((key, reason))
 
     def leave_out_broken(self, tree: Tree, prefix: str = "") -> None:
-        """Notes the images of a tree that cannot be read at all; their keys begin with `prefix`.
-
-        Raises:
-            SourceError: there are some and on_error is "fail".
-        """
+        """Leaves out the images of a tree that cannot be read at all, or refuses them; keys begin with `prefix`."""
         if tree.broken and self.on_error == "fail":
             raise SourceError(
                 f"{tree.path}: images that cannot be read ({len(tree.broken)}): {_reasons(tree.broken)}. "
@@ -77,11 +63,9 @@ class Draft:
     def leave_out_all(
         self, found: Sequence[tuple[str, str]], which: str, fix: str, shown: list[str] | None = None
     ) -> None:
-        """Leaves out samples, by key and reason, of which a layout found all at once, in addition to those known.
+        """Leaves out samples, by key and reason, of which a layout found all at once, or refuses them.
 
-        Raises:
-            SourceError: there are some and on_error is "fail". The message says which they are, shows them (None: by
-                key and reason), and how to go on: "... with `--on-error skip`".
+        The SourceError says which they are, shows them (None: by key and reason), and how to go on.
         """
         if found and self.on_error == "fail":
             said = _reasons(found) if shown is None else first_few(shown)
@@ -89,11 +73,7 @@ class Draft:
         self.skipped += found
 
     def refuse_left_out(self) -> None:
-        """Refuses samples that are left out, unless such may be skipped.
-
-        Raises:
-            SourceError: there are some and on_error is "fail".
-        """
+        """Raises SourceError if samples are left out and on_error is "fail"."""
         if self.skipped and self.on_error == "fail":
             raise SourceError(
                 f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {_reasons(self.skipped)}. "
@@ -115,10 +95,7 @@ class Splits:
     @classmethod
     def of(cls, splits: Sequence[str]) -> Splits:
         """Returns the splits of samples by name; "" stands for the split `all`."""
-        known = set(splits)
-        if "" in known:
-            known = known - {""} | {"all"}
-        names = in_split_order(known) or ("all",)
+        names = in_split_order(split or "all" for split in set(splits)) or ("all",)
         index = {name: i for i, name in enumerate(names)}
         index[""] = index.get("all", 0)
         return cls(np.fromiter(map(index.__getitem__, splits), np.uint8, len(splits)), names)
@@ -144,7 +121,7 @@ class Samples:
     """The samples of a dataset, one row each."""
 
     keys: Sequence[str]  # unique name of each sample
-    files: Files | Pictures | Arrays | None  # reads the images; None for a dataset without images
+    files: Reader | None  # reads the images; None for a dataset without images
     sizes: NDArray[np.int64]  # int64 (N,), bytes of each sample's file
     mtimes_ns: NDArray[np.int64]  # int64 (N,), time of modification of each file
     splits: Splits  # split of each sample
@@ -159,7 +136,7 @@ class Samples:
         positions: Sequence[int] | NDArray[np.int64],
         splits: Splits,
         columns: dict[str, Column] | None = None,
-        masks: Masks | MaskFiles | None = None,
+        masks: MaskFiles | None = None,
         *,
         by_name: bool = False,
     ) -> Samples:
@@ -175,8 +152,8 @@ class Samples:
             rows = np.array(sorted(range(len(order)), key=order.__getitem__), np.int64)
         keys, files = list(map(key_of, names)), tree.files.take(at)
         samples = cls(keys, files, tree.sizes[at], tree.mtimes_ns[at], splits, columns or {}, rows=rows)
-        if not isinstance(masks, MaskFiles):
-            return replace(samples, masks=masks)
+        if masks is None:
+            return samples
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
         packed = Masks(tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs)
@@ -197,12 +174,71 @@ class Samples:
         return replace(self, sizes=self.sizes + sizes, mtimes_ns=np.maximum(self.mtimes_ns, mtimes_ns))
 
 
-def assemble(draft: Draft, samples: Samples) -> Listing:
-    """Returns the listing of samples, with the notes of a draft and what it left out.
+K = TypeVar("K", bound=Hashable)
 
-    Raises:
-        SourceError: samples were left out that may not be skipped, none is left, or a key occurs twice.
-    """
+
+@dataclass(frozen=True)
+class Pairs(Generic[K]):
+    """Images and masks by the key that pairs them: a stem, or the parts of a path that end in it."""
+
+    tree: Tree  # holds the files
+    images: Mapping[K, int]  # key -> position of the image
+    masks: Mapping[K, int]  # key -> position of the mask
+    splits: Mapping[K, str]  # key -> split of the image
+
+    def splits_without_masks(self) -> list[str]:
+        """Returns the splits of which no image has a mask, in the order of images."""
+        having = {split for key, split in self.splits.items() if key in self.masks}
+        return [split for split in dict.fromkeys(self.splits.values()) if split not in having]
+
+    def complete(
+        self, draft: Draft, lacking: str = "has no mask", *, every_split: bool = False, lone_masks: bool = True
+    ) -> list[K]:
+        """Returns the keys of the images to list; those `lacking` their mask are left out, and `lone_masks`.
+
+        A split without any mask is listed, unless `every_split` must have them.
+        """
+        without = [] if every_split else self.splits_without_masks()
+        kept = []
+        for key, position in self.images.items():
+            if key in self.masks or self.splits[key] in without:
+                kept.append(key)
+            else:
+                draft.leave_out(key_of(self.tree.names[position]), lacking)
+        for key, position in self.masks.items() if lone_masks else ():
+            stem = key[-1] if isinstance(key, tuple) else key
+            if key not in self.images and stem not in draft.unreadable:
+                draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
+        return kept
+
+    def note_others(self, draft: Draft) -> None:
+        """Notes the images of the tree that belong to no pair."""
+        used = {*self.images.values(), *self.masks.values()}
+        others = [key_of(self.tree.names[i]) for i in self.tree.images().tolist() if i not in used]
+        draft.note("Ignored images outside the pairs of folders", others)
+
+    def samples(
+        self,
+        keys: Collection[K],
+        columns: dict[str, Column] | None = None,
+        *,
+        masked: bool = True,
+        names: tuple[str, ...] = (),
+        ignore_index: int | None = None,
+        attrs: dict[str, Any] | None = None,
+    ) -> Samples:
+        """Returns the images with these keys, split by split, sorted by name; columns are in the order of keys.
+
+        Their masks are packed if they are `masked`; what these mean is said as in `listing.Masks`.
+        """
+        positions = [self.masks.get(key, -1) for key in keys]
+        masks = MaskFiles(positions, names, ignore_index, attrs or {}) if masked else None
+        images, splits = [self.images[key] for key in keys], Splits.of([self.splits[key] for key in keys])
+        return Samples.in_tree(self.tree, images, splits, columns, masks, by_name=True)
+
+
+def assemble(draft: Draft, samples: Samples) -> Listing:
+    """Returns the listing of samples, with the notes of a draft and what it left out; refuses an empty one."""
     draft.refuse_left_out()
     if not len(samples.keys if samples.rows is None else samples.rows):
         reasons = f" Left out: {_reasons(draft.skipped)}." if draft.skipped else ""
@@ -231,8 +267,7 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
 def children(tree: Tree, folder: str, suffix: str = "") -> dict[str, int]:
     """Returns stem -> position of the images directly in a folder (`a/b/`), or of its files with a given suffix.
 
-    Raises:
-        SourceError: two of them have the same stem.
+    Two of the same stem are refused.
     """
     ends = suffix or IMAGE_SUFFIXES
     found: dict[str, int] = {}
@@ -290,11 +325,9 @@ def fill_value(
 ) -> tuple[int | None, list[str]]:
     """Returns the value that stands for absent masks (`ignore_index`) and a note about it; None if none is absent.
 
-    It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds. Instead
-    of the masks by row the values in them may be given; `present`, bool (N,), says which rows have a mask.
-
-    Raises:
-        SourceError: the masks use all 256 values.
+    It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds; all 256
+    values are refused. Instead of the masks by row the values in them may be given; `present`, bool (N,), says which
+    rows have a mask.
     """
     if present.all():
         return None, []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError
 from fastload.format.column import Column, Moves
 from fastload.images.fit import axis_letter
-from fastload.sources.listing import Arrays, Files, Listing, Pictures
+from fastload.sources.listing import Arrays, Files, Listing, Reader
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 SIZED = ("x", "y", "width", "height")
@@ -55,6 +55,20 @@ class BoxSlots:
         result[self.sample[here], self.slot[here]] = values[here]
         return result
 
+    def columns(
+        self, boxes: NDArray[Any], labels: NDArray[np.int64], about: dict[str, Any], **marks: NDArray[Any]
+    ) -> dict[str, Column]:
+        """Returns the columns of boxes, (B, 4) as x, y, width, height, their labels, further marks, and their number.
+
+        `about` are the attributes of the labels, which are -1 behind the last box of a sample.
+        """
+        return {
+            "boxes": Column(self.padded(boxes), {"names": SIZED}, "xywh"),
+            "box_labels": Column(self.padded(labels, -1), about),
+            **{name: Column(self.padded(values)) for name, values in marks.items()},
+            "num_boxes": Column(self.counts),
+        }
+
 
 def with_box_forms(listing: Listing) -> Listing:
     """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.
@@ -69,14 +83,11 @@ def with_box_forms(listing: Listing) -> Listing:
             columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN}, moves="")
             notes.append(f"Column {name!r} seems to hold fractions of the image, not pixels: not scaled with it.")
             continue
-        if column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf":
+        known = column.moves or "coordinates" in column.attrs or column.values.dtype.kind not in "iuf"
+        if known or name.lower() not in BOXES + POINTS:
             continue
-        if name.lower() in BOXES:
-            moves, why = _box_form(listing.files, column)
-        elif name.lower() in POINTS:
-            moves, why = _point_form(name.lower(), column)
-        else:
-            continue
+        is_box = name.lower() in BOXES
+        moves, why = _box_form(listing.files, column) if is_box else _point_form(name.lower(), column)
         if moves:
             named = {} if moves == "points" else {"names": CORNERS if moves == "xyxy" else SIZED}
             columns[name] = replace(column, attrs=named | column.attrs, moves=moves)
@@ -99,7 +110,7 @@ def _point_form(name: str, column: Column) -> tuple[Moves, str]:
     return "points", "by its name"
 
 
-def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, str]:
+def _box_form(files: Reader, column: Column) -> tuple[Moves, str]:
     values = column.values
     if values.ndim not in (2, 3) or values.shape[-1] != 4:
         return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
@@ -127,7 +138,7 @@ def _box_form(files: Files | Pictures | Arrays, column: Column) -> tuple[Moves, 
     return ("xyxy" if corners else "xywh"), "as only those lie within the images"
 
 
-def _sizes(files: Files | Pictures | Arrays, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sizes(files: Reader, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the rows whose boxes reach furthest (as x, y, w, h), and width and height of their images, (R, 1, 2)."""
     if isinstance(files, Arrays):
         height, width = files.shape[:2]

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Samples, children, split_path, stem_of
+from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of
 from fastload.sources.listing import SPLITS, SourceOptions
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, is_image, key_of
 
 CLASSES = tuple("Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist Void".split())
@@ -39,12 +38,29 @@ def list_camvid(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             without its files, a frame without a line (unless skipped).
     """
     draft.leave_out_broken(tree)
-    images: dict[tuple[str, str], int] = {}
-    masks: dict[tuple[str, str], int] = {}
-    folder_of = _folder_pairs(tree)
-    for split, folder in folder_of.items():
-        images |= {(split, stem): at for stem, at in children(tree, folder).items()}
-        masks |= {(split, stem): at for stem, at in children(tree, f"{folder[:-1]}annot/").items()}
+    folders = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
+    folder_of: dict[str, str] = {}  # split -> its folder of frames, which has a sibling of masks
+    for folder in sorted(folder for folder in folders if folder and f"{folder[:-1]}annot/" in folders):
+        name = split_path(folder[:-1])[1]
+        split = SPLITS.get(name.lower(), key_of(name))
+        if split in folder_of:
+            raise SourceError(
+                f"{tree.given}: {key_of(folder_of[split])} and {key_of(folder)} are both the split {split!r}. Give one."
+            )
+        folder_of[split] = folder
+    if not folder_of:
+        raise SourceError(
+            f"{tree.given}: there is no folder of frames with a sibling of masks (train/ and trainannot/). "
+            "Give the folder or archive that holds both."
+        )
+    images, masks = (
+        {
+            (split, stem): at
+            for split, of in folder_of.items()
+            for stem, at in children(tree, f"{of[:-1]}{end}/").items()
+        }
+        for end in ("", "annot")
+    )
     pairs = Pairs(tree, images, masks, {key: key[0] for key in images})
     kept = pairs.complete(draft, every_split=True)
     for split, folder in folder_of.items():
@@ -64,27 +80,6 @@ def list_camvid(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if masked:
         draft.notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
     return pairs.samples(kept, masked=masked, names=CLASSES, ignore_index=VOID)
-
-
-def _folder_pairs(tree: Tree) -> dict[str, str]:
-    """Returns split -> its folder of frames (ending in `/`), for the folders with a sibling of masks."""
-    folders = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
-    pairs: dict[str, str] = {}
-    for folder in sorted(folders):
-        if folder and f"{folder[:-1]}annot/" in folders:
-            name = split_path(folder[:-1])[1]
-            split = SPLITS.get(name.lower(), key_of(name))
-            if split in pairs:
-                raise SourceError(
-                    f"{tree.given}: {key_of(pairs[split])} and {key_of(folder)} are both the split {split!r}. Give one."
-                )
-            pairs[split] = folder
-    if not pairs:
-        raise SourceError(
-            f"{tree.given}: there is no folder of frames with a sibling of masks (train/ and trainannot/). "
-            "Give the folder or archive that holds both."
-        )
-    return pairs
 
 
 def _read_list(tree: Tree, folder: str, draft: Draft) -> dict[str, str] | None:

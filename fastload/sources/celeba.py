@@ -9,7 +9,8 @@ Files are found by their names at any depth, so mixtures of these work. Any text
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,40 +21,46 @@ from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_o
 from fastload.sources.folder import find_images
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few, require_unique
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.celeba_text import TextTable, parse_table
+from fastload.sources.tables.celeba_text import parse_table
 from fastload.sources.tree import Tree, is_image, key_of
 
-ATTRIBUTES = "list_attr_celeba"
-IDENTITY = "identity_celeba"
-PARTITION = "list_eval_partition"
-BBOX = "list_bbox_celeba"
-ALIGNED_LANDMARKS = "list_landmarks_align_celeba"
-LANDMARKS = "list_landmarks_celeba"
 
-KNOWN_TEXTS = (ATTRIBUTES, PARTITION, IDENTITY)
+class _Text(NamedTuple):
+    """What one text file says about each image."""
+
+    field: str  # name of the column, or "split"
+    absence: str  # what there is not without the file
+    width: int | None  # integers in a row; None: as many as in the first row
+    names: tuple[str, ...] = ()  # of these, if the file does not say them
+    coordinates: str = ""  # the images in whose pixels they are; the aligned ones are packed
+    allowed: tuple[int, ...] = ()  # the integers that may occur; (): any
+    wanted: str = ""  # these in words
+
+
+_BBOX = ("x_1", "y_1", "width", "height")
+_POINTS = [f"{of}_{axis}" for of in ("lefteye", "righteye", "nose", "leftmouth", "rightmouth") for axis in "xy"]
+_ALIGNED, _ORIGINAL = "list_landmarks_align_celeba", "list_landmarks_celeba"  # the latter only without the former
+_LANDMARKS = _Text("landmarks", "no landmarks", 10, tuple(_POINTS), "aligned")
+_TEXTS = {
+    "list_attr_celeba": _Text("labels", "no labels", None, allowed=(-1, 1), wanted="-1 or 1"),
+    "identity_celeba": _Text("identity", "no identity", 1),
+    "list_eval_partition": _Text(
+        "split", "everything is one split, `all`", 1, allowed=(0, 1, 2), wanted="0 (train), 1 (valid) or 2 (test)"
+    ),
+    "list_bbox_celeba": _Text("bbox", "no bbox", 4, _BBOX, "original"),
+    _ALIGNED: _LANDMARKS,
+    _ORIGINAL: _LANDMARKS._replace(coordinates="original"),
+}
+
 IMAGE_FOLDERS = ("img_align_celeba", "img_align_celeba_png")
 _ARCHIVES = tuple(stem + suffix for stem in IMAGE_FOLDERS for suffix in (".zip", ".tar", ".tar.gz", ".tgz"))
-
-BBOX_NAMES = ("x_1", "y_1", "width", "height")
-LANDMARK_NAMES = tuple(
-    f"{point}_{axis}" for point in ("lefteye", "righteye", "nose", "leftmouth", "rightmouth") for axis in "xy"
-)
-
-
-# Stem of each text file: the note if it is absent, and the integers in a row (None: as many as in the first row).
-_TEXTS = {
-    ATTRIBUTES: ("no labels", None),
-    IDENTITY: ("no identity", 1),
-    PARTITION: ("everything is one split, `all`", 1),
-    BBOX: ("no bbox", 4),
-    ALIGNED_LANDMARKS: ("no landmarks", 10),
-}
 
 
 def celeba_evidence(tree: Tree) -> list[str]:
     """Returns the files and folders of a tree, three folders deep at most, that are named as CelebA's."""
     names = [name for name in tree.names if name.count("/") <= 3 and not is_image(name)]
-    found = [name for name in names if stem_of(name).lower() in KNOWN_TEXTS and name.lower().endswith((".txt", ".csv"))]
+    known = {stem + suffix for stem in list(_TEXTS)[:3] for suffix in (".txt", ".csv")}
+    found = [name for name in names if _base(name) in known]
     archives = [name for name in names if _base(name).startswith(tuple(f"{stem}." for stem in IMAGE_FOLDERS))]
     folders = [f"{name}/" for name in tree.folders if name.count("/") <= 3 and _base(name) in IMAGE_FOLDERS]
     itself = [tree.path.name] if tree.path.name.lower().split(".")[0] in IMAGE_FOLDERS else []
@@ -79,40 +86,47 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     texts = _find_texts(tree, draft)
     columns: dict[str, Column] = {}
     splits = Splits.one(len(images))
-    no_file: dict[str, list[str]] = {}
-    no_row: dict[int, list[str]] = {}
-    for stem, (absence, num_values) in _TEXTS.items():
-        if stem == ALIGNED_LANDMARKS and stem not in texts and LANDMARKS in texts:
-            stem = LANDMARKS
+    no_file, no_row = defaultdict[str, list[str]](list), defaultdict[int, list[str]](list)
+    unused = _ALIGNED if _ALIGNED not in texts and _ORIGINAL in texts else _ORIGINAL
+    for stem, text in _TEXTS.items():
+        if stem == unused:
+            continue
         if stem not in texts:
-            draft.notes.append(f"There is no {stem} (.txt or .csv): {absence}.")
+            draft.notes.append(f"There is no {stem} (.txt or .csv): {text.absence}.")
             continue
         path, base = tree.where(texts[stem]), key_of(split_path(tree.names[texts[stem]])[1])
-        table = parse_table(tree.read_text(texts[stem]), path, num_values)
+        table = parse_table(tree.read_text(texts[stem]), path, text.width)
         if table.count not in (None, len(table.images)):
             draft.notes.append(f"{path} promises {table.count} rows and has {len(table.images)}.")
+        if text.allowed:
+            table.require(text.allowed, text.wanted)
         row_of, absent = table.rows_of(images)
         for image in absent:
-            no_file.setdefault(key_of(folder + image), []).append(base)
+            if stem_of(image) not in draft.unreadable:
+                no_file[key_of(folder + image)].append(base)
         for row in np.flatnonzero(row_of < 0).tolist():
-            no_row.setdefault(row, []).append(base)
-        if stem == PARTITION:
-            table.refuse_unless((table.values >= 0) & (table.values <= 2), "0 (train), 1 (valid) or 2 (test)")
-            present = np.unique(table.values[row_of[row_of >= 0], 0])
-            index = np.searchsorted(present, table.values[row_of, 0]).astype(np.uint8)
+            no_row[row].append(base)
+        values = table.values[row_of]
+        if text.field == "split":
+            present = np.unique(values[row_of >= 0])
+            index = np.searchsorted(present, values[:, 0]).astype(np.uint8)
             splits = Splits(index, tuple(SPLIT_ORDER[i] for i in present))
+        elif text.field == "identity":
+            columns["identity"] = Column(values[:, 0].astype(np.int64))
+        elif text.field == "labels":
+            if not table.header:
+                raise SourceError(
+                    f"{path} has no line with the names of its {values.shape[1]} attributes. "
+                    "Fetch the original file, or remove it to pack without it."
+                )
+            columns["labels"] = Column((values == 1).astype(np.uint8), {"names": table.header})
         else:
-            name, column = _column(stem, table)
-            columns[name] = replace(column, values=column.values[row_of])
+            attrs = {"names": table.header or text.names, "coordinates": text.coordinates}
+            columns[text.field] = Column(values, attrs, "points" if text.coordinates == "aligned" else "")
     if not texts:
         draft.notes.append("Not one of CelebA's text files was found: give the folder that holds them and the images.")
-    unreadable = {key for key, _ in draft.skipped}
     draft.leave_out_all(
-        [
-            (key, f"is listed in {' and '.join(files)}, but has no file")
-            for key, files in no_file.items()
-            if key not in unreadable
-        ],
+        [(key, f"is listed in {' and '.join(files)}, but has no file") for key, files in no_file.items()],
         "images that are listed, but not there",
         "Fetch or unpack the images again, or leave those out",
     )
@@ -124,32 +138,12 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     return Samples.in_tree(faces, rows, splits, columns).without(no_row)
 
 
-def _column(stem: str, table: TextTable) -> tuple[str, Column]:
-    """Returns name and column of what a text file says, in the order of its rows."""
-    if stem == IDENTITY:
-        return "identity", Column(table.values[:, 0].astype(np.int64))
-    if stem == ATTRIBUTES:
-        if not table.header:
-            raise SourceError(
-                f"{table.path} has no line with the names of its {table.values.shape[1]} attributes. "
-                "Fetch the original file, or remove it to pack without it."
-            )
-        table.refuse_unless((table.values == 1) | (table.values == -1), "-1 or 1")
-        return "labels", Column((table.values == 1).astype(np.uint8), {"names": table.header})
-    # Boxes are in pixels of the original images, while the aligned ones are packed.
-    if stem == BBOX:
-        return "bbox", Column(table.values, {"names": table.header or BBOX_NAMES, "coordinates": "original"})
-    aligned = stem == ALIGNED_LANDMARKS
-    attrs = {"names": table.header or LANDMARK_NAMES, "coordinates": "aligned" if aligned else "original"}
-    return "landmarks", Column(table.values, attrs, "points" if aligned else "")
-
-
 def _find_texts(tree: Tree, draft: Draft) -> dict[str, int]:
     """Returns stem -> position of the text files; a .txt is preferred to a .csv, then the outermost."""
-    found: dict[str, list[int]] = {}
+    found = defaultdict[str, list[int]](list)
     for i, name in enumerate(tree.names):
-        if name.lower().endswith((".txt", ".csv")) and (stem := stem_of(name).lower()) in (*_TEXTS, LANDMARKS):
-            found.setdefault(stem, []).append(i)
+        if name.lower().endswith((".txt", ".csv")) and (stem := stem_of(name).lower()) in _TEXTS:
+            found[stem].append(i)
     for positions in found.values():
         positions.sort(key=lambda i: (not tree.names[i].lower().endswith(".txt"), tree.names[i].count("/")))
         first, *others = [key_of(tree.names[i]) for i in positions]
@@ -163,9 +157,9 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
 
     They are taken from their folder, else from their archive, else from the only folder with images.
     """
-    by_folder: dict[str, list[int]] = {}
+    by_folder = defaultdict[str, list[int]](list)
     for i in tree.images().tolist():
-        by_folder.setdefault(tree.names[i].rpartition("/")[0], []).append(i)
+        by_folder[tree.names[i].rpartition("/")[0]].append(i)
     packed = [name for name in tree.names if _base(name).startswith(IMAGE_FOLDERS) and not is_image(name)]
     archive = next((name for name in packed if _base(name) in _ARCHIVES), "")
     folders = [folder for folder in by_folder if _base(folder) in IMAGE_FOLDERS]
@@ -184,12 +178,12 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
             f"{tree.path}: there are images in more than one folder: {first_few(list(map(key_of, sorted(folders))))}. "
             "Keep the aligned ones in img_align_celeba and move the others away, or give their folder."
         )
+    if packed and not folders:
+        raise SourceError(
+            f"{tree.path}: the images are packed in {first_few(list(map(key_of, packed)))}, which cannot be read "
+            "one by one. Unpack it next to the text files, or fetch img_align_celeba.zip."
+        )
     if not folders:
-        if packed:
-            raise SourceError(
-                f"{tree.path}: the images are packed in {first_few(list(map(key_of, packed)))}, which cannot be read "
-                "one by one. Unpack it next to the text files, or fetch img_align_celeba.zip."
-            )
         Draft("celeba", tree).leave_out_broken(tree)  # its reason is better than that there is no image
         find_images(tree)
     (folder,) = folders

@@ -10,7 +10,6 @@ The pickles are read by `cifar_pickle`, which executes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.arrays.raw_rows import MemoryRows, rows_in_tree
+from fastload.sources.arrays.raw_rows import MemoryRows, RawRows, RowFile, joined_samples
 from fastload.sources.assemble import Draft, Samples, split_path
 from fastload.sources.cifar_pickle import read_pickle
 from fastload.sources.listing import Arrays, SourceOptions, first_few
-from fastload.sources.row_files import RowFile, joined_samples
 from fastload.sources.tree import Tree, key_of
+from fastload.system.text import text_of
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3072
@@ -85,7 +84,19 @@ def list_cifar(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     version, folder, files = found[0]
     shown = first_few([key_of(tree.names[i]) for i in files.values()])
     draft.title = f"Layout cifar: {version.title}, recognised by {shown}."
-    _leave_out_absent(draft, version, key_of(folder), files)
+    absent = [f"{key_of(folder)}{name}" for name in version.train if name not in files]
+    if len(absent) == len(version.train):
+        draft.notes.append(f"There are no training images: {first_few(absent)} is absent.")
+    elif absent and draft.on_error == "fail":
+        raise SourceError(
+            f"{draft.where}: {version.title} lacks {first_few(absent)}, so {len(absent)} of {len(version.train)} parts "
+            "of the training images. Unpack the download again, or pack without them with `--on-error skip`."
+        )
+    else:
+        for name in absent:
+            draft.leave_out(name, "is absent with all of its images")
+    if version.test not in files:
+        draft.notes.append(f"There are no test images: {key_of(folder)}{version.test} is absent.")
     read = _read_binary if version.binary else _read_pickled
     batches = [read(tree, i, version, "test" if name == version.test else "train") for name, i in files.items()]
     attrs: dict[str, dict[str, Any]] = {}
@@ -124,23 +135,6 @@ def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
     return found
 
 
-def _leave_out_absent(draft: Draft, version: _Version, folder: str, files: dict[str, int]) -> None:
-    """Leaves out the absent batches of a training set of which others are there."""
-    absent = [f"{folder}{name}" for name in version.train if name not in files]
-    if len(absent) == len(version.train):
-        draft.notes.append(f"There are no training images: {first_few(absent)} is absent.")
-    elif absent and draft.on_error == "fail":
-        raise SourceError(
-            f"{draft.where}: {version.title} lacks {first_few(absent)}, so {len(absent)} of {len(version.train)} parts "
-            "of the training images. Unpack the download again, or pack without them with `--on-error skip`."
-        )
-    else:
-        for name in absent:
-            draft.leave_out(name, "is absent with all of its images")
-    if version.test not in files:
-        draft.notes.append(f"There are no test images: {folder}{version.test} is absent.")
-
-
 def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
     where, content = tree.where(i), tree.read_text(i)
     batch = _unpickled(content, where)
@@ -156,13 +150,13 @@ def _read_pickled(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
     names: Any = batch.get("filenames")
     whole = isinstance(names, list) and len(names) == count and not set(map(type, names)) - {str, bytes}
     # A pickle can hold a long name once and name it for each image: keys would take more memory than the file.
-    names = _texts(names) if whole and sum(map(len, names)) <= len(content) else []
+    names = list(map(text_of, names)) if whole and sum(map(len, names)) <= len(content) else []
     rows: Arrays = MemoryRows.of(data.reshape(count, *_SHAPE), "CHW")
     # Python 3 writes arrays as text with protocols 0 to 2; else the pickle holds the bytes themselves.
     raw = data.tobytes()
     offset = content.find(raw[:_PIXELS])  # of the first image: a search for all of them takes ten times as long
     if data.flags.c_contiguous and offset >= 0 and content[offset : offset + len(raw)] == raw:
-        rows = rows_in_tree(tree, i, content, offset=offset, num_rows=count, shape=_SHAPE, axes="CHW")
+        rows = _rows(tree, i, content, count, offset, _PIXELS)
     return RowFile(i, split, rows, count, labels, names)
 
 
@@ -181,23 +175,31 @@ def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
         column: _checked(table[:, at].tolist(), count, classes, f"{where}: {column}")
         for at, (column, classes) in enumerate(version.labels)
     }
-    rows = rows_in_tree(tree, i, content, offset=head, num_rows=count, shape=_SHAPE, stride=record, axes="CHW")
-    return RowFile(i, split, rows, count, labels)
+    return RowFile(i, split, _rows(tree, i, content, count, head, record), count, labels)
+
+
+def _rows(tree: Tree, i: int, content: bytes, count: int, offset: int, stride: int) -> Arrays:
+    """Returns the reader of images at a fixed distance in a file: in place, or from its content in an archive."""
+    if tree.archive:
+        strides = (stride, *np.empty(_SHAPE, np.uint8).strides)
+        return MemoryRows.of(np.ndarray((count, *_SHAPE), np.uint8, content, offset, strides), "CHW")
+    path, dtype = tree.path / tree.names[i], np.uint8
+    return RawRows.of(path, offset=offset, num_rows=count, shape=_SHAPE, dtype=dtype, stride=stride, axes="CHW")
 
 
 def _checked(values: object, count: int, classes: int, what: str) -> NDArray[np.int64]:
     """Returns the labels of a batch, once their number and values are checked."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+    if isinstance(values, np.ndarray):
         values = values.tolist()
     if not isinstance(values, list) or set(map(type, values)) - {int}:
         raise SourceError(f"{what}: no list of integers. Unpack the download again.")
     if len(values) != count:
         raise SourceError(f"{what}: {len(values)} labels for {count} images. Unpack the download again.")
-    bad = next((row for row, value in enumerate(values) if not 0 <= value < classes), None)
-    if bad is not None:
-        raise SourceError(
-            f"{what}: image {bad} has the label {values[bad]}; expected 0 to {classes - 1}. Unpack the download again."
-        )
+    for row, value in enumerate(values):
+        if not 0 <= value < classes:
+            raise SourceError(
+                f"{what}: image {row} has the label {value}; expected 0 to {classes - 1}. Unpack the download again."
+            )
     return np.array(values, np.int64)
 
 
@@ -209,7 +211,7 @@ def _class_names(tree: Tree, i: int, key: str, classes: int) -> tuple[str, ...]:
         names = _unpickled(content, where).get(key)
         if not isinstance(names, list) or not all(isinstance(name, (str, bytes)) for name in names):
             raise SourceError(f"{where}: `{key}` is no list of names. Unpack the download again, or remove the file.")
-        names = _texts(names)
+        names = list(map(text_of, names))
     if len(names) != classes:
         raise SourceError(
             f"{where}: {len(names)} names for {classes} classes. Unpack the download again, or remove the file."
@@ -222,14 +224,4 @@ def _unpickled(content: bytes, where: str) -> dict[str, Any]:
     value = read_pickle(content, where)
     if not isinstance(value, dict):
         raise SourceError(f"{where}: the pickle holds no dict. Fetch the download again.")
-    return {key.decode("latin1") if isinstance(key, bytes) else str(key): item for key, item in value.items()}
-
-
-def _texts(names: Sequence[str | bytes]) -> list[str]:
-    """Returns names as text that UTF-8 can hold. Those of Python 2 are bytes, decoded all at once for speed."""
-    if set(map(type, names)) == {bytes} and (joined := b"\n".join(names)).isascii():  # type: ignore[arg-type]  # all bytes
-        texts = joined.decode().split("\n")
-        if len(texts) == len(names):
-            return texts
-    encoded = (name if isinstance(name, bytes) else name.encode("utf-8", "backslashreplace") for name in names)
-    return [name.decode("utf-8", "backslashreplace") for name in encoded]
+    return {text_of(key): item for key, item in value.items() if isinstance(key, (bytes, str))}

@@ -13,7 +13,6 @@ import math
 import pickle
 import re
 import struct
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,8 +22,6 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 
 _TYPE = re.compile(r"[<>|=]?([biuf][1248]|[SU][0-9]{1,6})")
-
-_SMALL_INTS = re.compile(rb"(?:K.)+", re.DOTALL)
 
 _DAMAGES = (
     *(pickle.UnpicklingError, struct.error, EOFError, LookupError, ValueError, TypeError, AttributeError),
@@ -74,11 +71,9 @@ class _ArrayUnpickler(pickle._Unpickler):
     """The standard unpickler with the instructions of `_steps`. Nothing that they make can be called."""
 
     stack: list[Any]
-    read: Callable[[int], bytes]
-    readline: Callable[[], bytes]
 
     def __init__(self, data: bytes) -> None:
-        self.content, self.data = io.BytesIO(data), data
+        self.content = io.BytesIO(data)
         self.unspent = 2 * len(data)  # bytes that may still be copied: those of an array may first be encoded
         super().__init__(self.content, encoding="bytes")
 
@@ -89,46 +84,32 @@ class _ArrayUnpickler(pickle._Unpickler):
             raise RefusedError(f"asks for {full}")
         return _Name(known)
 
-    def load_proto(self) -> None:
-        super().load_proto()  # type: ignore[misc]  # undocumented
-        # Frames mean nothing here, so that their reader is passed by: that takes a third of the time.
-        self.read, self.readline = self.content.read, self.content.readline
-
-    def load_small_ints(self) -> None:
-        # A list of labels is a run of these instructions, read in one go.
-        found = _SMALL_INTS.match(self.data, self.content.tell() - 1)
-        if found is None:
-            raise EOFError
-        self.stack.extend(found[0][1::2])
-        self.content.seek(found.end())
-
     def load_reduce(self) -> None:
-        args = self.stack.pop()
-        if not isinstance(self.stack[-1], _Name) or not isinstance(args, tuple):
+        """Puts on the stack what a function would return for its arguments, if NumPy writes such a call."""
+        args, name = self.stack.pop(), self.stack[-1]
+        if not isinstance(name, _Name) or not isinstance(args, tuple):
             raise RefusedError("asks to call a value")
-        self.stack[-1] = self.call(str(self.stack[-1]), args)
-
-    def call(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Returns what a function would return for these arguments, if NumPy writes such a call."""
-        match name, args:
+        match str(name), args:
             case "numpy.core.multiarray._reconstruct", (_Name("numpy.ndarray"), *_):
-                return np.empty(0, np.uint8)
+                made: Any = np.empty(0, np.uint8)
             case "numpy.dtype", (str() | bytes() as code, *_):
                 code = _printable(code)
                 if not _TYPE.fullmatch(code):
                     what = "Python objects, which would be unpickled" if "O" in code else f"type {code[:20]!r}"
                     raise RefusedError(f"holds an array of {what}")
-                return np.dtype(code, copy=True)  # a copy, as `load_build` changes it
+                made = np.dtype(code, copy=True)  # a copy, as `load_build` changes it
             case "numpy.core.numeric._frombuffer", (data, kind, shape, order):
-                return self.fill(np.empty(0), shape, kind, data, order == "F")
+                made = self.fill(np.empty(0), shape, kind, data, order == "F")
             case "numpy.core.multiarray.scalar", (kind, data):
-                return self.fill(np.empty(0), (), kind, data).item()
+                made = self.fill(np.empty(0), (), kind, data).item()
             case "_codecs.encode", (str() as text, "latin1" | "latin-1"):
                 self.spend(len(text))
-                return text.encode("latin1")
+                made = text.encode("latin1")
             case (("builtins.bytes" | "__builtin__.bytes"), ()):
-                return b""
-        raise RefusedError(f"asks for {name} in a way that NumPy does not write")
+                made = b""
+            case _:
+                raise RefusedError(f"asks for {name} in a way that NumPy does not write")
+        self.stack[-1] = made
 
     def fill(self, array: Any, shape: object, kind: object, data: object, fortran: bool = False) -> NDArray[Any]:
         """Makes an array one of this shape, type and bytes, once these are checked, and returns it."""
@@ -164,10 +145,6 @@ class _ArrayUnpickler(pickle._Unpickler):
             case _:
                 raise RefusedError("asks to set the state of an object")
 
-    def load_decimal(self) -> None:
-        line = self.readline().rstrip(b"L\n")
-        self.stack.append(line == b"01" if line in (b"00", b"01") else int(line))
-
     def load_plain_keys(self, code: int) -> None:
         # Only keys with a cheap hash: that of nested tuples recurses as deeply as the pickle likes.
         for key in self.stack[-2:-1] if code == pickle.SETITEM[0] else self.stack[::2]:
@@ -176,46 +153,41 @@ class _ArrayUnpickler(pickle._Unpickler):
         step: Any = pickle._Unpickler.dispatch[code]
         step(self)
 
-    def refuse(self, what: str) -> None:
-        raise RefusedError(what)
-
     def _instantiate(self, *_: object) -> None:
-        self.refuse("asks to make an object")
+        raise RefusedError("asks to make an object")
 
 
 _STANDARD = (
-    "MARK STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE BININT BININT2 LONG1 FLOAT BINFLOAT STRING BINSTRING UNICODE "
-    "SHORT_BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 SHORT_BINUNICODE BINUNICODE BINUNICODE8 EMPTY_TUPLE TUPLE "
-    "TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET "
-    "LONG_BINGET GLOBAL STACK_GLOBAL INST"
+    "PROTO MARK STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT "
+    "STRING BINSTRING UNICODE SHORT_BINSTRING SHORT_BINBYTES BINBYTES BINBYTES8 SHORT_BINUNICODE BINUNICODE "
+    "BINUNICODE8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT APPEND APPENDS PUT BINPUT "
+    "LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL INST"
 )
-_REFUSED = {
-    "asks to make an object": "NEWOBJ NEWOBJ_EX OBJ",
-    "asks to fetch an object": "PERSID BINPERSID",
-    "asks to call an extension": "EXT1 EXT2 EXT4",
-}
+_REFUSED = (
+    dict.fromkeys(pickle.NEWOBJ + pickle.NEWOBJ_EX + pickle.OBJ, "asks to make an object")
+    | dict.fromkeys(pickle.PERSID + pickle.BINPERSID, "asks to fetch an object")
+    | dict.fromkeys(pickle.EXT1 + pickle.EXT2 + pickle.EXT4, "asks to call an extension")
+)
 
 
-def _steps() -> dict[int, Any]:
-    """Returns opcode -> the function that performs or refuses it."""
-    ours, standard = _ArrayUnpickler, dict[int, Any](pickle._Unpickler.dispatch)
-    unknown = {code: f"has an instruction {bytes([code])!r}, not known here" for code in range(256)}
-    refused = {getattr(pickle, name)[0]: what for what, names in _REFUSED.items() for name in names.split()}
-    steps: dict[int, Any] = {code: partial(ours.refuse, what=what) for code, what in (unknown | refused).items()}
-    steps |= {code: standard[code] for code in (getattr(pickle, name)[0] for name in _STANDARD.split())}
-    steps |= {code: partial(ours.load_plain_keys, code=code) for code in pickle.SETITEM + pickle.SETITEMS + pickle.DICT}
-    steps |= dict.fromkeys(pickle.INT + pickle.LONG, ours.load_decimal)
-    return steps | {
-        pickle.BYTEARRAY8[0]: standard[pickle.BINBYTES8[0]],  # the standard's own reserves a size that it reads
+class _Steps(dict[int, Any]):
+    """Opcode -> the method that performs it; all other opcodes are refused."""
+
+    def __missing__(self, code: int) -> None:
+        raise RefusedError(_REFUSED.get(code, f"has an instruction {bytes([code])!r}, not known here"))
+
+
+_OURS, _THEIRS = _ArrayUnpickler, dict[int, Any](pickle._Unpickler.dispatch)
+_ArrayUnpickler.dispatch = _Steps(
+    {code: _THEIRS[code] for code in (getattr(pickle, name)[0] for name in _STANDARD.split())}
+    | {code: partial(_OURS.load_plain_keys, code=code) for code in pickle.SETITEM + pickle.SETITEMS + pickle.DICT}
+    | {
+        pickle.BYTEARRAY8[0]: _THEIRS[pickle.BINBYTES8[0]],  # the standard's own reserves a size that it reads
         pickle.FRAME[0]: lambda unpickler: unpickler.read(8),  # its size says nothing that is needed
-        pickle.PROTO[0]: ours.load_proto,
-        pickle.BININT1[0]: ours.load_small_ints,
-        pickle.REDUCE[0]: ours.load_reduce,
-        pickle.BUILD[0]: ours.load_build,
+        pickle.REDUCE[0]: _OURS.load_reduce,
+        pickle.BUILD[0]: _OURS.load_build,
     }
-
-
-_ArrayUnpickler.dispatch = _steps()
+)
 
 
 def _printable(value: bytes | str) -> str:

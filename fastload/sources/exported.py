@@ -169,22 +169,17 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
             raise sidecar.damaged(f"the dtype of `{name}` is {str(column.get('dtype'))[:80]}") from exc
         if dtype.kind not in "biufS":
             raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")
-        values = values_of(name, dtype, *shape)
-        columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), _moves(sidecar, column, values))
+        values, moves = values_of(name, dtype, *shape), column.get("moves", "")
+        last = shape[-1] if shape else 1
+        if moves not in get_args(Moves) or (moves and (dtype.kind not in "iuf" or last % 2)):
+            raise sidecar.damaged(f"`{name}` cannot hold coordinates such as {str(moves)[:80]!r}")
+        if moves in ("xywh", "xyxy") and last != 4:
+            raise sidecar.damaged(f"`{name}` cannot hold boxes, of {last} numbers")
+        columns[name] = Column(values, _attrs(sidecar, column.get("attrs")), moves)
     split = values_of("split", np.dtype(np.uint8))
     if int(split.max()) >= len(names):
         raise sidecar.damaged(f"a row is of split {int(split.max())}, of {len(names)} that have names")
     return columns, Splits(split, tuple(names))
-
-
-def _moves(sidecar: _Sidecar, column: dict[str, Any], values: NDArray[Any]) -> Moves:
-    moves: Moves = column.get("moves", "")
-    last = values.shape[-1] if values.ndim > 1 else 1
-    if moves not in get_args(Moves) or (moves and (values.dtype.kind not in "iuf" or last % 2)):
-        raise sidecar.damaged(f"`{column['name']}` cannot hold coordinates such as {str(moves)[:80]!r}")
-    if moves in ("xywh", "xyxy") and last != 4:
-        raise sidecar.damaged(f"`{column['name']}` cannot hold boxes, of {last} numbers")
-    return moves
 
 
 def _masks(sidecar: _Sidecar) -> MaskFiles | None:

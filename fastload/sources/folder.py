@@ -57,13 +57,12 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         draft.notes.append(f"Everything lies in {key_of(around)}, which is no class.")
     inside = [name.removeprefix(around) for name in names]
     folders = _split_folders(draft, tree, around, inside)
+    splits, prefixes = ["all"] * len(names), {"all": around}
     if folders:
         split_of = {folder: split for split, folder in folders.items()}
         splits = [split_of[name.partition("/")[0]] for name in inside]
         inside = [name.partition("/")[2] for name in inside]
         prefixes = {split: f"{around}{folder}/" for split, folder in folders.items()}
-    else:
-        splits, prefixes = ["all"] * len(names), {"all": around}
     split = Splits.of(splits)
     number: dict[str, int] = {}  # of each folder, in the order in which they come; "" for none
     parts = (name.partition("/") for name in inside)
@@ -82,33 +81,27 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     index = {name: i for i, name in enumerate(classes)}
     labels = np.array([index.get(top, -1) for top in number], np.int64)[numbers]
     order = np.lexsort((labels, split.index))  # stable: within a class, the order of the tree remains
-    shown = list(map(key_of, classes))
-    said = f"classes by folder ({len(shown)}): {first_few(shown)}."
+    shown = tuple(map(key_of, classes))
+    said = f"classes by folder ({len(shown)}): {first_few(list(shown))}."
     if not shown:
         said = "images without class folders, so without labels."
     if folders:
         said += f" Splits: {', '.join(f'{split} (folder {key_of(folder)})' for split, folder in folders.items())}."
     draft.title = f"Layout folder: {said}"
-    columns = {"labels": Column(labels[order], {"names": tuple(shown)})} if classes else {}
+    columns = {"labels": Column(labels[order], {"names": shown})} if classes else {}
     return Samples.in_tree(tree, rows[order], Splits(split.index[order], split.names), columns)
 
 
 def find_images(tree: Tree) -> NDArray[np.int64]:
-    """Returns the positions of the images in a tree.
-
-    Raises:
-        SourceError: there is no image.
-    """
+    """Returns the positions of the images in a tree, at least one; SourceError says what is there instead."""
     rows = tree.images()
     if len(rows):
         return rows
     looked = " ".join(IMAGE_SUFFIXES)
     if not tree.names:
-        why = "it is empty"
+        why = f"it is empty but for folders ({len(tree.folders)})" if tree.folders else "it is empty"
         if tree.broken:
             why = f"{key_of(tree.broken[0][0])} {tree.broken[0][1]}, and there is nothing else"
-        elif tree.folders:
-            why = f"it is empty but for folders ({len(tree.folders)})"
         raise SourceError(
             f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
         )
@@ -140,14 +133,14 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
     """Returns split -> its folder below `around`; empty if there are no splits."""
     tops = sorted({name.partition("/")[0] for name in inside if "/" in name})
     found: dict[str, str] = {}
-    where = tree.path / key_of(around) if not tree.archive else f"{tree.path}: {key_of(around)}"
+    where = _place(tree, around)
     for top in tops:
         if (name := SPLITS.get(top.lower())) and found.setdefault(name, top) != top:
             raise SourceError(
                 f"{where}: the folders {found[name]} and {top} are both the split {name!r}. Merge them, or rename one."
             )
     if not found:
-        return {}
+        return found
     shown = first_few(sorted(found.values()))
     if outside := [key_of(top) for top in tops if top.lower() not in SPLITS]:
         raise SourceError(
@@ -169,7 +162,7 @@ def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> 
 def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[str, set[str]]) -> list[str]:
     """Returns the sorted names of the class folders of all splits; [] for none.
 
-    Given split -> its folder, and split -> names of the folders in it that hold images, empty if it has images alone.
+    `folders` maps split -> its folder, `present` split -> names of the folders in it that hold images.
     """
     classes = sorted(set().union(*present.values()))
     if not classes:
@@ -190,11 +183,10 @@ def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[st
         draft.notes.append(f"{key_of(classes[0])} is no class, as it lies next to {beside}.")
         return []
     for split, here in present.items():
-        lacking = [key_of(name) for name in classes if name not in here]
-        if not here:
-            draft.notes.append(f"The split {split!r} has no class folders: its labels are -1.")
+        if here:
+            draft.note(f"Classes without an image in {split!r}", [key_of(name) for name in classes if name not in here])
         else:
-            draft.note(f"Classes without an image in {split!r}", lacking)
+            draft.notes.append(f"The split {split!r} has no class folders: its labels are -1.")
     return classes
 
 

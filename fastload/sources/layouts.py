@@ -10,39 +10,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from fastload.errors import ImageError, OptionError, SourceError
-from fastload.sources.ade20k import ade20k_evidence, list_ade20k
-from fastload.sources.arrays.hdf5 import hdf5_evidence, list_hdf5
-from fastload.sources.arrays.npy import arrays_evidence, list_arrays
-from fastload.sources.arrow.parquet import list_parquet, parquet_evidence
+from fastload.sources import ade20k, camvid, celeba, cifar, exported, folder, mask_folders, mnist, voc
+from fastload.sources.arrays import hdf5, npy
+from fastload.sources.arrow import parquet
 from fastload.sources.assemble import Draft, Samples, assemble
 from fastload.sources.box_forms import with_box_forms
-from fastload.sources.camvid import camvid_evidence, list_camvid
-from fastload.sources.celeba import celeba_evidence, list_celeba
-from fastload.sources.cifar import cifar_evidence, list_cifar
-from fastload.sources.coco.coco import coco_evidence, list_coco
-from fastload.sources.exported import exported_evidence, list_exported, why_ignored
-from fastload.sources.folder import folder_evidence, list_folder
-from fastload.sources.imagenet.imagenet import imagenet_evidence, list_imagenet
+from fastload.sources.coco import coco
+from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
-from fastload.sources.mask_folders import list_mask_folders, mask_folders_evidence
-from fastload.sources.mnist import list_mnist, mnist_evidence
 from fastload.sources.open_tree import open_tree
+from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tables.frame import plain_name
-from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, manifest_evidence
-from fastload.sources.tables.manifest import list_manifest
 from fastload.sources.tables.read_table import read_rows
 from fastload.sources.tree import Tree, key_of
-from fastload.sources.voc import list_voc, voc_evidence
-from fastload.sources.webdataset.webdataset import list_webdataset, webdataset_evidence
+from fastload.sources.webdataset import webdataset
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
 """Returns the samples of a tree of one layout, and notes in the draft what is to be said and what is left out.
 
 Raises SourceError if the dataset cannot be packed as it is.
 """
+
+
+# In the order in which they are looked for: the classes of an export may be named like the folders of other layouts.
+Kind = Literal["export", "dataset", "format", "folder"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class Layout:
     source: Source  # lists a dataset of this layout
     # Returns the names in a tree that show this layout, none if it is another; reads a few first bytes at most.
     evidence: Callable[[Tree], list[str]]
-    kind: Literal["dataset", "format", "folder"]  # in the order in which they are looked for
+    kind: Kind
     line: str  # description for `fastload layouts`
     decodes: bool = True  # whether images are files to decode, which pays for worker processes, not arrays to copy
     takes: tuple[str, ...] = ()  # the fields of SourceOptions that it uses; masks="none" is accepted by all
@@ -62,37 +56,37 @@ _MASKS = ("masks",)
 _OF_TABLES = ("masks", "labels", "image_column", "split_column")
 
 LAYOUTS: dict[str, Layout] = {
-    "exported": Layout(list_exported, exported_evidence, "dataset",
+    "exported": Layout(exported.list_exported, exported.exported_evidence, "export",
         "What `fastload export` wrote", takes=_MASKS),
-    "celeba": Layout(list_celeba, celeba_evidence, "dataset",
+    "celeba": Layout(celeba.list_celeba, celeba.celeba_evidence, "dataset",
         "CelebA: aligned faces and its text files, or Kaggle's"),
-    "imagenet": Layout(list_imagenet, imagenet_evidence, "dataset",
+    "imagenet": Layout(imagenet.list_imagenet, imagenet.imagenet_evidence, "dataset",
         "ImageNet: class folders, Kaggle's, or the original tars in place"),
-    "ade20k": Layout(list_ade20k, ade20k_evidence, "dataset",
+    "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
-    "voc": Layout(list_voc, voc_evidence, "dataset",
+    "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
         "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS),
-    "camvid": Layout(list_camvid, camvid_evidence, "dataset",
+    "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
-    "coco": Layout(list_coco, coco_evidence, "dataset",
+    "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
         "COCO: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
-    "cifar": Layout(list_cifar, cifar_evidence, "dataset",
+    "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
         "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False),
-    "mnist": Layout(list_mnist, mnist_evidence, "dataset",
+    "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
         "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
-    "manifest": Layout(list_manifest, manifest_evidence, "format",
+    "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
-    "parquet": Layout(list_parquet, parquet_evidence, "format",
+    "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
         "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
-    "webdataset": Layout(list_webdataset, webdataset_evidence, "format",
+    "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name", takes=("masks", "labels", "image_column")),
-    "arrays": Layout(list_arrays, arrays_evidence, "format",
+    "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
-    "hdf5": Layout(list_hdf5, hdf5_evidence, "format",
+    "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=_MASKS),
-    "mask-folders": Layout(list_mask_folders, mask_folders_evidence, "format",
+    "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
         "Images and masks of the same names in sibling folders", takes=_MASKS),
-    "folder": Layout(list_folder, folder_evidence, "folder",
+    "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test"),
 }  # fmt: skip
 
@@ -106,17 +100,14 @@ _NO_INSTANCES = {
 def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     """Returns the layout of the dataset at path, a key of LAYOUTS, and the names that show it.
 
-    Datasets known by name are looked for first, then formats; what remains is a folder of images.
+    Exports and datasets known by name are looked for first, then formats; what remains is a folder of images.
 
     Raises:
         MissingFileError: there is nothing at path.
         SourceError: path cannot be read, or two layouts of one kind fit.
     """
     tree = open_tree(path)
-    # First of all: the classes of an export may be named like the folders of other layouts.
-    if evidence := exported_evidence(tree):
-        return "exported", evidence
-    for kind in ("dataset", "format", "folder"):
+    for kind in get_args(Kind):
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:
@@ -170,7 +161,7 @@ def list_source(
         evidence = LAYOUTS[name].evidence(tree)
         how = f"recognised by {first_few(evidence, 3)}" if evidence else "as asked for"
         draft.title = f"Layout {name}, {how}."
-    if name != "exported" and (why := why_ignored(tree)):
+    if name != "exported" and (why := exported.why_ignored(tree)):
         draft.notes.append(f"What `fastload export` left was passed over: {why}")
     if name in ("folder", "mask-folders"):
         draft.notes += unread_annotations(tree)
@@ -225,7 +216,7 @@ def unread_annotations(tree: Tree) -> list[str]:
 def _unmatched_tables(tree: Tree) -> list[str]:
     """Returns a note for each table whose column of images names none that is there."""
     notes = []
-    tables = [i for i, name in enumerate(tree.names) if is_table(name) and name.count("/") <= 1]
+    tables = [i for i, name in enumerate(tree.names) if image_tables.is_table(name) and name.count("/") <= 1]
     for i in tables[:_MOST_TABLES]:
         name = key_of(tree.names[i])
         try:
@@ -234,7 +225,7 @@ def _unmatched_tables(tree: Tree) -> list[str]:
         except (SourceError, ImageError):
             continue
         names = rows.names or tuple(str(column[0]) for column in rows.columns if column)
-        at = next((at for at, one in enumerate(names) if plain_name(one) in IMAGE_COLUMNS), None)
+        at = next((at for at, one in enumerate(names) if plain_name(one) in image_tables.IMAGE_COLUMNS), None)
         if at is None or len(names) < 2 or not rows.lines:
             continue
         cell = next((str(cell) for cell in rows.columns[at][0 if rows.names else 1 :] if cell), "")

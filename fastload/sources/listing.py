@@ -7,6 +7,7 @@ Arrays      the pixels of many samples at once, all of one shape
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,12 +104,15 @@ class Arrays(Protocol):
         ...
 
 
+Reader = Files | Pictures | Arrays
+
+
 @dataclass(frozen=True, eq=False)
 class Masks:
     """One mask for each sample, of class or instance indices, which are never blended or converted."""
 
     # Read by row: image files (gray, or palette, of which the index counts), pictures (H, W) or arrays (H, W).
-    files: Files | Pictures | Arrays
+    files: Reader
     # bool (N,). Where it is False `files` is not read, and the packed mask is ignore_index throughout.
     present: NDArray[np.bool_]
     names: tuple[str, ...] = ()  # of the classes, by index; empty if unknown
@@ -132,7 +136,7 @@ class Listing:
     notes: tuple[str, ...]  # for the user: what was recognised and by which files, what was absent or ignored
     sizes: NDArray[np.int64]  # int64 (N,), bytes of each sample's file
     mtimes_ns: NDArray[np.int64]  # int64 (N,), modification of each file; for a member of an archive, of the archive
-    files: Files | Pictures | Arrays | None  # reads the images, by row; None: the samples are their columns
+    files: Reader | None  # reads the images, by row; None: the samples are their columns
     skipped: tuple[tuple[str, str], ...] = ()  # (key, reason) of each sample that `on_error="skip"` left out
     masks: Masks | None = None  # reads the masks; None if there are none
     # Root attributes to write instead of packing's own, such as `decoder` for pixels that were decoded earlier.
@@ -195,19 +199,13 @@ def first_few(names: list[str], count: int = 5) -> str:
 
 
 def require_unique(keys: Collection[str], where: str) -> None:
-    """Refuses keys that occur more than once.
-
-    Raises:
-        SourceError: some do; the message names them.
-    """
-    if len(set(keys)) == len(keys):
-        return
-    seen: set[str] = set()
-    twice = [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]  # add: None
-    raise SourceError(
-        f"{where}: {len(twice)} names occur more than once: {first_few(twice)}. "
-        "Each sample is known by its name. Remove or rename the duplicates."
-    )
+    """Refuses keys that occur more than once, with a SourceError that names them."""
+    if len(set(keys)) < len(keys):
+        twice = [key for key, count in Counter(keys).items() if count > 1]
+        raise SourceError(
+            f"{where}: {len(twice)} names occur more than once: {first_few(twice)}. "
+            "Each sample is known by its name. Remove or rename the duplicates."
+        )
 
 
 MasksWanted = Literal["auto", "none", "semantic", "instance"]

@@ -13,10 +13,9 @@ import re
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Samples, fill_value, split_path, stem_of, values_in_masks
+from fastload.sources.assemble import Draft, Pairs, Samples, fill_value, split_path, stem_of, values_in_masks
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS
 from fastload.sources.listing import SourceOptions, first_few, split_of_parts
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
 _ENDS = tuple("annot _annot _mask _masks _label _labels _gt".split())
@@ -66,7 +65,7 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     pairs.note_others(draft)
     masked, fill = options.masks != "none", None
     if masked:
-        at = np.array(pairs.positions(kept), np.int64)
+        at = np.array([pairs.masks.get(key, -1) for key in kept], np.int64)
         fill, filled = fill_value(tree.files.take(np.maximum(at, 0)), at >= 0, str(tree.given))
         if without := sorted(pairs.splits_without_masks()):
             draft.notes += [f"Splits without masks: {', '.join(without)}.", *filled]
@@ -92,10 +91,8 @@ def _find_pairs(tree: Tree) -> tuple[Pairs[tuple[str, ...]], list[str]]:
         role = role_of.get(split_path(tree.names[i])[0])  # None for files at the top
         if role is None:
             continue
-        kind, above = role
-        stem = stem_of(tree.names[i])
-        found = images if kind == "image" else masks
-        pair = (*above, stem if kind == "image" else _BEHIND_STEM.sub("", stem))
+        (kind, above), stem = role, stem_of(tree.names[i])
+        found, pair = (images, (*above, stem)) if kind == "image" else (masks, (*above, _BEHIND_STEM.sub("", stem)))
         if found.setdefault(pair, i) != i:
             twice.append(f"{key_of(tree.names[found[pair]])} and {key_of(tree.names[i])}")
     return Pairs(tree, images, masks, {pair: split_of_parts(pair[:-1]) or "all" for pair in images}), twice

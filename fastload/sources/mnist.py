@@ -23,17 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows
+from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, RowFile, joined_samples
 from fastload.sources.assemble import Draft, Samples, split_path
 from fastload.sources.listing import SPLITS, Arrays, SourceOptions, first_few, in_split_order
-from fastload.sources.row_files import RowFile, joined_samples
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
 
 _NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-.]idx[1-4][-.](ubyte|int)(?P<gz>\.gz)?", re.IGNORECASE)
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-
-_GZIP = b"\x1f\x8b"
 
 _DIGITS = tuple("0123456789")
 _FASHION = tuple("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot".split("|"))
@@ -52,23 +49,13 @@ _TITLES = {md5: title for title, sums in _MD5.items() for md5 in sums.split()}
 _CLASSES = {"MNIST": _DIGITS, "Fashion-MNIST": _FASHION, "KMNIST": _KUZUSHIJI, "QMNIST": _DIGITS}
 
 
-class _Set(NamedTuple):
-    """The files of one split: positions in the tree, -1 for none."""
-
-    split: str
-    images: int
-    labels: int
-
-
 class _Idx(NamedTuple):
-    """The header of an idx file."""
+    """An idx file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    head_bytes: int
-
-    def num_bytes(self) -> int:
-        return self.head_bytes + math.prod(self.shape) * self.dtype.itemsize
+    start: int  # byte at which its values begin
+    content: bytes  # all of it, unpacked; b"" if its values can be read in place
 
 
 def mnist_evidence(tree: Tree) -> list[str]:
@@ -88,67 +75,70 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             images differ in number.
     """
     family, sets = _find(draft, tree)
-    used = {i for found in sets for i in (found.images, found.labels) if i >= 0}
-    title = _title(draft, tree, family, [found.labels for found in sets if found.labels >= 0])
+    used = {i for _, there in sets for i in there.values()}
+    title = _title(draft, tree, family, [there["labels"] for _, there in sets if "labels" in there])
     shown = first_few([key_of(tree.names[i]) for i in sorted(used)])
     draft.title = f"Layout mnist: {title}, recognised by {shown}."
-    sets = [found for found in sets if found.images >= 0]
     axes: Axes = "WHC" if title.startswith("EMNIST") else "HWC"
-    files, numbers = [], []
-    for found in sets:
-        rows, count = _images(tree, found.images, axes)
-        numbers.append(_labels(tree, found, count))
-        columns: dict[str, NDArray[Any]] = {"labels": numbers[-1][:, 0], "qmnist": numbers[-1][:, 1:].astype(np.int32)}
-        files.append(RowFile(found.images, found.split, rows, count, columns))
-        if found.labels < 0:
-            draft.notes.append(f"There are no labels for {key_of(tree.names[found.images])}: its labels are -1.")
+    files, labelled = [], False
+    for split, there in sets:
+        if "images" not in there:
+            continue
+        position = there["images"]
+        rows, count = _images(tree, position, axes)
+        numbers = np.full((count, 1), -1, np.int64)
+        if "labels" in there:
+            labelled, numbers = True, _labels(tree, there["labels"], count, key_of(tree.names[position]))
+        else:
+            draft.notes.append(f"There are no labels for {key_of(tree.names[position])}: its labels are -1.")
+        columns: dict[str, NDArray[Any]] = {"labels": numbers[:, 0], "qmnist": numbers[:, 1:].astype(np.int32)}
+        files.append(RowFile(position, split, rows, count, columns))
     if axes == "WHC":
         draft.notes.append("EMNIST's images lie transposed in the files; they are packed upright.")
     attrs: dict[str, dict[str, Any]] = {}
-    if any(found.labels >= 0 for found in sets):
-        classes = _class_names(tree, family, title, max(int(values[:, 0].max(initial=0)) for values in numbers))
+    if labelled:
+        largest = max(int(file.columns["labels"].max(initial=0)) for file in files)
+        classes = _class_names(tree, family, title, largest)
         attrs["labels"] = {"names": classes} if classes else {}
-        if all(values.shape[1] == 1 + len(_QMNIST) for values in numbers):
+        if all(file.columns["qmnist"].shape[1] == len(_QMNIST) for file in files):
             attrs["qmnist"] = {"names": _QMNIST}
     return joined_samples(draft, tree, files, attrs, used)
 
 
-def _find(draft: Draft, tree: Tree) -> tuple[str, list[_Set]]:
-    """Returns the family's prefix, such as `emnist-letters`, and its sets in the order of splits."""
-    families: dict[tuple[str, str], dict[str, dict[str, int]]] = {}
+def _find(draft: Draft, tree: Tree) -> tuple[str, list[tuple[str, dict[str, int]]]]:
+    """Returns the family, such as `emnist-letters`, and by split the positions of its `images` and `labels`."""
+    families: dict[str, dict[str, dict[str, int]]] = {}
     doubled = []
     # Unpacked files first, so that they are preferred to gzipped ones of the same name.
     for i in sorted(range(len(tree.names)), key=lambda i: tree.names[i].lower().endswith(".gz")):
         folder, base = split_path(tree.names[i])
         if match := _NAME.fullmatch(base):
             family, _, part = match["set"].rpartition("-")
-            there = families.setdefault((folder, family), {}).setdefault(part or "all", {})
+            there = families.setdefault(folder + family, {}).setdefault(part or "all", {})
             if there.setdefault(match["what"].lower(), i) != i:
                 doubled.append(key_of(tree.names[i]))
     if doubled:
         draft.notes.append(f"Read the unpacked files, not {first_few(doubled)}.")
-    with_images = {key: sets for key, sets in families.items() if any("images" in there for there in sets.values())}
+    with_images = [path for path, sets in families.items() if any("images" in there for there in sets.values())]
     if not with_images:
         raise SourceError(
             f"{tree.given}: no idx file with images, such as train-images-idx3-ubyte or train-images-idx3-ubyte.gz. "
             "Labels alone are no dataset; fetch the images."
         )
     if len(with_images) > 1:
-        datasets = [key_of(f"{folder}{family}".strip("/")) or "the folder itself" for folder, family in with_images]
+        datasets = [key_of(path.strip("/")) or "the folder itself" for path in with_images]
         raise SourceError(
             f"{tree.given} holds more than one dataset of idx files: {first_few(sorted(datasets))}. Give the folder of "
             "one of them, or move its files to a folder of their own."
         )
-    (_, family), sets = next(iter(with_images.items()))
     found = []
-    for part, there in sets.items():
-        split = "test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part)
-        found.append(_Set(split, there.get("images", -1), there.get("labels", -1)))
+    for part, there in families[with_images[0]].items():
+        found.append(("test" if part.lower() == "t10k" else SPLITS.get(part.lower(), part), there))
         if "images" not in there:
             labels = key_of(tree.names[there["labels"]])
             draft.notes.append(f"Ignored {labels}: the images that its labels belong to are not there.")
-    order = in_split_order(each.split for each in found)
-    return family, sorted(found, key=lambda each: order.index(each.split))
+    order = in_split_order(split for split, _ in found)
+    return split_path(with_images[0])[1], sorted(found, key=lambda each: order.index(each[0]))
 
 
 def _title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
@@ -157,97 +147,75 @@ def _title(draft: Draft, tree: Tree, family: str, labels: list[int]) -> str:
     if "qmnist" in family.lower():
         return "QMNIST"
     for i in labels:
-        content = tree.read_text(i)
-        contents = [content, _unpacked(tree, i)] if content.startswith(_GZIP) else [content]
-        sums = [hashlib.md5(content, usedforsecurity=False).hexdigest() for content in contents]
-        if title := next((_TITLES[md5] for md5 in sums if md5 in _TITLES), ""):
-            draft.notes.insert(0, f"{key_of(tree.names[i])} has the md5 of {title}'s.")
-            return title
+        for content in (tree.read_text(i), _read(tree, i).content):
+            if title := _TITLES.get(hashlib.md5(content, usedforsecurity=False).hexdigest()):
+                draft.notes.insert(0, f"{key_of(tree.names[i])} has the md5 of {title}'s.")
+                return title
     draft.notes.insert(0, "No file has the md5 of MNIST's, Fashion-MNIST's or KMNIST's: the classes have no names.")
     return "idx files like MNIST's"
 
 
 def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
     """Returns the reader of the images of an idx file, and their number."""
-    head, content = _read(tree, i)
-    if len(head.shape) != 3 or head.dtype != np.uint8 or 0 in head.shape:
+    dtype, shape, start, content = _read(tree, i)
+    if len(shape) != 3 or dtype != np.uint8 or 0 in shape:
         raise SourceError(
-            f"{tree.where(i)}: holds {head.dtype} {head.shape}; expected images, uint8 (n, height, width). "
+            f"{tree.where(i)}: holds {dtype} {shape}; expected images, uint8 (n, height, width). "
             "Is it a file of images?"
         )
-    count, shape = head.shape[0], (*head.shape[1:], 1)
+    count, shape = shape[0], (*shape[1:], 1)
     if content:
-        values = np.frombuffer(content, np.uint8, offset=head.head_bytes).reshape(count, *shape)
-        return MemoryRows.of(values, axes), count
+        return MemoryRows.of(np.frombuffer(content, np.uint8, offset=start).reshape(count, *shape), axes), count
     path = tree.path / tree.names[i]
-    return RawRows.of(path, offset=head.head_bytes, num_rows=count, shape=shape, dtype=head.dtype, axes=axes), count
+    return RawRows.of(path, offset=start, num_rows=count, shape=shape, dtype=dtype, axes=axes), count
 
 
-def _labels(tree: Tree, found: _Set, count: int) -> NDArray[np.int64]:
-    """Returns the numbers of each image, int64 (count, 1 or more); the first is its label. Without a file, -1."""
-    if found.labels < 0:
-        return np.full((count, 1), -1, np.int64)
-    where, (head, content) = tree.where(found.labels), _read(tree, found.labels)
-    if len(head.shape) not in (1, 2) or head.dtype.kind not in "iu":
-        raise SourceError(f"{where}: holds {head.dtype} {head.shape}; expected labels, integers (n,). Is it the file?")
-    if head.shape[0] != count:
-        images = key_of(tree.names[found.images])
-        raise SourceError(f"{where}: {head.shape[0]} labels for the {count} images of {images}. Fetch both again.")
-    values = np.frombuffer(content or tree.read_text(found.labels), head.dtype, offset=head.head_bytes)
-    return values.astype(np.int64).reshape(count, -1)
+def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
+    """Returns the numbers of each image, int64 (count, 1 or more); the first is its label."""
+    dtype, shape, start, content = _read(tree, i)
+    if len(shape) not in (1, 2) or dtype.kind not in "iu":
+        raise SourceError(f"{tree.where(i)}: holds {dtype} {shape}; expected labels, integers (n,). Is it the file?")
+    if shape[0] != count:
+        raise SourceError(f"{tree.where(i)}: {shape[0]} labels for the {count} images of {images}. Fetch both again.")
+    return np.frombuffer(content or tree.read_text(i), dtype, offset=start).astype(np.int64).reshape(count, -1)
 
 
-def _read(tree: Tree, i: int) -> tuple[_Idx, bytes]:
-    """Returns the header of an idx file, and its content; b"" instead for one that can be read in place."""
-    where, content = tree.where(i), b""
-    if tree.files.read_head(i, 2) == _GZIP:
-        content = _unpacked(tree, i)
-    elif tree.archive:
-        content = tree.read_text(i)
-    head = _head(content or tree.files.read_head(i, 32), where)
-    found, promised = len(content) or int(tree.sizes[i]), head.num_bytes()
-    if found != promised:
-        raise SourceError(
-            f"{where}: holds {found:,} bytes, its header promises {promised:,} ({head.shape}). "
-            f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
-        )
-    return head, content
-
-
-def _head(content: bytes, where: str) -> _Idx:
-    rank = content[3] if len(content) >= 4 else 0
-    if content[:2] != b"\0\0" or content[2] not in _TYPES or not 1 <= rank <= 4 or len(content) < 4 + 4 * rank:
-        raise SourceError(
-            f"{where}: not an idx file: it begins with {content[:4]!r}, where two zero bytes, a type and a number of "
-            "dimensions are expected. Fetch it again."
-        )
-    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", rank, 4))
-    return _Idx(np.dtype(_TYPES[content[2]]), shape, 4 + 4 * rank)
-
-
-def _unpacked(tree: Tree, i: int) -> bytes:
-    """Returns what a gzipped idx file holds.
-
-    At most one byte more is unpacked than the header states, which is enough to see that a file is too long.
-    """
-    where = tree.where(i)
+def _read(tree: Tree, i: int) -> _Idx:
+    """Returns an idx file. A gzipped one is unpacked no further than one byte behind what its header promises."""
+    where, packed = tree.where(i), tree.files.read_head(i, 2) == b"\x1f\x8b"
+    in_place = not packed and not tree.archive
+    data = io.BytesIO(tree.files.read_head(i, 32) if in_place else tree.read_text(i))
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(tree.read_text(i))) as file:
-            start = file.read(32)
-            num_bytes = _head(start, where).num_bytes()
-            if num_bytes > available_memory():
+        with gzip.GzipFile(fileobj=data) if packed else data as file:
+            head = file.read(32)
+            rank = head[3] if len(head) >= 4 else 0
+            if head[:2] != b"\0\0" or head[2] not in _TYPES or not 1 <= rank <= 4 or len(head) < 4 + 4 * rank:
                 raise SourceError(
-                    f"{where}: unpacks to {num_bytes:,} bytes by its header, more than the memory there is. "
+                    f"{where}: not an idx file: it begins with {head[:4]!r}, where two zero bytes, a type and a number "
+                    "of dimensions are expected. Fetch it again."
+                )
+            shape = tuple(int(n) for n in np.frombuffer(head, ">u4", rank, 4))
+            dtype, start = np.dtype(_TYPES[head[2]]), 4 + 4 * rank
+            promised = start + math.prod(shape) * dtype.itemsize
+            if packed and promised > available_memory():
+                raise SourceError(
+                    f"{where}: unpacks to {promised:,} bytes by its header, more than the memory there is. "
                     "Unpack it with gunzip: an unpacked file is read in place."
                 )
+            pieces, left = [head], 0 if in_place else promised + 1 - len(head)
             # In pieces: file.read(n) reserves n bytes before it knows whether the file has as many.
-            pieces, left = [start], num_bytes + 1 - len(start)
             while left > 0 and (piece := file.read(min(left, 1 << 26))):
                 pieces.append(piece)
                 left -= len(piece)
-            return b"".join(pieces)
     except (OSError, EOFError, zlib.error) as exc:
         raise SourceError(f"{where}: damaged gzip ({exc}). Fetch it again.") from exc
+    content = b"" if in_place else b"".join(pieces)
+    if (found := len(content) if packed else int(tree.sizes[i])) != promised:
+        raise SourceError(
+            f"{where}: holds {found:,} bytes, its header promises {promised:,} ({shape}). "
+            f"{'The copy was probably cut short; fetch' if found < promised else 'Fetch'} it again."
+        )
+    return _Idx(dtype, shape, start, content)
 
 
 def _class_names(tree: Tree, family: str, title: str, largest: int) -> tuple[str, ...]:

@@ -15,78 +15,82 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from fastload.errors import ImageError, SourceError
 from fastload.format.column import Column
-from fastload.images.image_header import ImageHeader
+from fastload.images.image_header import ImageHeader, check_size, pillow_silenced, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
 from fastload.sources.listing import Listing, Masks, OnError, first_few
-from fastload.sources.object_images import examine, file_bytes, header_of, image_digest, mask_of, pixels_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "y")
 _MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
 _COORDINATE_KEYS = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
 _READ_TWICE = 5  # samples, evenly chosen
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_RANDOM = "at first: it is made anew each time. Leave random transforms out"
+
+Content = bytes | NDArray[Any]
+"""An image as it is given: the bytes of its file, or its pixels, uint8 or uint16, (H, W) or (H, W, C), contiguous."""
 
 
-class _Sample(NamedTuple):
-    """The parts of a sample; None for a part that it does not have."""
+class _Listed(NamedTuple):
+    """An image or mask as it was listed, which must stay the same."""
 
-    image: Any
-    label: Any = None
-    mask: Any = None
-    others: tuple[str, ...] = ()  # keys of what is not packed
+    header: ImageHeader
+    digest: int
+
+    @classmethod
+    def of(cls, content: Content) -> Self:
+        digest = _digest_of(content)
+        if isinstance(content, bytes):
+            return cls(probe_image(lambda size: content[:size]), digest)
+        height, width, channels = (*content.shape, 1)[:3]
+        kind = _MODES[channels] if content.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
+        return cls(ImageHeader(height, width, channels, 8 * content.itemsize, kind, 1), digest)
+
+
+_NO_MASK = _Listed(ImageHeader(0, 0, 1, 8, "L", 1), 0)
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
-    """One part of each sample of an object, which is indexed again to read it."""
+class ObjectPictures:
+    """Reads the images of an object, which is indexed again for each."""
 
     source: Any  # the object; picklable if its samples are to be read in other processes
     rows: NDArray[np.int64]  # int64 (N,), index of each sample in the object
-    listed: tuple[tuple[ImageHeader, int], ...]  # header and digest, which must stay the same
-
-    def sample(self, i: int) -> _Sample:
-        return _sample(self.source, int(self.rows[i]))
-
-    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
-        """Returns the parts of the samples at these indices, in their order."""
-        return replace(self, rows=self.rows[indices], listed=tuple([self.listed[i] for i in indices.tolist()]))
-
-
-_RANDOM = "at first: it is made anew each time. Leave random transforms out"
-
-
-class ObjectPictures(_Parts):
-    """Reads the images of an object."""
+    listed: tuple[_Listed, ...]
 
     def header(self, i: int) -> ImageHeader:
         """Returns size, channels and bits of image i as listed."""
-        return self.listed[i][0]
+        return self.listed[i].header
+
+    def sample(self, i: int) -> _Sample:
+        """Returns the parts of sample i, read anew."""
+        return _sample(self.source, int(self.rows[i]))
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns the pixels of image i.
+        """Returns the pixels of image i; ImageError says if they are not the same as when they were listed."""
+        content = content_of(self.sample(i).image)
+        return self.checked(i, content, _decoded(content) if isinstance(content, bytes) else content)
 
-        Raises:
-            ImageError: they cannot be read, or are not the same as when they were listed.
-        """
-        image = self.sample(i).image
-        pixels = pixels_of(image)
-        return self.checked(i, pixels, image_digest(image, pixels))
-
-    def checked(self, i: int, pixels: NDArray[Any], digest: int) -> NDArray[Any]:
-        """Returns pixels, if they are as they were listed."""
-        listed, first = self.listed[i]
+    def checked(self, i: int, content: Content, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Returns the pixels of a content, if they are as they were listed."""
+        listed, digest = self.listed[i]
         shape = listed.height, listed.width, listed.channels
         if (*pixels.shape, 1)[:3] != shape or 8 * pixels.itemsize != listed.bits:
             raise ImageError(
                 f"is {pixels.dtype} {pixels.shape} now and was {listed.height}x{listed.width} with {listed.channels} "
                 f"channels of {listed.bits} bits {_RANDOM}"
             )
-        if digest != first:
+        if _digest_of(content) != digest:
             raise ImageError(f"has other pixels now than {_RANDOM}")
         return pixels
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Self:
+        """Returns the images of the samples at these indices, in their order."""
+        return replace(self, rows=self.rows[indices], listed=tuple([self.listed[i] for i in indices.tolist()]))
 
 
 class ObjectMasks(ObjectPictures):
@@ -94,29 +98,32 @@ class ObjectMasks(ObjectPictures):
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns mask i, uint8 (H, W); raises as for an image."""
-        mask = mask_of(self.sample(i).mask)
+        mask = _mask_of(self.sample(i).mask)
         if mask is None:
             raise ImageError(f"has no mask now, and had one {_RANDOM}")
-        return self.checked(i, mask, image_digest(None, mask))
+        return self.checked(i, mask, mask)
 
 
-class ObjectFiles(_Parts):
+@dataclass(frozen=True, eq=False)
+class ObjectFiles:
     """Reads the image files of an object whose samples all hold the bytes of one."""
 
-    def read(self, i: int) -> bytes:
-        """Returns all bytes of file i.
+    pictures: ObjectPictures
 
-        Raises:
-            ImageError: they cannot be read, or are not the same as when they were listed.
-        """
-        data = file_bytes(self.sample(i).image)
-        if data is None or xxhash.xxh3_64_intdigest(data) != self.listed[i][1]:
+    def read(self, i: int) -> bytes:
+        """Returns all bytes of file i; raises as ObjectPictures does."""
+        data = _file_bytes(self.pictures.sample(i).image)
+        if data is None or _digest_of(data) != self.pictures.listed[i].digest:
             raise ImageError(f"has other bytes now than {_RANDOM}")
         return data
 
     def read_head(self, i: int, size: int) -> bytes:
         """Returns the first `size` bytes of file i."""
         return self.read(i)[:size]
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
+        """Returns the files of the samples at these indices, in their order."""
+        return ObjectFiles(self.pictures.take(indices))
 
 
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
@@ -138,88 +145,82 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         )
     draft = Draft("objects", None, on_error, where=kind)
     draft.title = f"Layout objects: {len(source)} samples of a {kind}."
-    key = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d"
+    key, total = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d", len(source)
+    rows, labels, images, masks = list[int](), list[Any](), list[_Listed](), list[_Listed]()
+    file_bytes, others = list[int](), dict[str, None]()
     in_masks = np.zeros(256, np.bool_)
-    seen = _examine_all(draft, source, key, in_masks)
-    rows = np.array([each.row for each in seen], np.int64)
-    column = _column(source, [each.label for each in seen], rows.tolist(), kind)
-    if column is None:
-        draft.notes.append("There are no labels.")
-    draft.note("Parts of the samples that are not packed", dict.fromkeys(name for each in seen for name in each.others))
-    given = sum(each.file_bytes > 0 for each in seen)
-    if 0 < given < len(seen):
-        draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(seen) - given:,}): all are taken as pixels.")
-    reader = ObjectFiles if given == len(seen) else ObjectPictures
-    files = reader(source, rows, tuple([each.image for each in seen]))
-    _refuse_random(files, kind)
-    pixel_bytes = [h.height * h.width * h.channels * h.bits // 8 for h, _ in files.listed]
-    masks, present = [each.mask or _NO_MASK for each in seen], np.array([each.mask is not None for each in seen])
-    digests = [each.image[1] ^ mask[1] for each, mask in zip(seen, masks, strict=True)]
-    fill, filled = fill_value(np.flatnonzero(in_masks), present, kind) if present.any() else (None, [])
-    draft.notes += filled
-    samples = Samples(
-        keys=[key % row for row in rows.tolist()],
-        files=files,
-        sizes=np.array([each.file_bytes for each in seen] if given == len(seen) else pixel_bytes, np.int64),
-        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
-        splits=Splits.one(len(seen)),
-        columns={} if column is None else {"labels": column},
-        masks=Masks(ObjectMasks(source, rows, tuple(masks)), present, ignore_index=fill) if present.any() else None,
-    )
-    return assemble(draft, samples)
-
-
-class _Seen(NamedTuple):
-    """A sample as it was listed."""
-
-    row: int  # its index in the object
-    label: Any  # as `_label` returns it
-    image: tuple[ImageHeader, int]  # header and digest of its image
-    file_bytes: int  # bytes of its image if it is given as those of a file, else 0
-    mask: tuple[ImageHeader, int] | None  # header and digest of its mask, None for none
-    others: tuple[str, ...]  # names of the parts that are not packed
-
-
-_NO_MASK = (ImageHeader(0, 0, 1, 8, "L", 1), 0)
-
-
-def _examine_all(draft: Draft, source: Any, key: str, in_masks: NDArray[np.bool_]) -> list[_Seen]:
-    """Returns the samples of an object that can be read, at least one; marks the values in their masks."""
-    seen, total = list[_Seen](), len(source)
     for row in range(total):
         try:
             sample = _sample(source, row)
-            image, label, mask = examine(sample.image), _label(sample.label), mask_of(sample.mask)
+            content = content_of(sample.image)
+            image, label, mask = _Listed.of(content), _label(sample.label), _mask_of(sample.mask)
         except ImageError as exc:
             if draft.on_error == "fail":
                 raise SourceError(
-                    f"{draft.where}: sample {row} of {total} {exc}. Fix it, or leave such samples out with "
-                    "on_error='skip'."
+                    f"{kind}: sample {row} of {total} {exc}. Fix it, or leave such samples out with on_error='skip'."
                 ) from exc
             draft.leave_out(key % row, str(exc))
             continue
-        num_bytes, listed_mask = len(file_bytes(sample.image) or b""), None
         if mask is not None:
             in_masks[mask] = True
-            listed_mask = header_of(mask), image_digest(None, mask)
-        seen.append(_Seen(row, label, image, num_bytes, listed_mask, sample.others))
-    if not seen:
-        raise SourceError(f"{draft.where}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
-    return seen
+        rows.append(row)
+        labels.append(label)
+        images.append(image)
+        masks.append(_NO_MASK if mask is None else _Listed.of(mask))
+        file_bytes.append(len(content) if isinstance(content, bytes) else 0)
+        others |= dict.fromkeys(sample.others)
+    if not rows:
+        raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
+    column = _column(source, labels, rows, kind)
+    if column is None:
+        draft.notes.append("There are no labels.")
+    draft.note("Parts of the samples that are not packed", others)
+    given = len(rows) - file_bytes.count(0)
+    if 0 < given < len(rows):
+        draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,}): all are taken as pixels.")
+    pictures = ObjectPictures(source, np.array(rows, np.int64), tuple(images))
+    _refuse_random(pictures, kind)
+    headers = [image.header for image in images]
+    sizes = file_bytes if given == len(rows) else [h.height * h.width * h.channels * h.bits // 8 for h in headers]
+    present = np.array([mask is not _NO_MASK for mask in masks])
+    digests = [image.digest ^ mask.digest for image, mask in zip(images, masks, strict=True)]
+    fill, filled = fill_value(np.flatnonzero(in_masks), present, kind) if present.any() else (None, [])
+    draft.notes += filled
+    samples = Samples(
+        keys=[key % row for row in rows],
+        files=ObjectFiles(pictures) if given == len(rows) else pictures,
+        sizes=np.array(sizes, np.int64),
+        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
+        splits=Splits.one(len(rows)),
+        columns={} if column is None else {"labels": column},
+    )
+    if present.any():
+        drawn = Masks(ObjectMasks(source, pictures.rows, tuple(masks)), present, ignore_index=fill)
+        samples = replace(samples, masks=drawn)
+    return assemble(draft, samples)
 
 
-def _refuse_random(files: ObjectFiles | ObjectPictures, kind: str) -> None:
+def _refuse_random(pictures: ObjectPictures, kind: str) -> None:
     """Refuses an object whose samples differ each time, judged by some that are read again."""
-    for i in np.unique(np.linspace(0, len(files.rows) - 1, _READ_TWICE).astype(int)).tolist():
+    for i in np.unique(np.linspace(0, len(pictures.rows) - 1, _READ_TWICE).astype(int)).tolist():
         try:
-            again = examine(files.sample(i).image)[1]
+            again = _Listed.of(content_of(pictures.sample(i).image))
         except ImageError:
             continue  # packing reports it when it reads the sample
-        if again != files.listed[i][1]:
+        if again.digest != pictures.listed[i].digest:
             raise SourceError(
-                f"{kind}: sample {files.rows[i]} has other pixels when it is read again: it is made anew each time. "
+                f"{kind}: sample {pictures.rows[i]} has other pixels when it is read again: it is made anew each time. "
                 "Leave random transforms out: they come later, in each epoch."
             )
+
+
+class _Sample(NamedTuple):
+    """The parts of a sample; None for a part that it does not have."""
+
+    image: Any
+    label: Any = None
+    mask: Any = None
+    others: tuple[str, ...] = ()  # keys of what is not packed
 
 
 def _sample(source: Any, row: int) -> _Sample:
@@ -253,8 +254,7 @@ def _sample(source: Any, row: int) -> _Sample:
 
 def _label(label: Any) -> int | str | tuple[int, ...] | None:
     """Returns a label as an int, a str, a tuple of 0 and 1, or None."""
-    if hasattr(label, "detach"):
-        label = label.detach().cpu().numpy()
+    label = _in_memory(label)
     if isinstance(label, (np.ndarray, np.generic)):
         label = label.tolist()
     if label is None or isinstance(label, (str, int)):
@@ -305,3 +305,94 @@ def _classes(source: Any) -> tuple[str, ...]:
         if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
             return tuple(names)
     return ()
+
+
+def _in_memory(value: Any) -> Any:
+    """Returns a tensor as an array, and anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def _digest_of(content: Content) -> int:
+    """Returns XXH3-64 of the bytes of a file, or of pixels."""
+    return xxhash.xxh3_64_intdigest(content if isinstance(content, bytes) else content.data)
+
+
+def _file_bytes(image: Any) -> bytes | None:
+    """Returns the bytes of an image that is given as a file's bytes; None for any other image."""
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, undecoded
+        image = image["bytes"]
+    return bytes(image) if isinstance(image, (bytes, bytearray, memoryview)) else None
+
+
+def content_of(image: Any) -> Content:
+    """Returns an image of any accepted type as the bytes of its file, or its pixels; ImageError refuses any other."""
+    data = _file_bytes(image)
+    if data is not None:
+        return data
+    if isinstance(image, Image.Image):
+        with pillow_silenced():
+            return _of_pillow(image)
+    pixels = _in_memory(image)
+    if not isinstance(pixels, np.ndarray):
+        what = type(pixels).__name__
+        raise ImageError(f"is a {what}; expected a Pillow image, an array, a tensor or the bytes of an image file")
+    return _of_array(pixels, tensor=pixels is not image)
+
+
+def _mask_of(mask: Any) -> NDArray[np.uint8] | None:
+    """Returns a mask as uint8 (H, W), None for None; ImageError refuses all but integers from 0 to 255."""
+    if mask is None:
+        return None
+    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P"):
+        raise ImageError(f"has a mask of Pillow mode {mask.mode!r}; expected L or P, the number of each pixel's class")
+    found = np.asarray(_in_memory(mask))
+    if found.ndim == 3 and 1 in (found.shape[0], found.shape[2]):
+        found = found[0] if found.shape[0] == 1 else found[..., 0]
+    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 255:
+        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 255, (H, W)")
+    return np.ascontiguousarray(found, np.uint8)
+
+
+def _decoded(data: bytes) -> NDArray[Any]:
+    # Imported here: a listing of arrays needs no decoder.
+    from fastload.images.decode import decode_image
+    from fastload.images.fit import Target
+
+    header = probe_image(lambda size: data[:size])
+    dtype = np.dtype(np.uint16 if header.bits == 16 else np.uint8)
+    target = Target(height=header.height, width=header.width, channels=header.channels, dtype=dtype, fit=None)
+    out = np.empty((header.height, header.width, header.channels), dtype)
+    decode_image(data, target, out)
+    return out
+
+
+def _of_pillow(image: Image.Image) -> NDArray[Any]:
+    try:
+        check_size(image.height, image.width)
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I;16"):
+            return np.asarray(upright).astype(np.uint16)
+        if upright.mode in ("I", "F"):
+            raise ImageError("has 32 bits a pixel, which are not supported; convert it to 8 or 16 bits")
+        channels = 4 if upright.has_transparency_data else 1 if upright.mode in ("1", "L") else 3
+        return np.array(upright.convert(_MODES[channels]))
+    except ImageError:
+        raise
+    except Exception as exc:  # Pillow opens files lazily, and raises anything if one is damaged
+        raise ImageError(f"cannot be decoded: {exc}") from exc
+
+
+def _of_array(pixels: NDArray[Any], tensor: bool) -> NDArray[Any]:
+    shape = pixels.shape
+    if pixels.dtype.newbyteorder("=") not in (np.dtype(np.uint8), np.dtype(np.uint16)):
+        fix = "convert it with `(image * 255).round().astype('uint8')` where it lies in 0 to 1"
+        if tensor:
+            fix = "leave ToTensor and Normalize out (PILToTensor keeps uint8): normalizing comes later, on the device"
+        raise ImageError(f"is {pixels.dtype} {shape}; expected uint8 or uint16: {fix}")
+    first, last = (len(shape) == 3 and shape[at] in _MODES for at in (0, -1))
+    if len(shape) != 2 and not first and not last:
+        raise ImageError(f"has the shape {shape}; expected (H, W), (H, W, C) or (C, H, W) with 1, 3 or 4 channels")
+    if first and (tensor or not last):  # in doubt, a tensor's channels come first, an array's last
+        pixels = pixels.transpose(1, 2, 0)
+    check_size(*pixels.shape[:2])
+    return np.ascontiguousarray(pixels, dtype=pixels.dtype.newbyteorder("="))

@@ -17,11 +17,8 @@ from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_
 
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
 
-_WHY_BROKEN: dict[int | None, str] = {
-    errno.ENOENT: "is a link to a file that does not exist",
-    errno.ENOTDIR: "is a link to a file that does not exist",
-    errno.ELOOP: "is a link that leads back to itself",
-}
+_GONE = "is a link to a file that does not exist"
+_WHY_BROKEN = {errno.ENOENT: _GONE, errno.ENOTDIR: _GONE, errno.ELOOP: "is a link that leads back to itself"}
 
 _IDX = re.compile(r"idx[123]-(ubyte|int)(\.gz)?$")
 
@@ -43,7 +40,7 @@ def open_tree(path: str | Path | Tree) -> Tree:
         return path
     path = Path(path)
     try:
-        mode = os.stat(path).st_mode
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as exc:
         fix = "Give the folder, .zip or .tar that holds the images."
         if re.search(r"[{*?\[]", path.name):
@@ -53,31 +50,22 @@ def open_tree(path: str | Path | Tree) -> Tree:
         raise SourceError(
             f"{path} cannot be read: {exc.strerror}. Check the permissions of the folders above it."
         ) from exc
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         return _walk(path)
-    if stat.S_ISREG(mode) and (path.name.lower().endswith(_TABLES) or _IDX.search(path.name.lower())):
-        return _single(path)
+    if stat.S_ISREG(status.st_mode) and (path.name.lower().endswith(_TABLES) or _IDX.search(path.name.lower())):
+        name = os.fsdecode(path.name)
+        return Tree(
+            path=path.parent,
+            names=[name],
+            sizes=np.array([status.st_size], np.int64),
+            mtimes_ns=np.array([status.st_mtime_ns], np.int64),
+            files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)]),
+            file=name,
+        )
     # Imported here: a folder is listed without zipfile, tarfile and lzma.
     from fastload.sources.archives.archive import list_archive
 
     return list_archive(path)
-
-
-def _single(path: Path) -> Tree:
-    status = os.stat(path)
-    name = os.fsdecode(path.name)
-    return Tree(
-        path=path.parent,
-        archive=False,
-        names=[name],
-        folders=[],
-        sizes=np.array([status.st_size], np.int64),
-        mtimes_ns=np.array([status.st_mtime_ns], np.int64),
-        files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)]),
-        broken=[],
-        notes=(),
-        file=name,
-    )
 
 
 def _walk(root: Path) -> Tree:
@@ -113,7 +101,7 @@ def _walk(root: Path) -> Tree:
                 status = entry.stat()
             except OSError as exc:
                 if is_image(name):
-                    broken.append((name, _WHY_BROKEN.get(exc.errno, f"cannot be read: {exc.strerror}")))
+                    broken.append((name, _WHY_BROKEN.get(exc.errno or 0, f"cannot be read: {exc.strerror}")))
                 continue
             if is_folder:
                 identity = (status.st_dev, status.st_ino)
@@ -135,7 +123,6 @@ def _walk(root: Path) -> Tree:
         notes.append(f"Links that lead back to a folder above them were not followed: {first_few(sorted(circles))}.")
     return Tree(
         path=root,
-        archive=False,
         names=names,
         folders=sorted(folders),
         sizes=np.array(sizes, dtype=np.int64)[order],

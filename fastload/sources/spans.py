@@ -114,19 +114,19 @@ class FileSpans:
         return {**self.__dict__, "owner": None}
 
 
-Reader = TypeVar("Reader")
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(Generic[Reader]):
+class Joined(Generic[Part]):
     """Several readers as one sequence: shards, train and val archives, images and masks."""
 
-    parts: tuple[Reader, ...]  # the readers
+    parts: tuple[Part, ...]  # the readers
     part: NDArray[np.int32]  # int32 (N,), the part that each sample belongs to
     index: NDArray[np.int64]  # int64 (N,), the index of each sample in its part
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Reader, int]]) -> Self:
+    def of(cls, parts: Sequence[tuple[Part, int]]) -> Self:
         """Returns all parts, one behind the other; each is given with its number of samples."""
         counts = [count for _, count in parts]
         return cls(

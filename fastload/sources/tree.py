@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,21 +33,22 @@ class Line(NamedTuple):
         return SourceError(f"{self.where}, line {self.number}: {what}")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Tree:
     """The F files of a dataset, without hidden ones."""
 
     path: Path  # the folder or archive, as given
-    archive: bool  # whether path is an archive
+    archive: bool = False  # whether path is an archive
     # Paths relative to `path`, with `/`, in walk order: by folder, then by name. Undecodable bytes are surrogates
     # (PEP 383).
     names: list[str]
-    folders: list[str]  # paths of the folders below `path`, empty ones included, sorted
+    folders: list[str] = field(default_factory=list)  # paths of the folders below `path`, empty ones included, sorted
     sizes: NDArray[np.int64]  # int64 (F,), bytes of each file
     mtimes_ns: NDArray[np.int64]  # int64 (F,), modification of each file; for members of an archive, of the archive
     files: Files  # reads the files by their position in names
-    broken: list[tuple[str, str]]  # (name, reason) of images that cannot be read at all: dangling links, encrypted, ...
-    notes: tuple[str, ...]  # sentences about what was passed over
+    # (name, reason) of images that cannot be read at all: dangling links, encrypted, ...
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()  # sentences about what was passed over
     file: str = ""  # name of the table or array file that was given, which lies in `path`; "" for folder or archive
 
     @property
@@ -60,11 +61,7 @@ class Tree:
         return np.flatnonzero(np.fromiter(map(is_image, self.names), np.bool_, len(self.names))).astype(np.int64)
 
     def read_text(self, i: int) -> bytes:
-        """Returns the content of file i, one that the whole dataset depends on.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Returns the content of file i, which the whole dataset depends on; SourceError says why it cannot be read."""
         try:
             return self.files.read(i)
         except ImageError as exc:

@@ -18,10 +18,9 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
-from fastload.sources.assemble import Draft, Samples, children, split_path
-from fastload.sources.box_forms import SIZED, BoxSlots
+from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path
+from fastload.sources.box_forms import BoxSlots
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
-from fastload.sources.pairs import Pairs
 from fastload.sources.tree import Tree, key_of
 
 CLASSES = tuple(
@@ -31,7 +30,8 @@ CLASSES = tuple(
 
 VOID = 255
 
-_PARTS = ("JPEGImages", "Annotations", "ImageSets", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
+_PARTS = ("Annotations", "ImageSets", "JPEGImages", "SegmentationClass", "SegmentationClassAug", "SegmentationObject")
+_LISTS = (*SPLIT_ORDER, "trainval")
 
 
 def voc_evidence(tree: Tree) -> list[str]:
@@ -79,13 +79,18 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     objects = _read_objects(draft, tree, root, stems, pairs)
     stems = stems if objects is None else list(objects)
     marks = {} if masks else _read_main(tree, root, split_of)
-    names = {item.name for items in (objects or {}).values() for item in items} | set(marks)
+    names = {item.name for items in (objects or {}).values() for item in items} | {name for _, name in marks}
     others = sorted(names - set(CLASSES))
     classes = tuple(sorted(names)) if others else CLASSES
     draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
     columns = {} if masks else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
-        columns |= box_columns(list(objects.values()), classes)
+        items = [(row, item) for row, found in enumerate(objects.values()) for item in found]
+        slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects))
+        boxes = np.array([item.box for _, item in items], np.float32).reshape(-1, 4)
+        labels = np.array([classes.index(item.name) for _, item in items], np.int64)
+        difficult = np.array([item.difficult for _, item in items], np.uint8)
+        columns |= slots.columns(boxes, labels, {"names": classes}, box_difficult=difficult)
         draft.notes.append(
             "Boxes are x, y, width, height from 0: xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1."
         )
@@ -104,32 +109,27 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 def _years(tree: Tree) -> dict[str, list[str]]:
     """Returns folder (ending in `/`, or "") -> VOC's own folders in it, if there are two or more."""
-    found: dict[str, list[str]] = {}
-    for folder in tree.folders:
-        above, base = split_path(folder)
-        if base in _PARTS:
-            found.setdefault(above, []).append(f"{folder}/")
+    there = set(tree.folders)
+    above = dict.fromkeys(at for at, base in map(split_path, tree.folders) if base in _PARTS)
     # ImageNet has folders Annotations and ImageSets too, but none of the others.
-    own, there = {"ImageSets/Main", *_PARTS} - {"Annotations", "ImageSets"}, set(tree.folders)
-    return {
-        above: parts for above, parts in found.items() if len(parts) > 1 and any(above + part in there for part in own)
-    }
+    own = ("ImageSets/Main", *_PARTS[2:])
+    found = {at: [f"{at}{part}/" for part in _PARTS if at + part in there] for at in above}
+    return {at: parts for at, parts in found.items() if len(parts) > 1 and any(at + part in there for part in own)}
 
 
 def _one_year(tree: Tree) -> str:
     years = sorted(_years(tree))
-    if len(years) > 1:
-        shown = first_few([key_of(year) or "." for year in years])
-        one = key_of(years[-1])
-        how = f"unpack it and give one, such as {one}" if tree.archive else f"give one, such as {tree.path}/{one}"
-        raise SourceError(
-            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the packed "
-            "files with `fastload merge`."
-        )
     if not years:
         raise SourceError(
             f"{tree.given}: there is no folder with VOC's JPEGImages, Annotations and ImageSets in it. "
             "Give VOCdevkit/VOC2012, or what holds it."
+        )
+    if len(years) > 1:
+        shown, one = first_few([key_of(year) or "." for year in years]), key_of(years[-1])
+        how = f"unpack it and give one, such as {one}" if tree.archive else f"give one, such as {tree.path}/{one}"
+        raise SourceError(
+            f"{tree.given}: there are several years of VOC: {shown}. Pack each by itself ({how}) and join the packed "
+            "files with `fastload merge`."
         )
     return years[0]
 
@@ -162,16 +162,14 @@ def _read_lists(draft: Draft, tree: Tree, root: str, stems: list[str], kind: str
     """Returns stem -> split of the images to list: by the lists in ImageSets; without any they are one split."""
     folder = f"{root}ImageSets/{'Segmentation' if kind else 'Main'}/"
     texts = children(tree, folder, ".txt")
-    used = {split: texts[split] for split in SPLIT_ORDER if split in texts}
-    augmented = [name for name in ("train_aug", "trainaug") if name in texts]
-    if kind == "SegmentationClassAug" and augmented:
-        used["train"] = texts[augmented[0]]
-    if "trainval" in texts and "train" not in used and "val" not in used:
-        used["trainval"] = texts["trainval"]
+    if kind == "SegmentationClassAug" and (augmented := texts.get("train_aug", texts.get("trainaug"))) is not None:
+        texts["train"] = augmented
+    lists = _LISTS[:3] if {"train", "val"} & set(texts) else _LISTS
+    used = {split: texts[split] for split in lists if split in texts}
     if not used and any(name.startswith(f"{root}ImageSets/") for name in tree.names):
         raise SourceError(
-            f"{tree.given}: there is none of {', '.join(f'{name}.txt' for name in (*SPLIT_ORDER, 'trainval'))} in "
-            f"{key_of(folder)}. Put the lists back, or remove ImageSets to pack all images as one split."
+            f"{tree.given}: there is none of {', '.join(f'{name}.txt' for name in _LISTS)} in {key_of(folder)}. "
+            "Put the lists back, or remove ImageSets to pack all images as one split."
         )
     if not used:
         draft.notes.append(f"There is no ImageSets: all images{' with masks' * bool(kind)} are one split, `all`.")
@@ -184,32 +182,31 @@ def _read_lists(draft: Draft, tree: Tree, root: str, stems: list[str], kind: str
                 f"{tree.where(position)} is empty. Fetch it again, or remove it to pack without that split."
             )
         for line in lines:
-            stem = line.text
-            if len(stem.split()) != 1:
-                raise line.error(f"{stem!r}, expected the name of one image. Fix the line.")
-            if stem in split_of:
+            if len(line.text.split()) != 1:
+                raise line.error(f"{line.text!r}, expected the name of one image. Fix the line.")
+            if line.text in split_of:
                 raise line.error(
-                    f"{key_of(stem)} is listed a second time (first in {split_of[stem]}.txt). "
+                    f"{key_of(line.text)} is listed a second time (first in {split_of[line.text]}.txt). "
                     "Remove one of the lines: an image belongs to one split."
                 )
-            split_of[stem] = split
+            split_of[line.text] = split
     draft.notes.append(f"Splits by {', '.join(key_of(tree.names[i]) for i in used.values())}.")
     return split_of
 
 
-def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Returns class -> stem -> -1 (absent), 0 (difficult) or 1 (present), by ImageSets/Main/<class>_<split>.txt."""
-    marks: dict[str, dict[str, int]] = {}
+def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[tuple[str, str], int]:
+    """Returns (stem, class) -> -1 (absent), 0 (difficult) or 1 (present), by ImageSets/Main/<class>_<split>.txt."""
+    marks: dict[tuple[str, str], int] = {}
     splits = set(split_of.values())
     for text, position in children(tree, f"{root}ImageSets/Main/", ".txt").items():
         name, _, split = text.rpartition("_")
         for line in tree.lines(position) if name and split in splits else ():
             stem, *value = line.text.split()
-            if len(value) != 1 or value[0] not in ("-1", "0", "1"):
+            if value not in (["-1"], ["0"], ["1"]):
                 raise line.error(f"{line.text!r}, expected an image and -1, 0 or 1. Fix the line.")
             if split_of.get(stem) != split:
                 raise line.error(f"{key_of(stem)} is not in {split}.txt. Remove the line.")
-            marks.setdefault(key_of(name), {})[stem] = int(value[0])
+            marks[stem, key_of(name)] = int(value[0])
     return marks
 
 
@@ -238,22 +235,21 @@ def _read_objects(
 
 
 def _labels(
-    draft: Draft, stems: list[str], classes: tuple[str, ...], marks: dict[str, dict[str, int]],
+    draft: Draft, stems: list[str], classes: tuple[str, ...], marks: dict[tuple[str, str], int],
     objects: dict[str, list[Item]] | None,
 ) -> dict[str, Column]:  # fmt: skip
     """Returns the columns of what classes are in each image: by ImageSets/Main, else by the annotations."""
     if marks:
         draft.notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
     elif objects is not None:
-        for stem, items in objects.items():
-            for item in items:
-                of = marks.setdefault(item.name, {})
-                of[stem] = max(of.get(stem, 0), int(not item.difficult))
         draft.notes.append("Labels by the annotations, as ImageSets/Main has no lists of classes.")
+        items = [(stem, item) for stem, found in objects.items() for item in found]
+        marks = {(stem, item.name): 0 for stem, item in items}
+        marks |= {(stem, item.name): 1 for stem, item in items if not item.difficult}
     else:
         draft.notes.append("There are neither lists of classes in ImageSets/Main nor annotations: no labels.")
         return {}
-    found = np.array([[marks.get(name, {}).get(stem, -1) for name in classes] for stem in stems], np.int8)
+    found = np.array([[marks.get((stem, name), -1) for name in classes] for stem in stems], np.int8)
     return {
         "labels": Column((found == 1).astype(np.uint8), {"names": classes}),
         "difficult": Column((found == 0).astype(np.uint8), {"names": classes}),
@@ -271,9 +267,7 @@ class Item(NamedTuple):
 def parse_annotation(data: bytes) -> list[Item]:
     """Returns the objects of one .xml file, in its order, without their parts (heads, hands, ...).
 
-    Raises:
-        ValueError: it is not well formed, declares entities, or has an object without a name or with a wrong box. The
-            message continues "an annotation that ...".
+    ValueError says what is wrong; the message continues "an annotation that ...".
     """
     # Imported here: no other layout needs an XML parser.
     from xml.etree import ElementTree
@@ -301,19 +295,3 @@ def parse_annotation(data: bytes) -> list[Item]:
             raise ValueError(f"has an object ({name}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
         items.append(Item(name, difficult, (left - 1, top - 1, right - left + 1, bottom - top + 1)))
     return items
-
-
-def box_columns(objects: list[list[Item]], classes: tuple[str, ...]) -> dict[str, Column]:
-    """Returns boxes, box_labels, box_difficult and num_boxes, padded to the most boxes of any image (at least 1)."""
-    slots = BoxSlots.of(np.repeat(np.arange(len(objects)), list(map(len, objects))), len(objects))
-    items = [item for each in objects for item in each]
-    index = {name: i for i, name in enumerate(classes)}
-    boxes = np.array([item.box for item in items], np.float32).reshape(-1, 4)
-    labels = np.array([index[item.name] for item in items], np.int64)
-    difficult = np.array([item.difficult for item in items], np.uint8)
-    return {
-        "boxes": Column(slots.padded(boxes), {"names": SIZED}, "xywh"),
-        "box_labels": Column(slots.padded(labels, -1), {"names": classes}),
-        "box_difficult": Column(slots.padded(difficult)),
-        "num_boxes": Column(slots.counts),
-    }

@@ -3,9 +3,9 @@
 Goes in: paths, file descriptors, process ids. Comes out: numbers (CPUs, bytes of free memory, share of a file in the
 page cache), bytes of files, results of work done in threads.
 
-Read first: `machine` (CPUs and memory this process may use), `files` (output files, reads of any length), `syscalls`
-(calls that keep the GIL). Then `page_cache`, `threads` (over a stream; the GIL's switch interval), `text` (bytes and
-sizes for people), `whole_numbers` (checks of options).
+Read first: `machine` (CPUs and memory this process may use), `files` (output files, reads of any length, the page
+cache), `syscalls` (calls that keep the GIL). Then `threads` (over a stream; the GIL's switch interval), `text` (bytes
+and sizes for people), `whole_numbers` (checks of options).
 
 Imports only `errors` and `timing`; no torch.
 """

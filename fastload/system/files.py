@@ -1,14 +1,25 @@
-"""Output files, checked before any work and written whole or not at all; and reads of any length."""
+"""Files: output checked before any work and written whole or not at all; reads of any length; the page cache."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import platform
+import struct
+import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from fastload.errors import OutputError
+from fastload.system import syscalls
 
 _MAX_READ_BYTES = 1 << 30
+_CACHESTAT = 451  # its number on x86-64 and aarch64, from Linux 6.5 on
+_RANGE, _COUNTS = struct.Struct("=QQ"), struct.Struct("=QQQQQ")
+_PROBES = 256
 
 
 def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option: str = "--force") -> None:
@@ -88,13 +99,7 @@ def read_bytes(fd: int, length: int, offset: int) -> bytes:
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> int:
-    """Fills memory with a file's bytes from `offset` on; returns how many were read, fewer at its end.
-
-    Args:
-        fd: file descriptor, open for reading.
-        view: writable bytes, one dimension.
-        offset: byte of the file.
-    """
+    """Fills bytes of memory, one dimension, with a file's from `offset` on; returns how many, fewer at its end."""
     total = 0
     while total < len(view) and (count := os.preadv(fd, [view[total:]], offset + total)):
         total += count
@@ -114,3 +119,43 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
+
+
+def drop(path: Path) -> float | None:
+    """Asks the kernel to drop a file's pages; returns the share of them that is still in memory, as `resident_share`.
+
+    Pages that some process has mapped stay, and so do all pages on file systems in memory (tmpfs).
+    """
+    with open(path, "rb") as file:
+        # A page that is not on the disk yet cannot be dropped.
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return resident_share(path)
+
+
+def resident_share(path: Path) -> float | None:
+    """Returns the share of a file that is in memory, 0 to 1; None if the file is empty or the system does not say."""
+    size = path.stat().st_size
+    if not size:
+        return None
+    with open(path, "rb") as file:
+        if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
+            counts = ctypes.create_string_buffer(_COUNTS.size)
+            whole, pages = ctypes.create_string_buffer(_RANGE.pack(0, 0)), -(-size // mmap.PAGESIZE)
+            cachestat = ctypes.c_long(_CACHESTAT)
+            if ctypes.CDLL(None, use_errno=True).syscall(cachestat, file.fileno(), whole, counts, 0) == 0:
+                return min(1.0, float(_COUNTS.unpack(counts.raw)[0]) / pages)
+        # The kernel lacks it, or does not tell this user.
+        return _probed(file.fileno(), size)
+
+
+def _probed(fd: int, size: int) -> float | None:
+    """Returns the share of some pages, evenly spread over the file, that are in memory."""
+    if hasattr(os, "posix_fadvise"):
+        # Otherwise probing a page that is not there would make the kernel read its neighbours as well.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    offsets = np.unique(np.linspace(0, size - 1, min(size, _PROBES)).astype(np.int64)).tolist()
+    found = [syscalls.is_resident(fd, offset) for offset in offsets]
+    known = [resident for resident in found if resident is not None]
+    return sum(known) / len(known) if known else None

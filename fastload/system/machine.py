@@ -13,14 +13,13 @@ from fastload.system.whole_numbers import check_whole
 from fastload.timing.stopwatch import process_cpu_s
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_CPU_QUOTA = _CGROUPS / "cpu.max"
 
 
 def available_cpus() -> int:
     """Returns how many CPUs this process may use at once: its affinity, capped by the cgroup's quota; at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     try:
-        quota, period = _CPU_QUOTA.read_text().split()
+        quota, period = (_CGROUPS / "cpu.max").read_text().split()
     except (OSError, ValueError):
         return count
     if quota != "max":
@@ -29,11 +28,7 @@ def available_cpus() -> int:
 
 
 def worker_count(workers: int | None) -> int:
-    """Returns how many threads or processes to work with: the number asked for, by default one for each CPU.
-
-    Raises:
-        OptionError: the number is not a whole one, 0 or more.
-    """
+    """Returns how many threads or processes to work with: by default one for each CPU. OptionError: not 0 or more."""
     if workers is None:
         return available_cpus()
     check_whole("workers", workers, least=0)
@@ -70,8 +65,7 @@ def busy_processes_s(pids: Iterable[int]) -> float | None:
     """
     total_s = 0.0
     for pid in pids:
-        running_s = process_cpu_s(pid)
-        if running_s is None:
+        if (running_s := process_cpu_s(pid)) is None:
             return None
         total_s += running_s
         with suppress(OSError, ValueError, IndexError):  # the system does not say

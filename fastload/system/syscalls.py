@@ -15,16 +15,13 @@ from functools import cache
 from typing import Any
 
 # struct statx, skipping nlink and ids before the inode, and other times before the device number.
-_STATX = struct.Struct("=32xQQ64xqI12xII")
-_STATX_BYTES = 256
-_AT_EMPTY_PATH = 0x1000
-_STATX_BASIC_STATS = 0x7FF
+_STATX, _STATX_BYTES = struct.Struct("=32xQQ64xqI12xII"), 256
+_AT_EMPTY_PATH, _STATX_BASIC_STATS = 0x1000, 0x7FF
 
 
 def identity_of(fd: int) -> tuple[int, int, int, int]:
     """Returns (device, inode, size in bytes, mtime in ns) of an open file."""
-    statx = _function("statx")
-    if statx is not None:
+    if (statx := _function("statx")) is not None:
         buffer = ctypes.create_string_buffer(_STATX_BYTES)
         if statx(fd, b"", _AT_EMPTY_PATH, _STATX_BASIC_STATS, buffer) == 0:
             inode, size, mtime_s, mtime_ns, major, minor = _STATX.unpack_from(buffer)
@@ -38,14 +35,12 @@ def is_resident(fd: int, offset: int) -> bool | None:
 
     Not mincore: it calls every page resident in a file that the process could not write to.
     """
-    found = read_resident(fd, offset, 1)
-    return None if found is None else bool(found)
+    return None if (found := read_resident(fd, offset, 1)) is None else bool(found)
 
 
 def read_resident(fd: int, offset: int, num_bytes: int) -> bytes | None:
     """Returns the bytes that are in memory from `offset` on, maybe b""; None when this system does not say."""
-    preadv2 = _function("preadv2")
-    if preadv2 is None:
+    if (preadv2 := _function("preadv2")) is None:
         return None
     memory = ctypes.create_string_buffer(num_bytes)
     vector = (ctypes.c_size_t * 2)(ctypes.addressof(memory), num_bytes)

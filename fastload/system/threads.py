@@ -18,10 +18,8 @@ def in_threads(
 ) -> Iterator[ResultT]:
     """Yields results in the order in which they are done; with 0 threads, in the order of the tasks.
 
-    At most two tasks a thread are in progress. What a task raises is raised here, and tasks not begun are dropped.
-
-    Args:
-        ordered: whether the order of the tasks is kept.
+    At most two tasks a thread are in progress. What a task raises is raised here, and tasks not begun are dropped. With
+    `ordered` the order of the tasks is kept.
     """
     if threads == 0:
         yield from map(work, tasks)
@@ -40,15 +38,11 @@ def in_threads(
             pool.shutdown(cancel_futures=True)
 
 
-# A shorter switch interval for Python's threads while some of them decode.
-#
 # A thread that comes back from a decoder waits for the GIL until its owner's switch interval is over: 5 ms by
 # default, in which ten JPEGs of 400x533 could be decoded. Measured on two cores, with two threads that decode such
 # JPEGs and a main thread in pure Python: 155 images/s at 5 ms, 500 at 1 ms, 920 at 0.1 ms, and the main thread lost
 # nothing by it. `sys.setswitchinterval` is one setting for the whole process: it is lowered while anybody asks for
 # it, and restored afterwards unless somebody else changed it meanwhile.
-
-
 SWITCH_INTERVAL_S = 1e-4
 
 _lock = threading.Lock()

@@ -15,13 +15,9 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check_whole(name: str, value: object, *, least: int, others: str = "") -> None:
-    """Raises OptionError unless an option is a whole number of at least `least`.
+    """Raises OptionError unless the option `name` is a whole number of at least `least`.
 
-    Args:
-        name: name of the option, for the message.
-        value: the user's value.
-        least: smallest number accepted.
-        others: other accepted values, for the message, such as ' or None'.
+    `others` tells the message of other accepted values, such as ' or None'.
     """
     if not is_whole(value) or value < least:
         raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")

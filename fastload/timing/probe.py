@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple
 
 from fastload.timing.results import BatchWork
 
@@ -26,34 +26,23 @@ class Probe:
 
     Args:
         mark: returns the present moment, as a `Clock` of the meter marks it.
-
-    Attributes:
-        worker_info: the loader's workers; set once.
-        in_copy: batches that are being copied to the device ahead of their use.
-        ready: mark of the moment at which the batch was read and, where workers do it, transformed.
-        looked_at: whether CPU times are wanted, too.
-        ready_running_s: `time.thread_time()` at that moment, if CPU times are wanted.
-        copied: mark of the moment at which the batch was on the device.
-        samples: samples in the batch.
-        queue_depth: batches that were ready when it was asked for.
-        work: cost of making it; None: not known, or an echo, which costs nothing.
     """
 
     def __init__(self, mark: Callable[[], Any]) -> None:
         self._mark = mark
-        self.in_copy = 0
-        self.worker_info = WorkerInfo(0, 0, by_threads=False)
+        self.in_copy = 0  # batches that are being copied to the device ahead of their use
+        self.worker_info = WorkerInfo(0, 0, by_threads=False)  # set once
         self.clear()
 
     def clear(self, *, looked_at: bool = False) -> None:
         """Begins the record of the next batch, which is now asked for."""
-        self.looked_at = looked_at
-        self.ready: Any = None
-        self.ready_running_s: float | None = None
-        self.copied: Any = None
+        self.looked_at = looked_at  # whether CPU times are wanted, too
+        self.ready: Any = None  # mark of the moment at which it was read and, where workers do it, transformed
+        self.ready_running_s: float | None = None  # `time.thread_time()` at that moment, if CPU times are wanted
+        self.copied: Any = None  # mark of the moment at which it was on the device
         self.samples = 0
-        self.queue_depth: int | None = None
-        self.work: BatchWork | None = None
+        self.queue_depth: int | None = None  # batches that were ready when it was asked for
+        self.work: BatchWork | None = None  # cost of making it; None: not known, or an echo, which costs nothing
 
     def note_depth(self, in_host_memory: int | None) -> None:
         """Records how many batches are ready: these, and those that are being copied to the device."""
@@ -75,21 +64,11 @@ class Probe:
         self.copied = self._mark()
 
 
-@runtime_checkable
-class Probed(Protocol):
-    """A loader that reports each batch to a probe."""
-
-    def iterate(self, probe: Probe | None = None) -> Iterator[Any]:
-        """Iterates as `iter()` does, and reports each batch to the probe."""
-        ...
-
-
-def is_probed(loader: object) -> TypeGuard[Probed]:
-    """Whether a loader reports to probes: the class that defines its `__iter__` also defines `iterate`."""
-    for kind in type(loader).__mro__:
-        if "__iter__" in vars(kind) or "iterate" in vars(kind):
-            return isinstance(loader, Probed) and {"__iter__", "iterate"} <= vars(kind).keys()
-    return False
+def is_probed(loader: object) -> bool:
+    """Whether a loader reports to probes: the class that defines its `__iter__` also defines `iterate(probe)`."""
+    names = {"__iter__", "iterate"}
+    kind = next((kind for kind in type(loader).__mro__ if names & vars(kind).keys()), object)
+    return names <= vars(kind).keys()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ All of them are plain numbers and strings, so that they can be saved as JSON and
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -57,19 +59,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change, and its expected gain.
+    """One change, and its expected gain."""
 
-    Attributes:
-        cause: the cause it removes, one of `fastload.profiling.verdict.CAUSES`.
-        change: what to do, as an imperative clause.
-        step_s: mean seconds a step would take after it.
-        gain: speed of a step after it over the present one, at most.
-    """
-
-    cause: str
-    change: str
-    step_s: float
-    gain: float
+    cause: str  # the cause it removes, one of `fastload.profiling.verdict.CAUSES`
+    change: str  # an imperative clause
+    step_s: float  # mean seconds a step would take after it
+    gain: float  # speed of a step after it over the present one, at most
 
 
 @dataclass(frozen=True)
@@ -152,19 +147,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class BatchWork:
-    """The cost of making one batch, in seconds.
+    """The cost of making one batch, in seconds."""
 
-    Attributes:
-        stages: by stage of `STAGES` up to the hand-over, in the thread or process that makes batches.
-        lock_s: part of their blocked time spent waiting for a lock of another thread or process.
-        slow_s: part of their time that slow samples took beyond the usual time of a sample.
-        runnable_s: additional time that the thread waited for a CPU.
-    """
-
-    stages: Mapping[str, Work]
-    lock_s: float = 0.0
-    slow_s: float = 0.0
-    runnable_s: float = 0.0
+    stages: Mapping[str, Work]  # by stage of `STAGES` up to the hand-over, in the thread or process that makes batches
+    lock_s: float = 0.0  # part of their blocked time spent waiting for a lock of another thread or process
+    slow_s: float = 0.0  # part of their time that slow samples took beyond the usual time of a sample
+    runnable_s: float = 0.0  # additional time that the thread waited for a CPU
 
     def __add__(self, other: BatchWork) -> BatchWork:
         names = {**self.stages, **other.stages}
@@ -179,8 +167,5 @@ class BatchWork:
 
 def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
     """Returns the mean cost of a batch by stage."""
-    total: dict[str, Work] = {}
-    for batch in batches:
-        for stage, work in batch.stages.items():
-            total[stage] = total.get(stage, Work()) + work
-    return {stage: work / len(batches) for stage, work in total.items()}
+    total = functools.reduce(operator.add, batches, BatchWork({}))
+    return dict((total / max(1, len(batches))).stages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import statistics
@@ -15,8 +16,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -35,10 +37,9 @@ _SLOW = 3.0  # a sample that takes so many times the usual is a slow one
 
 
 def run_delay_reader() -> Callable[[], float]:
-    """Returns a function that returns the seconds that this thread has waited for a CPU so far.
+    """Returns a function that returns the seconds for which the calling thread has waited for a CPU so far.
 
-    Only the calling thread may call it. Always 0 where the system does not say; Linux does, in
-    /proc/thread-self/schedstat.
+    For this thread only. Always 0 where the system does not say; Linux does, in /proc/thread-self/schedstat.
     """
     return _ProcFile("/proc/thread-self/schedstat").delay_s
 
@@ -72,8 +73,8 @@ class Stopwatch:
 
     def begin(self) -> None:
         """Begins a batch."""
-        self._running: dict[str, float] = {}
-        self._blocked: dict[str, float] = {}
+        self._running: dict[str, float] = defaultdict(float)
+        self._blocked: dict[str, float] = defaultdict(float)
         self._lock_s = 0.0
         self._samples: list[float] = []
         if not self._by_threads:  # receiving the request for the batch was a read, too
@@ -89,17 +90,16 @@ class Stopwatch:
         ran_s = thread_s - self._thread_s
         off_s = wall_s - self._wall_s - ran_s
         self._wall_s, self._thread_s = wall_s, thread_s
-        self._running[stage] = self._running.get(stage, 0.0) + ran_s
+        self._running[stage] += ran_s
         self._spent_s += ran_s
         if off_s > _SHORT_S:
-            waited_s = self._delays.delay_s()
-            blocked_s = max(0.0, off_s - (waited_s - self._waited_s))
-            self._waited_s = waited_s
+            before_s, self._waited_s = self._waited_s, self._delays.delay_s()
+            blocked_s = max(0.0, off_s - (self._waited_s - before_s))
             self._spent_s += blocked_s
             if for_lock:
                 self._lock_s += blocked_s
             else:
-                self._blocked[stage] = self._blocked.get(stage, 0.0) + blocked_s
+                self._blocked[stage] += blocked_s
 
     def sample_begins(self) -> None:
         """Begins a sample at the last lap."""
@@ -113,21 +113,19 @@ class Stopwatch:
     def end(self) -> BatchWork:
         """Ends the batch and returns its cost."""
         self.lap(self._rest)
-        blocked, lock_s = self._blocked, self._lock_s
+        running, blocked, lock_s = self._running, self._blocked, self._lock_s
         # Threads also count what was read between batches: read-ahead works while they wait for the next one.
         was_read, self._was_read = self._was_read, self._read_so_far()
         if was_read != self._was_read:
             kept = {"reading"}
-            if not self._by_threads and {"reading", "decoding"} & set(self._running):
+            if not self._by_threads and {"reading", "decoding"} & set(running):
                 kept.add("transform")
-            others = [stage for stage in blocked if stage not in kept]
-            blocked["reading"] = blocked.get("reading", 0.0) + sum(map(blocked.pop, others))
+            blocked["reading"] += sum(blocked.pop(stage) for stage in set(blocked) - kept)
         elif self._by_threads:
             lock_s += sum(blocked.values())
         if self._lock_s:
-            blocked["reading"] = blocked.get("reading", 0.0) + self._lock_s
-        names = {**self._running, **blocked}
-        stages = {name: Work(self._running.get(name, 0.0), blocked.get(name, 0.0)) for name in names}
+            blocked["reading"] += self._lock_s
+        stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}
         runnable_s = max(0.0, self._delays.delay_s() - self._begun_waited_s)
         return BatchWork(stages, lock_s, beyond_usual_s(self._samples), runnable_s)
 
@@ -146,30 +144,24 @@ class Stopwatch:
 
 
 class _ProcFile:
-    """A file of /proc that is read again and again without releasing the GIL.
-
-    Attributes:
-        num_bytes: bytes read so far; the system counts them among those that this process reads.
-    """
+    """A file of /proc that is read again and again without releasing the GIL."""
 
     def __init__(self, path: str) -> None:
-        self.num_bytes = 0
+        self.num_bytes = 0  # read so far; the system counts them among those that this process reads
         self._fd = -1
-        try:
-            if _LINUX:
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._buffer = ctypes.create_string_buffer(512)
-                weakref.finalize(self, os.close, self._fd)
-        except OSError:
-            pass
+        with suppress(OSError):  # only Linux has them
+            self._fd = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._fd)
+            self._buffer = ctypes.create_string_buffer(512)
+            self._pread = ctypes.PyDLL(None).pread  # PyDLL keeps the GIL
+            self._pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+            self._pread.restype = ctypes.c_ssize_t
 
     def read(self) -> bytes:
         """Returns its present content, at most 512 bytes; nothing where there is no such file, or it is refused."""
-        count: int = _pread()(self._fd, self._buffer, 512, 0) if self._fd >= 0 else 0
-        if count <= 0:
-            return b""
+        count = max(0, self._pread(self._fd, self._buffer, 512, 0)) if self._fd >= 0 else 0
         self.num_bytes += count
-        content: bytes = self._buffer[:count]  # type: ignore[assignment]  # of c_char, typeshed says a list
+        content: bytes = self._buffer[:count] if count else b""  # type: ignore[assignment]  # typeshed says a list
         return content
 
     def delay_s(self) -> float:
@@ -188,16 +180,13 @@ def current() -> Stopwatch | None:
 
 def lap(stage: str, *, for_lock: bool = False) -> None:
     """Ends a lap of this thread's stopwatch, if it has one."""
-    stopwatch = current()
-    if stopwatch is not None:
+    if (stopwatch := current()) is not None:
         stopwatch.lap(stage, for_lock=for_lock)
 
 
 def beyond_usual_s(samples_s: Sequence[float]) -> float:
     """Returns the seconds that a batch's slow samples took beyond the median; 0 for fewer than three samples."""
-    if len(samples_s) < 3:
-        return 0.0
-    usual_s = statistics.median(samples_s)
+    usual_s = statistics.median(samples_s) if len(samples_s) >= 3 else math.inf
     return sum(taken_s - usual_s for taken_s in samples_s if taken_s > _SLOW * usual_s)
 
 
@@ -217,47 +206,34 @@ def process_cpu_s(pid: int) -> float | None:
     return float(times.user + times.system)
 
 
-@cache
-def _pread() -> Any:
-    pread = ctypes.PyDLL(None).pread
-    pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-    pread.restype = ctypes.c_ssize_t
-    return pread
-
-
-# Times the decoding within a user's dataset, in a worker process that is measured.
+_TORCHVISION = ("decode_image", "decode_jpeg", "decode_png", "read_image")
 _DECODERS = {
     "simplejpeg": ("decode_jpeg",),
     "cv2": ("imdecode", "imread"),
-    "torchvision.io": ("decode_image", "decode_jpeg", "decode_png", "read_image"),
-    "torchvision.io.image": ("decode_image", "decode_jpeg", "decode_png", "read_image"),
+    "torchvision.io": _TORCHVISION,
+    "torchvision.io.image": _TORCHVISION,
 }
-_MARK = "_fastload_lap"
 
 
 def watch_decoders() -> None:
     """Wraps the decoders of Pillow, and of other packages imported so far, so that each call is a lap of the stopwatch.
 
-    A function that a module imported by name before is not wrapped; what it decodes counts as transform.
+    It times the decoding within a user's dataset, in a worker process that is measured. A function that a module
+    imported by name before is not wrapped; what it decodes counts as transform.
     """
-    if not hasattr(ImageFile.ImageFile.load, _MARK):
-        ImageFile.ImageFile.load = _timed(  # type: ignore[method-assign]
-            ImageFile.ImageFile.load,
-            only=lambda image, *_, **__: bool(getattr(image, "tile", None)),  # undecoded
-        )
-    for name, functions in _DECODERS.items():
-        module = sys.modules.get(name)
-        for function in functions:
-            found = getattr(module, function, None)
-            if found is not None and not hasattr(found, _MARK):
-                setattr(module, function, _timed(found))
+    found = [(sys.modules.get(module), name) for module, names in _DECODERS.items() for name in names]
+    for owner, name in [(ImageFile.ImageFile, "load"), *found]:
+        decode = getattr(owner, name, None)
+        if decode is not None and not hasattr(decode, "_fastload_lap"):
+            setattr(owner, name, _timed(decode))
 
 
-def _timed(decode: Callable[..., Any], *, only: Callable[..., bool] | None = None) -> Callable[..., Any]:
+def _timed(decode: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(decode)
     def timed(*words: Any, **options: Any) -> Any:
         stopwatch = current()
-        if stopwatch is None or (only is not None and not only(*words, **options)):
+        # An image of Pillow's that is decoded has no tiles left; to load it again is no work.
+        if stopwatch is None or (words and not getattr(words[0], "tile", True)):
             return decode(*words, **options)
         stopwatch.lap("reading")
         try:
@@ -265,5 +241,5 @@ def _timed(decode: Callable[..., Any], *, only: Callable[..., bool] | None = Non
         finally:
             stopwatch.lap("decoding")
 
-    setattr(timed, _MARK, True)
+    timed._fastload_lap = True  # type: ignore[attr-defined]
     return timed

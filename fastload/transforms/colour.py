@@ -54,10 +54,11 @@ class ColourTransform(BaseTransform, ABC):
     """A transform that is a table of colour steps."""
 
     geometric = False
-
-    def output(self, spec: ImageSpec) -> ImageSpec:
-        check_colour_spec(type(self).__name__, spec)
-        return spec
+    wrong_dtype = (
+        "colour is changed in uint8 or uint16 levels. Put it before Normalize, and leave conversions to float to "
+        "Normalize."
+    )
+    wrong_channels = "colour needs"
 
     @abstractmethod
     def steps(self, draws: Draws) -> ColourSteps:
@@ -176,7 +177,7 @@ class RandomGrayscale(ColourTransform):
 def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | None = None) -> torch.Tensor:
     """Returns images after their steps, (B, C, H, W) of the same dtype in new channels_last memory.
 
-    They are such as `check_colour_spec` accepts; with one channel, saturation and hue change nothing.
+    They are such as `ColourTransform.output` accepts; with one channel, saturation and hue change nothing.
     """
     output = empty_images(images, images.shape[1], pool)
     ops = steps.ops if images.shape[1] == 3 else np.where(steps.ops > CONTRAST, IDENTITY, steps.ops)
@@ -188,20 +189,6 @@ def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | No
         coloured = _coloured(picked(images, rows), ops[rows], factors)
         put(output, rows, coloured.permute(0, 3, 1, 2))
     return output
-
-
-def check_colour_spec(name: str, spec: ImageSpec) -> None:
-    """Raises OptionError unless such images are uint8 or uint16 of one or three channels."""
-    if spec.dtype not in _LARGEST:
-        raise OptionError(
-            f"{name}: images are {spec.dtype}, and colour is changed in uint8 or uint16 levels. "
-            f"Put it before Normalize, and leave conversions to float to Normalize."
-        )
-    if spec.channels not in (1, 3):
-        raise OptionError(
-            f"{name}: images have {spec.channels} channels, and colour needs 1 (gray) or 3 (red, green, blue). "
-            f"Pack the images with --mode rgb or --mode gray, or leave {name} out of transform."
-        )
 
 
 def row_blocks(rows: NDArray[np.int64], images: torch.Tensor) -> list[NDArray[np.int64]]:

@@ -54,20 +54,17 @@ class Draws:
         return len(self._keys)
 
     def stream(self, index: int) -> Draws:
-        """Returns draws for the same samples that are independent of these, and of all other and nested streams.
-
-        Args:
-            index: 0 to 2**64 - 1.
-        """
-        derived = object.__new__(Draws)
-        derived._keys = _mix(self._keys ^ np.uint64(index))
-        return derived
+        """Returns draws for the same samples, independent of all other and nested streams; index 0 to 2**64 - 1."""
+        return self._with(_mix(self._keys ^ np.uint64(index)))
 
     def of_samples(self, some: slice) -> Draws:
         """Returns the draws of some samples of the batch: as `Draws` of their rows alone."""
-        part = object.__new__(Draws)
-        part._keys = self._keys[some]
-        return part
+        return self._with(self._keys[some])
+
+    def _with(self, keys: NDArray[np.uint64]) -> Draws:
+        draws = object.__new__(Draws)
+        draws._keys = keys
+        return draws
 
     def integers(self, low: int | NDArray[np.int64], high: int | NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns integers with low <= x < high, int64 (B,); both bounds may differ by sample.

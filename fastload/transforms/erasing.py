@@ -25,6 +25,7 @@ class Eraser(BaseTransform, ABC):
     """A transform that fills one rectangle of each image."""
 
     geometric = False
+    wrong_dtype = "it erases in uint8 or uint16 images. Put it before Normalize."
     filled: tuple[float, ...] | None
     """Value of erased pixels, one or one per channel; None: random values."""
     option: str
@@ -35,11 +36,7 @@ class Eraser(BaseTransform, ABC):
         self.p = probability(type(self).__name__, p)
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        if spec.dtype not in (torch.uint8, torch.uint16):
-            raise OptionError(
-                f"{type(self).__name__}: images are {spec.dtype}, and it erases in uint8 or uint16 images. "
-                f"Put it before Normalize."
-            )
+        super().output(spec)
         if self.filled is not None:
             check_values(f"{type(self).__name__}({self.option}", self.filled, spec)
         return spec
@@ -158,10 +155,7 @@ class Cutout(Eraser):
 
 
 def _erase_at_once(
-    images: torch.Tensor,
-    rectangles: NDArray[np.int64],
-    values: tuple[float, ...],
-    keys: NDArray[np.int32] | None,
+    images: torch.Tensor, rectangles: NDArray[np.int64], values: tuple[float, ...], keys: NDArray[np.int32] | None
 ) -> torch.Tensor:
     """Returns images with rectangles filled by values, one or one per channel; with keys, (B, 2), by random pixels."""
     (batch, channels, height, width), device = images.shape, images.device

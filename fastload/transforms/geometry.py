@@ -7,6 +7,7 @@ to nearest; masks are resized by nearest neighbour.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
@@ -18,7 +19,7 @@ from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws, rectangle_sides
 from fastload.transforms.engine.place import place_images, place_masks
-from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, flips, resized, windows
+from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, resized, windows
 from fastload.transforms.spec import (
     BaseTransform,
     ImageSpec,
@@ -27,8 +28,11 @@ from fastload.transforms.spec import (
     check_values,
     ordered_pair,
     probability,
+    whole_sides,
     window_size,
 )
+
+_ONLY_LEVELS = "it resizes uint8 and uint16 as they lie in the file. Put it before what makes them {}."
 
 
 class PlacedTransform(BaseTransform, ABC):
@@ -47,17 +51,12 @@ class PlacedTransform(BaseTransform, ABC):
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
-        self.check(spec)
+        self.check(super().output(spec))
         height, width = self.target(spec.sizes)[0].tolist()
         return spec._replace(height=height, width=width)
 
     def check(self, spec: ImageSpec) -> None:
-        """Raises OptionError for images that cannot be transformed."""
-        if self.resizes and spec.dtype not in (torch.uint8, torch.uint16):
-            raise OptionError(
-                f"{type(self).__name__}: images are {spec.dtype}, and it resizes uint8 and uint16 as they lie in the "
-                f"file. Put it before what makes them {spec.dtype}."
-            )
+        """Raises OptionError for sizes that cannot be transformed."""
         if self.resizes and min(spec.height, spec.width) < 1:
             raise OptionError(f"{type(self).__name__}: images of {spec.height}x{spec.width} have no pixels to resize.")
 
@@ -85,7 +84,7 @@ class PlacedTransform(BaseTransform, ABC):
             OptionError: such images cannot be transformed.
         """
         spec = ImageSpec.of(images)
-        self.check(spec)
+        self.output(spec)
         return place_images(images, self.place(spec.sizes, draws), self._pool)
 
     def apply_masks(self, masks: torch.Tensor, draws: Draws, fill: int) -> torch.Tensor:
@@ -119,7 +118,9 @@ class RandomFlip(PlacedTransform):
         self.p = probability(type(self).__name__, p)
 
     def place(self, sizes: Whole, draws: Draws) -> Placement:
-        return flips(sizes, draws.uniform() < self.p, axis=self.axis)
+        placement = windows(np.zeros((len(draws), 2), np.int64), sizes)
+        placement.turned[:, self.axis] = draws.uniform() < self.p
+        return placement
 
 
 class RandomHorizontalFlip(RandomFlip):
@@ -184,7 +185,13 @@ class RandomCrop(PlacedTransform):
     ) -> None:
         super().__init__()
         self.size = window_size("RandomCrop", size)
-        self.padding = _sides(padding)
+        expected = (
+            "padding is a whole number of pixels, (left and right, top and bottom), or (left, top, right, bottom); "
+            "none is negative."
+        )
+        self.padding = whole_sides(
+            "RandomCrop(padding", 0 if padding is None else padding, (1, 2, 4), expected, least=0
+        )
         self.pad_if_needed = bool(pad_if_needed)
         self.fill = as_values("RandomCrop(fill", fill)
         if padding_mode not in get_args(PaddingMode):
@@ -201,15 +208,14 @@ class RandomCrop(PlacedTransform):
                 f"smaller than the window. Choose a smaller size, pass pad_if_needed=True, or pack larger images."
             )
         # Mirroring has only the image itself to show; "reflect" cannot use its first pixel again.
-        limits = {"reflect": 1, "symmetric": 0}
-        if self.padding_mode in limits:
-            most_high, most_wide = spec.height - limits[self.padding_mode], spec.width - limits[self.padding_mode]
-            if max(top, bottom) > most_high or max(left, right) > most_wide:
-                raise OptionError(
-                    f"RandomCrop(padding_mode={self.padding_mode!r}): images of {spec.height}x{spec.width} can be "
-                    f"mirrored by at most {most_high} rows and {most_wide} columns, the padding is "
-                    f"(left, top, right, bottom) = {(left, top, right, bottom)}. Pad less, or use 'edge'."
-                )
+        reused = {"reflect": 1, "symmetric": 0}.get(self.padding_mode, -math.inf)
+        most_high, most_wide = spec.height - reused, spec.width - reused
+        if max(top, bottom) > most_high or max(left, right) > most_wide:
+            raise OptionError(
+                f"RandomCrop(padding_mode={self.padding_mode!r}): images of {spec.height}x{spec.width} can be "
+                f"mirrored by at most {most_high} rows and {most_wide} columns, the padding is "
+                f"(left, top, right, bottom) = {(left, top, right, bottom)}. Pad less, or use 'edge'."
+            )
         if self.padding_mode == "constant" and (any(self.padding) or self.pad_if_needed):
             check_values("RandomCrop(fill", self.fill, spec)
 
@@ -281,12 +287,13 @@ class Resize(PlacedTransform):
     """
 
     resizes = True
+    wrong_dtype = _ONLY_LEVELS
 
     def __init__(self, size: int | Sequence[int], max_size: int | None = None) -> None:
         super().__init__()
         window_size("Resize", size)
         size = as_plain(size)
-        self.size = (int(size),) if not isinstance(size, Sequence) else tuple(int(side) for side in size)
+        self.size = tuple(map(int, size if isinstance(size, Sequence) else (size,)))
         if max_size is not None and (not is_whole(max_size) or len(self.size) != 1 or max_size <= self.size[0]):
             raise OptionError(
                 f"Resize(size={size!r}, max_size={max_size!r}): max_size is a whole number above size, and size then "
@@ -333,13 +340,11 @@ class RandomResizedCrop(PlacedTransform):
     """
 
     resizes = True
+    wrong_dtype = _ONLY_LEVELS
     size: tuple[int, int]
 
     def __init__(
-        self,
-        size: int | Sequence[int],
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        self, size: int | Sequence[int], scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
     ) -> None:
         super().__init__()
         self.size = window_size("RandomResizedCrop", size)
@@ -359,15 +364,3 @@ class RandomResizedCrop(PlacedTransform):
         room = whole - window
         drawn = np.stack([draws.stream(20 + axis).integers(0, room[:, axis] + 1) for axis in (0, 1)], axis=1)
         return resized(np.where(found[:, None], drawn, room // 2), window, self.target(sizes))
-
-
-def _sides(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
-    padding = as_plain(padding)
-    sides = tuple(padding) if isinstance(padding, Sequence) else (0 if padding is None else padding,)
-    if len(sides) not in (1, 2, 4) or not all(is_whole(side) and side >= 0 for side in sides):
-        raise OptionError(
-            f"RandomCrop(padding={padding!r}): padding is a whole number of pixels, (left and right, top and bottom), "
-            f"or (left, top, right, bottom); none is negative."
-        )
-    left, top, right, bottom = (int(side) for side in sides * (4 // len(sides)))
-    return left, top, right, bottom

@@ -1,16 +1,13 @@
 """RandAugment (Cubuk et al., NeurIPS 2020): a few of fourteen operations, drawn for each image, all at one strength.
 
-Operations, strengths and formulas are torchvision's (v2, uint8 tensors, nearest-neighbour moves); there a call draws
-once for all it is given, here every sample draws for itself. Which samples do what is known on the host, so each
-operation runs once a round, on its group, and nothing waits for the device. All but the three blends with gray levels
-(`colour.py`) and sharpness are computed in whole numbers, the same on every device; these may differ by one level.
+Operations, strengths and formulas are torchvision's (v2, uint8 tensors, nearest-neighbour moves), drawn for every
+sample by itself. Each operation runs once a round, on the samples that drew it: known on the host, so nothing waits.
+Results are equal on every device, but for a level after sharpness and the blends with gray levels (`colour.py`).
 
 Moves (shear, translation, rotation) are matrices (2, 3) that map a position (x, y) of the output to the position in the
-input it shows, as torchvision and Pillow have it: positions are continuous, the image covers [0, W] x [0, H], pixel
-(row, column) has its centre at (column + 0.5, row + 0.5), and a pixel of the output takes the value of the input's
-pixel that its position falls into. Positions are computed in 64-bit integers, in units of 2**-32 pixels: bit-equal on
-every device, where floats would differ on the borders between pixels, and within 2**-32 * (W + H) pixels of the float64
-result.
+input it shows, as torchvision and Pillow have it: positions are continuous, pixel (row, column) has its centre at
+(column + 0.5, row + 0.5), and takes the value of the input's pixel that its position falls into. Positions are 64-bit
+integers, in units of 2**-32 pixels: bit-equal on every device, where floats would differ between pixels.
 """
 
 from __future__ import annotations
@@ -73,6 +70,9 @@ class RandAugment(BaseTransform):
     """
 
     geometric = True
+    dtypes = (torch.uint8,)
+    wrong_dtype = "its operations are defined for uint8 levels. Put it before Normalize, and pack images of 8 bits."
+    wrong_channels = "its operations need"
 
     def __init__(
         self, num_ops: int = 2, magnitude: int = 9, num_magnitude_bins: int = 31, fill: float | Sequence[float] = 0
@@ -89,17 +89,7 @@ class RandAugment(BaseTransform):
         self.fill = as_values("RandAugment(fill", fill)
 
     def output(self, spec: ImageSpec) -> ImageSpec:
-        if spec.dtype != torch.uint8:
-            raise OptionError(
-                f"RandAugment: images are {spec.dtype}, and its operations are defined for uint8 levels. "
-                f"Put it before Normalize, and pack images of 8 bits."
-            )
-        if spec.channels not in (1, 3):
-            raise OptionError(
-                f"RandAugment: images have {spec.channels} channels, and its operations need 1 (gray) or 3 (red, "
-                f"green, blue). Pack the images with --mode rgb or --mode gray, or leave RandAugment out of transform."
-            )
-        check_values("RandAugment(fill", self.fill, spec)
+        check_values("RandAugment(fill", self.fill, super().output(spec))
         return spec
 
     def rounds(self, draws: Draws) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:

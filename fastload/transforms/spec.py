@@ -121,9 +121,27 @@ class BaseTransform:
     """
 
     thread_safe = True
+    dtypes: tuple[torch.dtype, ...] = (torch.uint8, torch.uint16)
+    """Of images that it takes, if `wrong_dtype` is given."""
+    wrong_dtype = ""
+    """Says of others why not, and what to do; {} is their dtype. Empty: it takes every dtype."""
+    wrong_channels = ""
+    """Says what needs one channel or three; empty: nothing."""
 
     def __init__(self) -> None:
         self._pool, self._mask_pool = OutputPool(), OutputPool()
+
+    def output(self, spec: ImageSpec) -> ImageSpec:
+        """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
+        name = type(self).__name__
+        if self.wrong_dtype and spec.dtype not in self.dtypes:
+            raise OptionError(f"{name}: images are {spec.dtype}, and {self.wrong_dtype.format(spec.dtype)}")
+        if self.wrong_channels and spec.channels not in (1, 3):
+            raise OptionError(
+                f"{name}: images have {spec.channels} channels, and {self.wrong_channels} 1 (gray) or 3 (red, green, "
+                f"blue). Pack the images with --mode rgb or --mode gray, or leave {name} out of transform."
+            )
+        return spec
 
     def __repr__(self) -> str:
         options = (name for name in inspect.signature(type(self)).parameters if hasattr(self, name))
@@ -139,15 +157,21 @@ def probability(name: str, p: object) -> float:
 
 def window_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
     """Returns (height, width) of a size that is given as such, or as one number for a square; else OptionError."""
-    size = as_plain(size)
-    sides = tuple(size) if isinstance(size, Sequence) else (size,)
-    if len(sides) == 1:
-        sides *= 2
-    if len(sides) != 2 or not all(is_whole(side) and side > 0 for side in sides):
-        raise OptionError(
-            f"{name}(size={size!r}): a size is a positive whole number of pixels, or (height, width) of them."
-        )
-    return int(sides[0]), int(sides[1])
+    expected = "a size is a positive whole number of pixels, or (height, width) of them."
+    height, width = whole_sides(f"{name}(size", size, (1, 2), expected, least=1)
+    return height, width
+
+
+def whole_sides(where: str, sides: Any, counts: tuple[int, ...], expected: str, *, least: int) -> tuple[int, ...]:
+    """Returns as many numbers as the last of the counts says, given as such or fewer, which are then repeated.
+
+    Raises OptionError, naming `where` and what is expected, unless they are whole and not below `least`.
+    """
+    sides = as_plain(sides)
+    numbers = tuple(sides) if isinstance(sides, Sequence) else (sides,)
+    if len(numbers) not in counts or not all(is_whole(number) and number >= least for number in numbers):
+        raise OptionError(f"{where}={sides!r}): {expected}")
+    return tuple(int(number) for number in numbers * (counts[-1] // len(numbers)))
 
 
 def ordered_pair(

@@ -34,17 +34,13 @@ def test_each_case_is_drawn_from_its_seed_and_its_cure_changes_what_it_should(ca
         assert len({drawn.draw(plant, seed) for seed in range(5)}) == 5
 
 
-def test_every_documented_cause_is_planted(cases):
+def test_every_documented_cause_is_planted_and_told_by_no_name_in_a_case(cases):
     from fastload.profiling.verdict import CAUSES
 
     _, bench_doctor = cases
     counted = {plant.causes[0] for plant in bench_doctor.PLANTS.values() if plant.causes and plant.counts}
     assert bench_doctor.CAUSES == CAUSES
     assert counted == set(CAUSES)
-
-
-def test_no_name_in_a_case_tells_a_cause(cases):
-    _, bench_doctor = cases
     code = (BENCHMARKS / "planted" / "case.py").read_text()
     words = {word for cause in bench_doctor.CAUSES for word in cause.split() if len(word) > 5}
     # A worker is what the DataLoader's own option is called.

@@ -4,31 +4,27 @@ import json
 
 import commands
 import pytest
-from typer.testing import Result
 
 torch = pytest.importorskip("torch")  # the command measures a loader
 
 PACKED = {"rows": 96, "classes": "abc"}
 
 
-def bench(*words: object, code: int = 0) -> Result:
+def bench(*words, code=0):
     return commands.run("bench", *words, "--seconds", "0.2", code=code)
 
 
-def refused(*words: object) -> str:
+def refused(*words):
     return commands.refused("bench", *words, "--seconds", "0.2")
 
 
-def test_the_figures_are_shown_and_the_verdict_comes_last(packed):
+def test_the_figures_are_shown_and_the_verdict_comes_last_where_there_is_a_step(packed):
     lines = bench(packed, "--step", "sim:0.5x", "--batch-size", 8).stdout.splitlines()
     assert lines[0] == "file.h5: 96 images of 16 x 12 x 3, batches of 8"
     for name in ("loader alone", "over np.take", "CPU", "first batch", "training", "utilization", "stall share",
                  "headspace"):  # fmt: skip
         assert any(line.startswith(f"  {name} ") for line in lines), name
     assert lines[-1].startswith("verdict: ")
-
-
-def test_without_a_step_there_is_no_verdict(packed):
     text = bench(packed).stdout
     assert "loader alone" in text and "training" not in text and "verdict" not in text
 

@@ -6,14 +6,14 @@ import math
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from fastload.cli.live import HISTORY, _Lines, _Panel, figure_text, live_panel, sparkline, times_text
+from fastload.cli.live import HISTORY, _lines, _Panel, figure_text, live_panel, sparkline, times_text
 
 SHOWING = """
 import sys, time
@@ -37,16 +37,10 @@ def on_a_terminal(shell: str, tmp_path: Path, term: str = "xterm") -> str:
     (tmp_path / "showing.py").write_text(SHOWING)
     program = f"{sys.executable} {tmp_path / 'showing.py'}"
     code = f"import pty, sys; sys.exit(pty.spawn(['sh', '-c', {shell.replace('$SHOWING', program)!r}]))"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TERM": term, "COLUMNS": "80", "LINES": "24"},
-        check=True,
-        timeout=600,
+    environment = os.environ | {"TERM": term, "COLUMNS": "80", "LINES": "24"}
+    return subprocess.check_output(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, text=True, env=environment, timeout=600
     )
-    return result.stdout
 
 
 def drawn(panel: _Panel, width: int = 80) -> str:
@@ -66,9 +60,10 @@ def test_on_a_terminal_a_panel_comes_and_goes(tmp_path, end):
     assert rest.count("\x1b[2K") >= 5
 
 
-def test_the_result_alone_goes_to_a_redirected_stdout(tmp_path):
+def test_the_result_alone_goes_to_a_redirected_stdout_and_to_a_terminal_that_cannot_move_its_cursor(tmp_path):
     sent = on_a_terminal(f"$SHOWING >{tmp_path}/out", tmp_path)
     assert "61,234" in sent and (tmp_path / "out").read_text() == "the result\n"
+    assert on_a_terminal("$SHOWING", tmp_path, term="dumb").split() == ["the", "result"]
 
 
 @pytest.mark.parametrize("redirect", ["", ">{0}/out", "2>{0}/err", ">{0}/out 2>&1 </dev/null"])
@@ -81,24 +76,20 @@ def test_beside_a_script_nothing_is_drawn_where_it_writes(tmp_path, redirect):
             assert (tmp_path / name).read_text() in ("", "the result\n")
     if not both:
         assert sent.strip() in ("", "the result")
-
-
-def test_beside_a_script_without_any_terminal_nothing_is_said(tmp_path):
-    (tmp_path / "showing.py").write_text(SHOWING)
+    # Nor where there is no terminal at all.
     result = subprocess.run(
         [sys.executable, tmp_path / "showing.py", "beside"], capture_output=True, text=True, start_new_session=True
     )
     assert (result.stdout, result.stderr) == ("the result\n", "")
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path):
-    assert on_a_terminal("$SHOWING", tmp_path, term="dumb").split() == ["the", "result"]
-
-
-def test_in_a_log_a_line_comes_now_and_then(monkeypatch, capsys):
+def test_in_a_log_a_line_comes_now_and_then_and_none_of_what_takes_a_moment(monkeypatch, capsys):
+    with live_panel("bench x.h5") as show:
+        show({"images/s": 1.0})
+    assert capsys.readouterr() == ("", "")
     clock = [100.0]
     monkeypatch.setattr("fastload.cli.live.time.monotonic", lambda: clock[0])
-    show = _Lines("bench x.h5", 12.0)
+    show = _lines("bench x.h5", 12.0)
     for second in range(12):
         clock[0] = 100.0 + second
         show({"images/s": 61234.0 + second, "GPU": "no\ncounters"})
@@ -106,12 +97,6 @@ def test_in_a_log_a_line_comes_now_and_then(monkeypatch, capsys):
         "bench x.h5: 5 s, about 7 s left, images/s 61,239, GPU no\\ncounters",
         "bench x.h5: 10 s, about 2 s left, images/s 61,244, GPU no\\ncounters",
     ]
-
-
-def test_what_takes_a_moment_says_nothing(capsys):
-    with live_panel("bench x.h5") as show:
-        show({"images/s": 1.0})
-    assert capsys.readouterr() == ("", "")
 
 
 def test_the_panel_fits_its_terminal_and_curves_what_is_a_number():
@@ -128,16 +113,11 @@ def test_the_panel_fits_its_terminal_and_curves_what_is_a_number():
 
 def test_any_thread_may_show():
     panel = _Panel("bench", None)
-    threads = [
-        threading.Thread(target=lambda n=n: [panel.show({"a": float(n), "b": str(k)}) for k in range(200)])
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for _ in range(20):
-        assert drawn(panel)
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        shown = [pool.submit(panel.show, {"a": float(n), "b": str(n)}) for n in range(800)]
+        for _ in range(20):
+            assert drawn(panel)
+    assert all(each.result() is None for each in shown)
 
 
 def test_figures_times_and_curves_in_short():

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_type_hints
 
@@ -32,20 +31,18 @@ def fastload_process(*args: object, **options: object) -> subprocess.CompletedPr
     return subprocess.run([*PROCESS, *map(str, args)], capture_output=True, text=True, timeout=600, **options)  # type: ignore[call-overload]
 
 
-def test_help_lists_every_command_with_one_line() -> None:
+def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_the_readme():
     result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"})
     assert result.exit_code == 0
     for command in COMMANDS:
         line = next(line for line in result.output.splitlines() if re.match(rf"\W*{command} +", line))
         assert re.search(rf"{command} +\w.*\.", line), line
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_and_option_has_help(command: str) -> None:
-    run(command, "-h")
-    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-    assert parameters or command == "layouts"
-    assert [parameter.name for parameter in parameters if not parameter.help] == []
+        run(command, "-h")
+        parameters = typer.main.get_command(app).commands[command].params
+        assert parameters or command == "layouts"
+        assert [parameter.name for parameter in parameters if not parameter.help] == [], command
+        # The tests may run without the README beside them.
+        assert not README.exists() or re.search(rf"fastload {command}\b", README.read_text()), command
 
 
 @pytest.mark.parametrize(
@@ -57,9 +54,7 @@ def test_every_command_and_option_has_help(command: str) -> None:
         (export, export_file, set()),
     ],
 )
-def test_a_command_has_the_arguments_of_its_function(
-    command: Callable[..., None], function: Callable[..., object], own: set[str]
-) -> None:
+def test_a_command_has_the_arguments_of_its_function(command, function, own):
     ours, theirs = inspect.signature(command).parameters, inspect.signature(function).parameters
     assert ours.keys() - own == theirs.keys() - {"progress", "choice"}
     parsed = {"8MiB": CHUNK_BYTES, "": ()}  # of chunk_bytes and labels
@@ -71,49 +66,34 @@ def test_a_command_has_the_arguments_of_its_function(
             assert hints[name] == choices[name], name
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_stands_in_the_readme(command: str) -> None:
-    if not README.exists():
-        pytest.skip("the tests run without the README beside them")
-    assert re.search(rf"fastload {command}\b", README.read_text())
-
-
-def test_version_is_one_line() -> None:
+def test_wrong_usage_is_exit_code_2_and_python_m_fastload_is_the_command():
     assert re.fullmatch(r"fastload .+\n", run("--version").output)
-
-
-def test_python_m_fastload_is_the_command() -> None:
+    assert fastload_process("info").returncode == 2
+    run("info", "a.h5", "--no-such-option", code=2)
     result = subprocess.run([sys.executable, "-m", "fastload", "pakc"], capture_output=True, text=True, timeout=600)
     assert result.returncode == 2
     assert "Usage: fastload " in result.stderr and "No such command 'pakc'" in result.stderr
 
 
-def test_an_error_is_one_line_on_stderr_and_exit_code_1(tmp_path: Path) -> None:
+def test_an_error_is_one_line_on_stderr_and_exit_code_1(tmp_path):
     result = fastload_process("info", tmp_path / "absent.h5")
     assert result.returncode == 1
     assert result.stdout == ""
     assert re.fullmatch(r"error: .*absent\.h5: no such file.*\n", result.stderr)
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
-    assert fastload_process("info").returncode == 2
-    run("no-such-command", code=2)
-    run("info", "a.h5", "--no-such-option", code=2)
-
-
-def test_a_folder_without_permission_is_one_line(tmp_path: Path, packed_copy: Path) -> None:
+def test_a_folder_without_permission_is_one_line(tmp_path, packed_copy):
     if os.geteuid() == 0:
         pytest.skip("root may read every file")
     packed_copy.chmod(0)
     refused("info", packed_copy)
 
 
-def test_a_reader_that_leaves_early_is_no_error(packed_copy: Path) -> None:
+def test_a_reader_that_leaves_early_is_no_error(packed_copy):
     command = f"{sys.executable} -c 'from fastload.cli import main; main()' info {packed_copy}"
     # The shell closes its end before the command has written anything.
-    result = subprocess.run(
-        ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"], capture_output=True, text=True
-    )
+    shell = ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"]
+    result = subprocess.run(shell, capture_output=True, text=True)
     assert result.stderr == ""
     assert result.stdout.strip() in ("0", "141")
 
@@ -127,9 +107,7 @@ def test_a_reader_that_leaves_early_is_no_error(packed_copy: Path) -> None:
         ("pack FOLDER OUT --workers 1", "torch"),
     ],
 )
-def test_commands_import_no_more_than_they_need(
-    packed_copy: Path, image_folder: Callable[..., Path], tmp_path: Path, command: str, unwanted: str
-) -> None:
+def test_commands_import_no_more_than_they_need(packed_copy, image_folder, tmp_path, command, unwanted):
     script = (
         "import sys; from fastload.cli import app\n"
         "try: app(sys.argv[2:])\n"
@@ -142,10 +120,8 @@ def test_commands_import_no_more_than_they_need(
     run_python("-c", script, unwanted, *words)
 
 
-def test_windows_is_refused_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(fastload.cli.sys, "platform", "win32")  # type: ignore[attr-defined]
+def test_windows_is_refused_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(fastload.cli.sys, "platform", "win32")
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1

@@ -17,8 +17,10 @@ from fastload.cli.output import (
 from fastload.errors import SourceError
 
 
-def test_control_characters_and_undecodable_bytes_are_written_out() -> None:
+def test_control_characters_and_undecodable_bytes_are_written_out_and_durations_are_for_people():
     assert one_line("a\nb\x1b[31m\udcff é") == "a\\nb\\x1b[31m\\udcff é"
+    durations = {0.04: "40 ms", 4.24: "4.2 s", 200: "3 min 20 s", 7500: "2 h 5 min"}
+    assert {seconds: format_seconds(seconds) for seconds in durations} == durations
 
 
 @pytest.mark.parametrize(
@@ -29,21 +31,17 @@ def test_control_characters_and_undecodable_bytes_are_written_out() -> None:
         (KeyboardInterrupt(), 130, "error: run again\n"),
     ],
 )
-def test_what_ends_a_command_is_one_line(
-    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ends_a_command_is_one_line(error, code, message, capsys):
     with pytest.raises(typer.Exit) as end, one_line_errors("run again"):
         raise error
     assert end.value.exit_code == code
     assert capsys.readouterr().err == message
-
-
-def test_our_own_bugs_keep_their_traceback() -> None:
+    # Our own bugs keep their traceback.
     with pytest.raises(ZeroDivisionError), one_line_errors():
         raise ZeroDivisionError
 
 
-def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_one_line(capsys, monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -52,14 +50,14 @@ def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert capsys.readouterr().err == "warning: no labels found\n"
 
 
-def test_all_skipped_are_named_or_counted_by_folder() -> None:
+def test_all_skipped_are_named_or_counted_by_folder():
     skipped = [(f"train/cat/{i}.jpg", "truncated") for i in range(MAX_SKIPPED)]
     assert changes({}, skipped)[1:] == [("", f"train/cat/{i}.jpg: truncated") for i in range(MAX_SKIPPED)]
     more = skipped + [(f"train/dog/{i}.jpg", "empty") for i in range(3)] + [("top.jpg", "empty")]
     assert changes({}, more)[-1][1] == "and 4 more: 3 in train/dog, 1 in the top folder"
 
 
-def test_progress_lines_come_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_come_seldom(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr("fastload.cli.output.time.monotonic", lambda: clock[0])
     progress = _progress_lines("images")
@@ -70,10 +68,3 @@ def test_progress_lines_come_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         "packing: 400 of 1,000, 80 images/s, 7.5 s left",
         "packing: 800 of 1,000, 80 images/s, 2.5 s left",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "40 ms"), (4.24, "4.2 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
-)
-def test_durations_are_written_for_people(seconds: float, text: str) -> None:
-    assert format_seconds(seconds) == text

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import commands
 import h5py
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
-from typer.testing import Result
 
 from fastload.cli.arguments import parse_bytes, parse_size
 from fastload.cli.pack import print_packed
@@ -21,30 +17,32 @@ from fastload.pack import PackReport
 from fastload.pack.finish import pixel_bytes
 from sample_files import write_ragged
 
-ImageFolder = Callable[..., Path]
 
-
-def run(*words: object, code: int = 0) -> Result:
+def run(*words, code=0):
     return commands.run("pack", *words, "--workers", 0, code=code)
 
 
-def said(*words: object) -> str:
+def said(*words):
     return commands.said("pack", *words, "--workers", 0)
 
 
-def refused(*words: object) -> str:
+def refused(*words):
     return commands.refused("pack", *words, "--workers", 0)
 
 
-def test_the_summary_says_what_was_packed(image_folder: ImageFolder, tmp_path: Path) -> None:
-    text = said(image_folder(), tmp_path / "a.h5")
+def test_the_summary_says_what_was_packed_and_an_output_that_exists_is_kept_unless_overwrite(image_folder, tmp_path):
+    source = image_folder()
+    text = said(source, tmp_path / "a.h5")
     assert "packed 20 images of 12 x 16 x 3 uint8 into" in text
     for word in ("splits all 20", "images/s", "in all", "size", "note Layout folder"):
         assert word in text
     assert read_header(tmp_path / "a.h5").num_rows == 20
+    assert "--overwrite" in refused(source, tmp_path / "a.h5")
+    run(source, tmp_path / "a.h5", "--overwrite", "--seed", "2")
+    assert read_header(tmp_path / "a.h5").seed == 2
 
 
-def test_options_reach_the_packer(image_folder: ImageFolder, tmp_path: Path) -> None:
+def test_options_reach_the_packer(image_folder, tmp_path):
     run(
         image_folder(), tmp_path / "a.h5", "--size", "10x8", "--fit", "pad", "--mode", "gray", "--seed", "3",
         "--no-shuffle", "--chunk-bytes", "400", "--limit", "6", "--layout", "folder",
@@ -57,7 +55,7 @@ def test_options_reach_the_packer(image_folder: ImageFolder, tmp_path: Path) -> 
         assert sorted(file["key"][()].tolist()) == file["key"][()].tolist()
 
 
-def test_skipped_and_converted_images_are_told(image_folder: ImageFolder, tmp_path: Path) -> None:
+def test_skipped_and_converted_images_are_told(image_folder, tmp_path):
     source = image_folder()
     (source / "cat" / "0003.jpg").write_bytes(b"")
     Image.fromarray(np.zeros((12, 16), np.uint8)).save(source / "dog" / "0001.jpg")
@@ -69,7 +67,7 @@ def test_skipped_and_converted_images_are_told(image_folder: ImageFolder, tmp_pa
     assert "converted L -> RGB" in text and ": 1" in text
 
 
-def test_a_dry_run_writes_nothing(image_folder: ImageFolder, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(image_folder, tmp_path):
     source = image_folder()
     text = said(source, tmp_path / "out.h5", "--dry-run")
     assert "would pack 20 images (layout folder) as 12 x 16 x 3 uint8; nothing was written" in text
@@ -83,9 +81,7 @@ def test_a_dry_run_writes_nothing(image_folder: ImageFolder, tmp_path: Path) -> 
     assert "--overwrite" in run(source, tmp_path / "out.h5", "--dry-run", code=1).stderr
 
 
-def test_a_dry_run_measures_what_is_asked_for_and_tells_what_cannot_be_decoded(
-    image_folder: ImageFolder, tmp_path: Path
-) -> None:
+def test_a_dry_run_measures_what_is_asked_for_and_tells_how_it_is_stored_and_what_is_damaged(image_folder, tmp_path):
     source = image_folder()
     first = sorted(source.rglob("*.jpg"))[0]
     first.write_bytes(first.read_bytes()[:-30])
@@ -93,9 +89,7 @@ def test_a_dry_run_measures_what_is_asked_for_and_tells_what_cannot_be_decoded(
     assert "jpeg:40" in text and "jpeg:90" not in text
     assert "stores, from 19 samples" in text
     assert "note 1 more samples could not be decoded; `fastload pack` names them" in text
-
-
-def test_a_dry_run_tells_how_images_of_several_sizes_are_stored(image_folder: ImageFolder, tmp_path: Path) -> None:
+    # How images of several sizes are stored.
     image_folder(name="all/a")
     image_folder(name="all/b", size=(30, 20), classes=("x",))
     text = said(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--store", "mixed:0.5", "--max-size", "16")
@@ -105,7 +99,7 @@ def test_a_dry_run_tells_how_images_of_several_sizes_are_stored(image_folder: Im
     assert "store raw, pixels with zstd:3 needed" in text
 
 
-def test_the_summary_tells_encodings_and_what_they_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_tells_encodings_and_what_they_save(tmp_path, capsys):
     rng = np.random.default_rng(0)
     file = io.BytesIO()
     Image.new("RGB", (300, 200)).save(file, "JPEG")
@@ -124,33 +118,16 @@ def test_the_summary_tells_encodings_and_what_they_save(tmp_path: Path, capsys: 
     assert "store source: 3 jpeg, 1 raw" in text and "5.0% of the 703.3 KiB that raw pixels take" in text
 
 
-def test_an_output_that_exists_is_kept_unless_overwrite(image_folder: ImageFolder, tmp_path: Path) -> None:
+def test_wrong_usage_is_exit_code_2_and_values_without_meaning_are_one_line(image_folder, tmp_path):
     source = image_folder()
-    run(source, tmp_path / "a.h5")
-    assert "--overwrite" in refused(source, tmp_path / "a.h5")
-    run(source, tmp_path / "a.h5", "--overwrite", "--seed", "2")
-    assert read_header(tmp_path / "a.h5").seed == 2
-
-
-@pytest.mark.parametrize(
-    "options", [("--size", "abc"), ("--fit", "squash"), ("--chunk-bytes", "8 apples"), ("--seed", "x"), ("--nope",)]
-)
-def test_wrong_usage_is_exit_code_2(image_folder: ImageFolder, tmp_path: Path, options: tuple[str, ...]) -> None:
-    run(image_folder(), tmp_path / "a.h5", *options, code=2)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [("--layout", "nope"), ("--limit", "0"), ("--size", "0"), ("--seed", "-1"), ("--store", "gif"), ("--codec", "lzf")],
-)
-def test_values_without_meaning_are_one_line(
-    image_folder: ImageFolder, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    refused(image_folder(), tmp_path / "a.h5", *options)
+    for words in ("--size abc", "--fit squash", "--chunk-bytes 8apples", "--seed x", "--nope"):
+        run(source, tmp_path / "a.h5", *words.split(), code=2)
+    for words in ("--layout nope", "--limit 0", "--size 0", "--seed -1", "--store gif", "--codec lzf"):
+        refused(source, tmp_path / "a.h5", *words.split())
     assert not (tmp_path / "a.h5").exists()
 
 
-def test_sizes_and_numbers_of_bytes_are_parsed_and_what_is_none_is_refused() -> None:
+def test_sizes_and_numbers_of_bytes_are_parsed_and_what_is_none_is_refused():
     assert [parse_size(text) for text in ("224", "218x178", " 10 X 8 ")] == [224, (218, 178), (10, 8)]
     counts = {"8MiB": 2**23, "8M": 2**23, "8388608": 2**23, "512K": 2**19, "1.5 GiB": 3 * 2**29, "2MB": 2_000_000}
     assert {text: parse_bytes(text) for text in counts} == counts
@@ -159,11 +136,11 @@ def test_sizes_and_numbers_of_bytes_are_parsed_and_what_is_none_is_refused() -> 
             parse_bytes(text)
 
 
-def test_ctrl_c_says_that_the_same_command_continues(image_folder: ImageFolder, tmp_path: Path) -> None:
+def test_ctrl_c_says_that_the_same_command_continues(image_folder, tmp_path):
     source = image_folder(per_class=1000)
     words = ("pack", source, tmp_path / "a.h5", "--workers", 1, "--chunk-bytes", "2K")
 
-    def begun(process: subprocess.Popen[str]) -> None:
+    def begun(process):
         while process.poll() is None and not (tmp_path / "a.h5.part").exists():
             time.sleep(0.01)
 

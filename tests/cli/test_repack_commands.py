@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from commands import refused, run, said
 
@@ -12,7 +10,7 @@ from fastload.format.header import read_header
 PACKED = {"size": (8, 6, 3), "classes": ("cat", "dog"), "splits": {"train": 14, "val": 6}}
 
 
-def test_repack_says_what_it_wrote(packed_copy: Path, tmp_path: Path) -> None:
+def test_repack_says_what_it_wrote(packed_copy, tmp_path):
     text = said(
         "repack", packed_copy, tmp_path / "b.h5", "--chunk-bytes", "1K", "--split", "train", "--label", "dog",
         "--shuffle", "--seed", "4",
@@ -25,14 +23,14 @@ def test_repack_says_what_it_wrote(packed_copy: Path, tmp_path: Path) -> None:
     assert read_header(tmp_path / "c.h5").fields["images"].filters == ("deflate",)
 
 
-def test_merge_says_what_it_joined(packed_copy: Path, tmp_path: Path) -> None:
+def test_merge_says_what_it_joined(packed_copy, tmp_path):
     run("repack", packed_copy, tmp_path / "b.h5")
     text = said("merge", packed_copy, tmp_path / "b.h5", "-o", tmp_path / "c.h5")
     assert "wrote 40 rows into" in text and "splits train 28, val 12" in text
     assert "note Merged file.h5 (20 rows), b.h5 (20 rows)." in text
 
 
-def test_export_says_what_it_made(packed_copy: Path, tmp_path: Path) -> None:
+def test_export_says_what_it_made(packed_copy, tmp_path):
     text = said("export", packed_copy, tmp_path / "out", "--split", "val")
     assert "exported 6 images into" in text and "layout folders" in text
     assert len(list((tmp_path / "out" / "cat").iterdir())) == 3
@@ -46,7 +44,7 @@ def test_export_says_what_it_made(packed_copy: Path, tmp_path: Path) -> None:
         ("export", "file.h5", "file.h5"), ("export", "file.h5", "out", "--split", "x"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line(packed_copy: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_what_cannot_be_is_one_line(packed_copy, tmp_path, words):
     paths = {"file.h5", "b.h5", "no.h5", "no.txt", "out"}
     refused(*(tmp_path / word if word in paths else word for word in words))
     assert [path.name for path in tmp_path.iterdir()] == ["file.h5"]

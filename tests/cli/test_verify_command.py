@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -12,7 +10,7 @@ from fastload.pack import pack_images
 from sample_files import write_packed
 
 
-def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_keys(packed_copy: Path) -> None:
+def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_keys(packed_copy, tmp_path):
     result = run("verify", packed_copy)
     assert result.stdout.startswith("file.h5: 20 rows, every digest matches")
     assert result.stderr == ""
@@ -26,10 +24,11 @@ def test_an_undamaged_file_is_one_line_and_damaged_rows_are_named_with_their_key
     value = json.loads(run("verify", packed_copy, "--json", code=1).stdout)
     assert value["ok"] is False
     assert value["damaged"] == [{"row": row, "key": f"{row:08}", "what": "pixels"} for row in (7, 11)]
-
-
-def test_a_long_list_of_damage_is_counted(tmp_path: Path) -> None:
-    path = write_packed(tmp_path / "a.h5", np.ones((150, 4, 4, 1), np.uint8))
+    with h5py.File(packed_copy, "r+") as file:
+        file.attrs["seed"] = 5
+    assert "its header is damaged" in run("verify", packed_copy, code=1).stderr
+    # A long list of damage is counted.
+    path = write_packed(tmp_path / "long.h5", np.ones((150, 4, 4, 1), np.uint8))
     with h5py.File(path, "r+") as file:
         file["images"][:130] = 0
     result = run("verify", path, code=1)
@@ -38,15 +37,7 @@ def test_a_long_list_of_damage_is_counted(tmp_path: Path) -> None:
     assert "130 of 150 rows damaged" in result.stderr
 
 
-def test_a_damaged_header_is_said(packed_copy: Path) -> None:
-    with h5py.File(packed_copy, "r+") as file:
-        file.attrs["seed"] = 5
-    assert "its header is damaged" in run("verify", packed_copy, code=1).stderr
-
-
-def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(
-    image_folder: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(image_folder, tmp_path):
     source = image_folder()
     first = sorted(source.rglob("*.jpg"))[0]
     data = first.read_bytes()
@@ -58,7 +49,7 @@ def test_what_cannot_be_decoded_does_not_count_as_equal_to_its_source(
     assert "it was damaged before it was packed" in result.stdout
 
 
-def test_what_is_no_longer_as_in_the_source_is_named(image_folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_is_no_longer_as_in_the_source_is_named(image_folder, tmp_path):
     source = image_folder()
     pack_images(source, tmp_path / "a.h5", workers=0)
     changed, gone, *_, last = sorted(source.rglob("*.jpg"))

@@ -39,30 +39,25 @@ def stores(disk_per_s: float | None) -> list[EncodingEstimate]:
         (64, 5000, 1, "source", ""),
     ],
 )
-def test_what_is_read_fastest_is_picked(
-    memory: int, disk_per_s: float | None, room: int | None, pick: str, said: str
-) -> None:
+def test_what_is_read_fastest_is_picked(memory, disk_per_s, room, pick, said):
     bytes_free = None if room is None else room * GB
     name, reason = pick_encoding(stores(disk_per_s), sampled=64, free_memory=memory * GB, room=bytes_free)
     assert name == pick and reason.startswith(f"{pick}: ") and reason.endswith(said or ".")
     assert re.search(rf"\b{memory}\.0 GiB of free memory", reason)
 
 
-def test_of_equal_rates_the_one_that_loses_nothing_is_picked() -> None:
+def test_what_loses_something_has_to_be_clearly_faster():
     raw, made, own, _ = stores(150)
     assert made.disk_per_s is not None and own.disk_per_s is not None
     assert pick_encoding([raw, own, made], sampled=64, free_memory=GB, room=None)[0] == "source"
     name, reason = pick_encoding([raw, made], sampled=64, free_memory=GB, room=None)
     assert name == "jpeg:90" and "loses a little" in reason
-
-
-def test_what_loses_something_has_to_be_clearly_faster() -> None:
     raw, made, *_ = stores(1500)
     assert made.disk_per_s is not None and 1.3 * 1500 < made.disk_per_s < 1.5 * 1500
     assert pick_encoding([raw, made], sampled=64, free_memory=GB, room=None)[0] == "raw"
 
 
-def test_few_samples_say_nothing_of_rates_and_of_about_equal_ones_the_simplest_is_picked() -> None:
+def test_few_samples_say_nothing_of_rates_and_of_about_equal_ones_the_simplest_is_picked():
     raw, *others = stores(100)
     slow = [replace(raw, warm_per_s=1000), *others]  # slower by chance alone
     name, reason = pick_encoding(slow, sampled=1, free_memory=64 * GB, room=None)

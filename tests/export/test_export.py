@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import shutil
 import signal
@@ -11,14 +12,20 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from PIL import Image
 from small_files import write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
-from fastload.export import JOURNAL, export_file
+from fastload.export import JOURNAL, ExportReport, export_file
 from fastload.export.plan import RENUMBERED
+from fastload.export.write import encode_png
 from fastload.format.column import Column
 from fastload.format.header import read_header
+from fastload.images.decode import decode_image
+from fastload.images.fit import Target
 from fastload.pack import pack_images
 from fastload.repack import repack_file
 from fastload.sources.exported import FIELDS, SIDECAR
@@ -64,6 +71,13 @@ def packed_again(folder: Path, **options) -> Path:
     return pack_images(folder, folder.parent / "b.h5", workers=0, overwrite=True, **options).path
 
 
+def exported(source: Path, **options) -> ExportReport:
+    """Exports to `out`, which packed again has the same pixels, splits and classes."""
+    report = export_file(source, source.parent / "out", **options)
+    assert digests(packed_again(source.parent / "out")) == digests(source)
+    return report
+
+
 def files_in(folder: Path) -> list[str]:
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return [name for name in found if name not in (SIDECAR, FIELDS)]
@@ -73,10 +87,9 @@ def files_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("splits", [None, {"train": 15, "val": 9}])
 def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
     source = make(tmp_path / "a.h5", splits=splits)
-    report = export_file(source, tmp_path / "out", layout=layout, workers=2)
+    report = exported(source, layout=layout, workers=2)
     assert report.notes == ()
     assert (report.num_images, report.layout) == (24, "csv" if layout == "csv" else "folder")
-    assert digests(packed_again(tmp_path / "out")) == digests(source)
     assert read_header(tmp_path / "b.h5").fields["labels"].names == ("ant", "bee", "cat")
     if report.layout == "folder":
         top = "train/" if splits else ""
@@ -94,10 +107,9 @@ def test_exported_and_packed_again_it_is_the_same(tmp_path, layout, splits):
 )  # fmt: skip
 def test_gray_alpha_and_16_bits_lose_nothing(tmp_path, shape, dtype, mode):
     source = make(tmp_path / "a.h5", shape=shape, dtype=dtype, labels=False)
-    export_file(source, tmp_path / "out", workers=1)
+    exported(source, workers=1)
     with Image.open(tmp_path / "out" / "00000003.png") as image:
         assert image.mode == mode
-    assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
 def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
@@ -108,21 +120,18 @@ def test_masks_boxes_and_other_values_come_back_through_the_table(tmp_path):
         "identity": Column(rng.integers(0, 50, 24)),
     }
     source = make(tmp_path / "a.h5", masks=masks, extra=extra, splits={"train": 15, "val": 9})
-    report = export_file(source, tmp_path / "out")
+    report = exported(source)
     assert (report.layout, report.num_masks) == ("csv", 24)
-    assert digests(packed_again(tmp_path / "out")) == digests(source)
     assert_same_values(source, tmp_path / "b.h5", ("bbox", "identity", "labels", "masks"))
 
 
 def test_masks_alone_lie_in_a_folder_next_to_the_images(tmp_path):
     masks = np.random.default_rng(1).integers(0, 4, (24, 6, 5), dtype=np.uint8)
     source = make(tmp_path / "a.h5", masks=masks, labels=False, splits={"train": 15, "val": 9}, ignore_index=3)
-    report = export_file(source, tmp_path / "out", layout="folder")
-    assert "the value 3 is no class" in report.notes[-1]
+    assert "the value 3 is no class" in exported(source, layout="folder").notes[-1]
     assert files_in(tmp_path / "out")[24] == "masks/train/00000000.png"
     with Image.open(tmp_path / "out" / "masks" / "train" / "00000000.png") as image:
         assert image.mode == "L" and np.array_equal(np.asarray(image), masks[0])
-    assert digests(packed_again(tmp_path / "out")) == digests(source)
 
 
 @pytest.mark.parametrize("names", [("car", "dog"), ("10", "2")])
@@ -158,11 +167,15 @@ def test_class_names_that_no_table_can_hold_come_back_as_numbers(tmp_path, names
     assert [row["label_name"] for row in table] == [names[int(row["label"])] for row in table]
 
 
-def test_classes_named_by_numbers_keep_their_names_in_folders(tmp_path):
-    extra = {"labels": Column(np.arange(24) % 4, {"names": ("0", "1", "10", "2")})}
+@pytest.mark.parametrize(
+    ("names", "layout", "renumbered"),
+    [(("0", "1", "10", "2"), "auto", False), (("dog", "cat"), "folder", True), (("dog", "cat"), "csv", True)],
+)
+def test_classes_keep_their_names_and_it_is_noted_if_they_will_be_sorted(tmp_path, names, layout, renumbered):
+    extra = {"labels": Column(np.arange(24) % len(names), {"names": names})}
     source = make(tmp_path / "a.h5", labels=False, extra=extra)
-    assert export_file(source, tmp_path / "out").layout == "folder"
-    assert digests(packed_again(tmp_path / "out")) == digests(source)
+    report = exported(source, layout=layout)
+    assert report.layout == ("csv" if layout == "csv" else "folder") and (RENUMBERED in report.notes) == renumbered
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -178,13 +191,6 @@ def test_attribute_vectors_are_columns(tmp_path, others):
     told = {"labels": ["Smiling", "Young", "Hat"]} if others else {}
     assert read_header(packed_again(tmp_path / "out", **told)).attrs["source_layout"] == "manifest"
     assert_same_values(source, tmp_path / "b.h5", extra)
-
-
-@pytest.mark.parametrize("layout", ["folder", "csv"])
-def test_classes_that_will_be_sorted_are_noted(tmp_path, layout):
-    extra = {"labels": Column(np.arange(24) % 2, {"names": ("dog", "cat")})}
-    source = make(tmp_path / "a.h5", labels=False, extra=extra)
-    assert RENUMBERED in export_file(source, tmp_path / "out", layout=layout).notes
 
 
 def test_one_split_alone(tmp_path):
@@ -227,18 +233,14 @@ def test_class_names_that_are_no_folders_are_made_safe(tmp_path):
 
 
 def test_what_folders_cannot_say_goes_into_a_table_or_is_refused(tmp_path):
-    some = np.arange(24) % 3 - 1
     cases = [
-        ({"labels": Column(some, {"names": ("a", "b")})}, None, "have no label"),
-        ({"labels": Column(np.zeros((24, 2), np.uint8), {"names": ("a", "b")})}, None, "several labels"),
-        (
-            {"labels": Column(np.arange(24) % 2, {"names": ("bus", "train")})},
-            None,
-            "'train' would be taken for a split",
-        ),
-        ({"labels": Column(np.arange(24) % 2, {"names": ("a", "b")})}, {"train": 12, "extra": 12}, "taken for a class"),
+        (np.arange(24) % 3 - 1, ("a", "b"), None, "have no label"),
+        (np.zeros((24, 2), np.uint8), ("a", "b"), None, "several labels"),
+        (np.arange(24) % 2, ("bus", "train"), None, "'train' would be taken for a split"),
+        (np.arange(24) % 2, ("a", "b"), {"train": 12, "extra": 12}, "taken for a class"),
     ]
-    for number, (extra, splits, why) in enumerate(cases):
+    for number, (labels, names, splits, why) in enumerate(cases):
+        extra = {"labels": Column(labels, {"names": names})}
         source = make(tmp_path / f"{number}.h5", labels=False, extra=extra, splits=splits)
         with pytest.raises(OptionError, match=f"{why}.*--layout csv"):
             export_file(source, tmp_path / "no", layout="folder")
@@ -249,20 +251,18 @@ def test_a_folder_of_others_is_left_alone(tmp_path):
     source = make(tmp_path / "a.h5")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "x").write_text("x")
-    with pytest.raises(OutputError, match="is not empty"):
-        export_file(source, tmp_path / "mine")
-    assert files_in(tmp_path / "mine") == ["x"]
-    with pytest.raises(OutputError, match="is a file"):
-        export_file(source, source)
-    with pytest.raises(OutputError, match="does not exist"):
-        export_file(source, tmp_path / "no" / "out")
     (tmp_path / "empty").mkdir()
     export_file(source, tmp_path / "empty")
-    with pytest.raises(OutputError, match="is not empty"):
-        export_file(source, tmp_path / "empty")
+    for folder, said in (("mine", "is not empty"), ("empty", "is not empty"), ("a.h5", "is a file"),
+                         ("no/out", "does not exist")):  # fmt: skip
+        with pytest.raises(OutputError, match=said):
+            export_file(source, tmp_path / folder)
+    assert files_in(tmp_path / "mine") == ["x"]
 
 
-def test_a_full_disk_is_refused_before_work(tmp_path, monkeypatch):
+def test_a_file_without_images_and_a_full_disk_are_refused_before_work(tmp_path, monkeypatch):
+    with pytest.raises(FormatError, match=r"holds no images to export, only arrays \(tokens\).*h5py"):
+        export_file(write_tokens(tmp_path / "a.h5"), tmp_path / "out")
     source = make(tmp_path / "a.h5")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=24 * 4096 - 1))
@@ -289,11 +289,6 @@ def test_a_damaged_row_is_named(tmp_path):
     with pytest.raises(SourceError, match=r"00000000 is damaged: `images` cannot be read: "):
         export_file(tmp_path / "z.h5", tmp_path / "three")
     assert not (tmp_path / "three").exists()
-
-
-def test_a_file_without_images_says_what_reads_it(tmp_path):
-    with pytest.raises(FormatError, match=r"holds no images to export, only arrays \(tokens\).*h5py"):
-        export_file(write_tokens(tmp_path / "a.h5"), tmp_path / "out")
 
 
 _SCRIPT = """
@@ -359,3 +354,23 @@ def test_two_calls_never_write_into_one_folder(tmp_path):
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / JOURNAL).touch()  # killed as it began
     assert export_file(source, tmp_path / "two").kept == 0
+
+
+@given(st.data())
+def test_decoding_a_png_gives_back_every_pixel(data):
+    channels, dtype = data.draw(
+        st.sampled_from([(1, "uint8"), (3, "uint8"), (4, "uint8"), (1, "uint16"), (3, "uint16")])
+    )
+    height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    pixels = data.draw(arrays(dtype, (height, width, channels)))
+    out = np.empty_like(pixels)
+    decode_image(encode_png(pixels), Target(height, width, channels, pixels.dtype), out)
+    assert np.array_equal(out, pixels)
+
+
+def test_pillow_finds_nothing_wrong_with_a_png_and_its_lines_are_filtered():
+    pixels = np.add.outer(np.arange(100, dtype=np.uint8), np.arange(90, dtype=np.uint8))
+    data = encode_png(pixels)
+    with Image.open(io.BytesIO(data)) as image:
+        image.verify()
+    assert len(data) < 500

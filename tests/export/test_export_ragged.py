@@ -51,15 +51,20 @@ def test_class_folders_and_names_that_meet(tmp_path: Path) -> None:
     assert len(found) == NUM_ROWS and found[:4] == ["ant/000.png", "ant/003.jpg", "ant/006.png", "ant/009.jpg"]
 
 
-def test_an_interrupted_export_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_export_goes_on_and_overwrites_no_jpeg_that_was_changed_meanwhile(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.h5", masks=True)
     export_file(path, tmp_path / "whole", layout="csv")
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         export_file(path, out, layout="csv", workers=0, progress=_interrupt)
-    jpeg = out / "images/003.jpg"
+    jpeg, other = out / "images/003.jpg", io.BytesIO()
     assert (out / JOURNAL).exists() and jpeg.exists()
-    jpeg.write_bytes(jpeg.read_bytes()[:90])  # as a power cut leaves it
+    part = jpeg.read_bytes()[:90]
+    Image.new("RGB", (28, 15)).save(other, "JPEG")
+    jpeg.write_bytes(other.getvalue())
+    with pytest.raises(OutputError, match=r"003\.jpg: was changed since"):
+        export_file(path, out, layout="csv")
+    jpeg.write_bytes(part)  # as a power cut leaves it
     assert 0 < export_file(path, out, layout="csv").kept < NUM_ROWS
     for each in (tmp_path / "whole").rglob("*.*"):
         assert each.read_bytes() == (out / each.relative_to(tmp_path / "whole")).read_bytes()
@@ -68,17 +73,6 @@ def test_an_interrupted_export_goes_on(tmp_path: Path) -> None:
 
 def _interrupt(stage: str, done: int, total: int) -> None:
     raise KeyboardInterrupt
-
-
-def test_a_jpeg_that_was_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
-    path = varied_file(tmp_path / "a.h5")
-    with pytest.raises(KeyboardInterrupt):
-        export_file(path, tmp_path / "out", layout="csv", workers=0, progress=_interrupt)
-    other = io.BytesIO()
-    Image.new("RGB", (28, 15)).save(other, "JPEG")
-    (tmp_path / "out/images/003.jpg").write_bytes(other.getvalue())
-    with pytest.raises(OutputError, match=r"003\.jpg: was changed since"):
-        export_file(path, tmp_path / "out", layout="csv")
 
 
 @pytest.mark.parametrize(("field", "row"), [("images", 3), ("images", 4), ("masks", 5)])

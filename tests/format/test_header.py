@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,10 +44,8 @@ def test_rows_lie_back_to_back_from_the_documented_byte(tmp_path, images, num_ro
 
 
 def test_header_says_what_was_written(tmp_path, images):
-    path = write_packed(
-        tmp_path / "a.h5", images, {"labels": _column()}, splits={"train": 40, "val": 10}, seed=5, shuffled=False
-    )
-    header = read_header(path)
+    options = {"splits": {"train": 40, "val": 10}, "seed": 5, "shuffled": False}
+    header = read_header(write_packed(tmp_path / "a.h5", images, {"labels": _column()}, **options))
     assert header.version == 1 and header.num_rows == 50 and header.seed == 5 and not header.shuffled
     assert header.splits == {"train": range(40), "val": range(40, 50)}
     assert header.fields["labels"].names == ("cat", "hund", "größe")
@@ -85,41 +84,20 @@ def test_digests_cover_pixels_labels_attributes_and_names_and_equal_arrays_give_
     assert int(found[1]) == xxhash.xxh3_64_intdigest(a[1].tobytes() + b"yy\0")
 
 
-def _edit(path, change):
-    with h5py.File(path, "r+") as file:
-        change(file)
-    return path
-
-
-def _external_storage(file):
-    file.create_dataset("extra", (50,), "u1", external=[("other.bin", 0, 50)])
-
-
 def _virtual(file):
     layout = h5py.VirtualLayout(shape=(50,), dtype="u1")
     layout[:] = h5py.VirtualSource("other.h5", "x", shape=(50,))
     file.create_virtual_dataset("extra", layout)
 
 
-def _object(file):
-    file.create_dataset("extra", data=["a"] * 50, dtype=h5py.string_dtype())
-
-
-def _set_link(link):
-    def change(file):
-        file["extra"] = link
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set_link(h5py.ExternalLink("other.h5", "/x")), "link into another file"),
-        (_set_link(h5py.SoftLink("/nowhere")), "leads nowhere"),
-        (_external_storage, "in another file"),
+        (lambda file: file.__setitem__("extra", h5py.ExternalLink("other.h5", "/x")), "link into another file"),
+        (lambda file: file.__setitem__("extra", h5py.SoftLink("/nowhere")), "leads nowhere"),
+        (lambda file: file.create_dataset("extra", (50,), "u1", external=[("other.bin", 0, 50)]), "in another file"),
         (_virtual, "virtual dataset"),
-        (_object, "type object"),
+        (lambda file: file.create_dataset("extra", data=["a"] * 50, dtype=h5py.string_dtype()), "type object"),
         (lambda file: file.create_dataset("extra", data=np.zeros(49)), "49 rows"),
         (lambda file: file.create_group("extra"), "is a group"),
         (lambda file: file["split"].__setitem__(3, 1), "one contiguous run"),
@@ -127,7 +105,9 @@ def _set_link(link):
     ],
 )
 def test_unsafe_newer_or_mismatched_files_are_refused_by_name(tmp_path, images, change, message):
-    path = _edit(write_packed(tmp_path / "a.h5", images, splits={"train": 40, "val": 10}), change)
+    path = write_packed(tmp_path / "a.h5", images, splits={"train": 40, "val": 10})
+    with h5py.File(path, "r+") as file:
+        change(file)
     with pytest.raises(FormatError, match=message):
         read_header(path)
 
@@ -182,8 +162,6 @@ def test_hugging_face_hdf5_builder_loads_a_packed_file(tmp_path, images):
 
 
 def test_h5dump_reads_it(tmp_path, images):
-    import shutil
-
     if shutil.which("h5dump") is None:
         pytest.skip("h5dump is not installed")
     path = write_packed(tmp_path / "a.h5", images[:1])

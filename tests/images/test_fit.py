@@ -97,11 +97,8 @@ def test_many_places_move_each_by_the_size_of_its_image():
     np.testing.assert_array_equal(moved[0], [[0, 0, 10, 10], [0, 0, 0, 10], [0, 0, 0, 0]])
     np.testing.assert_array_equal(moved[1], [[5, 0, 5, 5], [0, 0, 4, 5], [0, 0, 0, 0]])
     assert moved_coordinates(np.zeros((0, 3, 4)), "xywh", np.zeros((0, 2)), target).shape == (0, 3, 4)
-
-
-def test_padding_boxes_stay_padding_where_the_image_is_padded():
-    target = Target(20, 20, 3, UINT8, "pad")
-    moved = moved_coordinates(np.array([[[0, 0, 0, 0], [0, 0, 20, 10]]]), "xyxy", np.array([[10, 20]]), target)
+    padded = Target(20, 20, 3, UINT8, "pad")
+    moved = moved_coordinates(np.array([[[0, 0, 0, 0], [0, 0, 20, 10]]]), "xyxy", np.array([[10, 20]]), padded)
     np.testing.assert_array_equal(moved, [[[0, 0, 0, 0], [0, 5, 20, 15]]])
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_part, decode_row
-from fastload.images.jpeg import JpegFrame, JpegRows, cut_rows, jpeg_head, scan_jpeg
+from fastload.images.jpeg import JpegHead, JpegRows, cut_rows, scan_jpeg
 
 UINT8 = np.dtype(np.uint8)
 
@@ -49,11 +49,11 @@ def exif(entries: list[tuple[int, int, int, int]], order: str = "<") -> bytes:
 def test_frame_is_the_one_pillow_sees(mode: str, width: int, height: int, progressive: bool) -> None:
     data = flat(mode, (width, height), progressive=progressive)
     components = {"L": 1, "RGB": 3, "CMYK": 4}[mode]
-    assert scan_jpeg(data) == JpegFrame(height, width, components, 1, False)
+    assert scan_jpeg(data)[:5] == (height, width, components, 1, False)
 
 
 XMP = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="6"/>'
-UPRIGHT = JpegFrame(30, 20, 3, 1, False)
+UPRIGHT = JpegHead(30, 20, 3, 1, False, None)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ UPRIGHT = JpegFrame(30, 20, 3, 1, False)
         (insert(flat(), segment(0xE2, b"MPF\0rest")), UPRIGHT._replace(several_frames=True)),
     ],
 )  # fmt: skip
-def test_orientation_and_further_frames_are_seen(data: bytes, frame: JpegFrame) -> None:
-    assert scan_jpeg(data) == frame
+def test_orientation_and_further_frames_are_seen(data: bytes, frame: JpegHead) -> None:
+    assert scan_jpeg(data)._replace(scan=None) == frame
 
 
 def test_header_cut_anywhere_is_not_trusted() -> None:
@@ -106,28 +106,13 @@ def test_what_is_odd_is_left_to_pillow(why: str, data: bytes) -> None:
     assert scan_jpeg(data) is None, why
 
 
-@settings(max_examples=200, deadline=None)
-@given(position=st.integers(0, 700), value=st.integers(0, 255), length=st.integers(0, 900))
-def test_damaged_headers_never_raise(position: int, value: int, length: int) -> None:
-    data = bytearray(insert(flat(), exif([(0x0112, 3, 1, 6)])))
-    data[position % len(data)] = value
-    frame = scan_jpeg(bytes(data[:length]))
-    assert frame is None or frame.components in (1, 3, 4)
-
-
-def test_real_pixels_do_not_confuse_it() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8)
-    data = encode(Image.fromarray(pixels), exif=exif([(0x0112, 3, 1, 8)])[4:])
-    assert scan_jpeg(data) == JpegFrame(64, 48, 3, 8, False)
-
-
 def jpeg(height: int, width: int, channels: int = 3, **options) -> bytes:
     return encode(photo(height, width, channels), **({"quality": 90} | options))
 
 
 def cut(data: bytes, *asked: int) -> JpegRows | None:
     """Returns what `cut_rows` makes of a file; None also if its head is odd."""
-    head = jpeg_head(data)
+    head = scan_jpeg(data)
     return None if head is None else cut_rows(memoryview(data), head, *asked)
 
 
@@ -177,41 +162,34 @@ def test_a_part_decoded_smaller_is_that_of_the_whole_decoded_smaller(size, facto
     assert np.array_equal(part.pixels, whole[first : first + len(part.pixels)])
 
 
-@pytest.mark.parametrize("sampling", ["440", "411"])
+@pytest.mark.parametrize("sampling", ["440", "411", "gray"])
 def test_rarer_samplings_are_cut_rightly_too(sampling):
-    pixels = np.asarray(photo(150, 60))
-    data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=sampling)
-    whole = simplejpeg.decode_jpeg(data)
+    pixels, colours = np.asarray(photo(150, 60)), "RGB"
+    if sampling == "gray":  # whatever its factors say
+        data, colours = bytearray(jpeg(150, 60, 1, restart_marker_rows=1)), "GRAY"
+        data[data.index(b"\xff\xc0") + 11] = 0x22
+    else:
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), colorsubsampling=sampling)
+    whole = simplejpeg.decode_jpeg(bytes(data), colours)
     for top, rows in ((0, 9), (0, 64), (31, 65)):
-        part = decode_part(data, JPEG, (150, 60, 3), 1, (top, 0, rows, 60), 1)
-        assert len(part.pixels) == rows, "it is cut"
-        assert np.array_equal(part.pixels, whole[top : top + rows])
+        part = decode_part(bytes(data), JPEG, whole.shape, 1, (top, 0, rows, 60), 1)
+        shown = part.pixels[top - part.top :][:rows]
+        assert len(part.pixels) < 100, "it is cut"
+        assert np.array_equal(shown, whole[top : top + rows])
 
 
-def test_gray_is_cut_rightly_whatever_its_factors_say():
-    data = bytearray(jpeg(150, 60, 1, restart_marker_rows=1))
-    at = data.index(b"\xff\xc0") + 11
-    data[at] = 0x22
-    part = decode_part(bytes(data), JPEG, (150, 60, 1), 1, (64, 0, 40, 60), 1)
-    assert len(part.pixels) == 40, "it is cut"
-    assert np.array_equal(part.pixels, simplejpeg.decode_jpeg(bytes(data), "GRAY")[64:104])
-
-
-def test_only_the_rows_between_two_markers_are_left_in_the_file():
+def test_only_the_rows_between_two_markers_are_left_in_the_file_and_without_markers_rows_above_stay():
     data = jpeg(320, 160, restart_marker_rows=1)
     rows = cut(data, 320, 160, 100, 160)
     assert (rows.top, rows.stop, rows.ends_early) == (96, 176, False)
     assert len(rows.data) < len(data) / 2 and rows.data.endswith(b"\xff\xd9")
     assert simplejpeg.decode_jpeg(rows.data).shape == (80, 160, 3), "a file that libjpeg does not warn of"
-
-
-def test_without_markers_rows_above_stay():
-    data = jpeg(320, 160)
-    rows = cut(data, 320, 160, 100, 160)
-    assert (rows.top, rows.stop, rows.ends_early) == (0, 176, True)
+    assert cut(jpeg(320, 160), 320, 160, 100, 160)[1:] == (0, 176, True)
 
 
 def test_a_file_is_left_whole_where_cutting_it_would_not_do():
+    out_of_order = jpeg(320, 160, restart_marker_rows=1).replace(b"\xff\xd2", b"\xff\xd5", 1)
+    assert cut(out_of_order, 320, 160, 200, 220) is None
     assert cut(jpeg(320, 160, progressive=True), 320, 160, 0, 16) is None
     assert cut(jpeg(320, 160), 320, 160, 10, 310) is None, "next to nothing would be saved"
     assert cut(jpeg(320, 160), 160, 320, 0, 16) is None, "of another size than is said"
@@ -219,21 +197,9 @@ def test_a_file_is_left_whole_where_cutting_it_would_not_do():
         assert cut(damaged, 320, 160, 0, 16) is None
 
 
-def test_components_are_those_of_the_frame():
-    assert jpeg_head(jpeg(20, 30)).components == 3
-    assert jpeg_head(memoryview(jpeg(20, 30, 1, progressive=True))).components == 1
-    assert jpeg_head(jpeg(20, 30)[:100]) is jpeg_head(b"") is jpeg_head(b"\x89PNG") is None
-
-
-def test_markers_out_of_order_are_not_relied_on():
-    data = bytearray(jpeg(320, 160, restart_marker_rows=1))
-    at = data.index(b"\xff\xd2")
-    data[at + 1] = 0xD5
-    assert cut(bytes(data), 320, 160, 200, 220) is None
-
-
-@given(junk=st.binary(max_size=60), at=st.integers(0, 700))
-def test_no_header_makes_it_raise(junk, at):
-    data = bytearray(jpeg(64, 48))
+@settings(max_examples=200, deadline=None)
+@given(junk=st.binary(max_size=60), at=st.integers(0, 700), length=st.integers(0, 2000))
+def test_no_header_makes_it_raise(junk, at, length):
+    data = bytearray(insert(jpeg(64, 48), exif([(0x0112, 3, 1, 6)])))
     data[at : at + len(junk)] = junk
-    cut(bytes(data), 64, 48, 20, 30)
+    cut(bytes(data[:length]), 64, 48, 20, 30)

@@ -21,24 +21,6 @@ def examine(tmp_path: Path, shape: tuple[int, ...], dtype: str = "u1", **options
         return layout, findings(dataset, layout)
 
 
-def test_an_unfiltered_chunk_beyond_the_cache_is_bypassed_and_one_within_it_is_read_whole(tmp_path: Path) -> None:
-    beyond, _ = examine(tmp_path, (80, *FACE), chunks=(80, *FACE))
-    assert beyond.chunk_bytes > CACHE_BYTES
-    assert beyond.read_bytes_per_image == FACE_BYTES
-    within, _ = examine(tmp_path, (16, *FACE), chunks=(8, *FACE))
-    assert within.chunk_bytes < CACHE_BYTES
-    assert within.read_bytes_per_image == 8 * FACE_BYTES
-
-
-def test_chunks_never_written_are_counted(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "file.h5", "w") as file:
-        dataset = file.create_dataset("images", (100, 8, 8), "u1", chunks=(10, 8, 8))
-        dataset[:30] = 1
-        layout = chunk_layout("images", dataset, None)
-        assert layout.missing_chunks == 7
-        assert any("7 of 10 chunks" in text for text in findings(dataset, layout))
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "options", "said"),
     [
@@ -81,3 +63,16 @@ def test_what_is_slow_is_named(
         assert layout.read_bytes_per_image == layout.stored_bytes // 2
     if not options:
         assert layout.read_bytes_per_image == layout.image_bytes
+
+
+def test_chunks_within_the_cache_are_read_whole_larger_ones_are_bypassed_and_those_never_written_counted(
+    tmp_path: Path,
+) -> None:
+    beyond, within = (examine(tmp_path, (rows, *FACE), chunks=(rows, *FACE))[0] for rows in (80, 8))
+    assert beyond.chunk_bytes > CACHE_BYTES > within.chunk_bytes
+    assert (beyond.read_bytes_per_image, within.read_bytes_per_image) == (FACE_BYTES, 8 * FACE_BYTES)
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        dataset = file.create_dataset("images", (100, 8, 8), "u1", chunks=(10, 8, 8))
+        dataset[:30] = 1
+        layout = chunk_layout("images", dataset, None)
+        assert layout.missing_chunks == 7 and any("7 of 10 chunks" in text for text in findings(dataset, layout))

@@ -12,6 +12,7 @@ import fastload.inspection.compare
 import fastload.pack.encode
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.format.ragged import JPEG
+from fastload.inspection.compare import SourceReport
 from fastload.inspection.verify import VerifyReport, verify_file
 from fastload.pack import pack_images
 from sample_files import write_packed
@@ -29,13 +30,19 @@ def verify(path: Path, source: Path, workers: int = 0) -> VerifyReport:
     return verify_file(path, source=source, workers=workers)
 
 
+def compared(path: Path, source: Path, workers: int = 0) -> tuple[bool, SourceReport]:
+    """Whether all is well, and the comparison with the source."""
+    report = verify(path, source, workers)
+    assert report.source is not None
+    return report.ok, report.source
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unchanged_source_gives_the_packed_pixels(image_folder: ImageFolder, workers: int) -> None:
     source = image_folder(per_class=40)
-    report = verify(packed(source), source, workers)
-    assert report.ok and report.source is not None
-    assert (report.source.compared, report.source.changed, report.source.missing) == (80, (), ())
-    assert report.source.same_decoder and report.source.inexact == 0
+    ok, found = compared(packed(source), source, workers)
+    assert ok and (found.compared, found.changed, found.missing) == (80, (), ())
+    assert found.same_decoder and found.inexact == 0
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
@@ -50,15 +57,14 @@ def test_changed_missing_and_extra_images_are_named_and_only_extra_ones_are_fine
     (source / "cat" / "0000.jpg").rename(source / "cat" / "new.jpg")
     Image.fromarray(np.zeros((12, 16, 3), np.uint8)).save(source / "cat" / "0003.jpg")
     (source / "dog" / "0001.jpg").write_bytes(b"not an image")
-    report = verify(path, source)
-    assert report.source is not None and not report.ok and report.damaged == ()
-    assert (report.source.missing, report.source.extra) == (("cat/0000.jpg",), ("cat/new.jpg",))
-    black, broken = sorted(report.source.changed, key=lambda changed: changed.key)
+    ok, found = compared(path, source)
+    assert not ok and (found.missing, found.extra) == (("cat/0000.jpg",), ("cat/new.jpg",))
+    black, broken = sorted(found.changed, key=lambda changed: changed.key)
     assert black.key == "cat/0003.jpg" and "pixels differ by up to" in black.reason
     assert broken.key == "dog/0001.jpg" and "can no longer be decoded" in broken.reason
     (source / "dog" / "0001.jpg").unlink()
-    report = verify(packed(source, limit=6, overwrite=True), source)
-    assert report.ok and report.source is not None and len(report.source.extra) == 13
+    ok, found = compared(packed(source, limit=6, overwrite=True), source)
+    assert ok and len(found.extra) == 13
 
 
 def test_a_sample_of_another_class_is_named(image_folder: ImageFolder) -> None:
@@ -68,15 +74,14 @@ def test_a_sample_of_another_class_is_named(image_folder: ImageFolder) -> None:
     for image in (source / "ape").iterdir():
         image.unlink()
     (source / "ape").rmdir()
-    report = verify(path, source)
-    assert report.source is not None and len(report.source.missing) == 10
-    assert {row.reason for row in report.source.changed} == {"`labels` differs"}
+    _, found = compared(path, source)
+    assert len(found.missing) == 10 and {row.reason for row in found.changed} == {"`labels` differs"}
 
 
 def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     source = image_folder()
     path = packed(source)
-    real = fastload.pack.encode.decode_image
+    real, real_versions = fastload.pack.encode.decode_image, fastload.inspection.compare.decoder_versions
 
     def brighter(by: int) -> Callable[..., None]:
         def decode(data: bytes, target: object, out: np.ndarray) -> None:
@@ -88,18 +93,13 @@ def test_another_decoder_may_differ_by_three_levels(image_folder: ImageFolder, m
 
     monkeypatch.setattr(fastload.inspection.compare, "decoder_versions", lambda: "another decoder 9.0")
     monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(3))
-    report = verify(path, source)
-    assert report.ok and report.source is not None
-    assert (report.source.inexact, report.source.max_levels) == (20, 3.0)
+    ok, found = compared(path, source)
+    assert ok and (found.inexact, found.max_levels) == (20, 3.0)
     monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(4))
     assert not verify(path, source).ok
     monkeypatch.setattr(fastload.inspection.compare, "decoder_versions", real_versions)
     monkeypatch.setattr(fastload.pack.encode, "decode_image", brighter(1))
-    report = verify(path, source)
-    assert report.source is not None and len(report.source.changed) == 20
-
-
-real_versions = fastload.inspection.compare.decoder_versions
+    assert len(compared(path, source)[1].changed) == 20
 
 
 def test_a_source_without_its_samples_and_a_file_without_its_options_are_refused(
@@ -127,8 +127,7 @@ def test_columns_with_absent_numbers_files_without_images_and_tables_with_a_root
     pack_images(source, path)
     assert verify(path, source).ok
     np.savez(source, input_ids=np.arange(12).reshape(3, 4), age=np.nan_to_num(age))
-    report = verify(path, source)
-    assert report.source is not None and [row.reason for row in report.source.changed] == ["`age` differs"]
+    assert [row.reason for row in compared(path, source)[1].changed] == ["`age` differs"]
     folder, table, path = image_folder(), tmp_path / "list.csv", tmp_path / "a.h5"
     names = sorted(image.relative_to(folder).as_posix() for image in folder.rglob("*.*"))
     table.write_text("file,label\n" + "".join(f"{name},ape\n" for name in names))
@@ -172,9 +171,8 @@ def photos(folder: Path) -> Path:
 def test_an_unchanged_source_of_several_sizes_is_what_was_packed(tmp_path: Path, options: dict) -> None:
     folder = photos(tmp_path / "photos")
     path = packed(folder, **options)
-    report = verify(path, folder)
-    assert report.ok and report.source is not None
-    assert (report.source.compared, report.source.changed, report.source.inexact) == (len(KEYS), (), 0)
+    ok, found = compared(path, folder)
+    assert ok and (found.compared, found.changed, found.inexact) == (len(KEYS), (), 0)
 
 
 @pytest.mark.parametrize(("store", "workers"), [("raw", 0), ("source", 1), ("jpeg", 0)])
@@ -187,9 +185,9 @@ def test_changed_and_missing_images_of_several_sizes_are_named(tmp_path: Path, s
     (folder / KEYS[2]).unlink()
     (folder / KEYS[3]).write_bytes((folder / KEYS[3]).read_bytes()[:300])
     Image.open(folder / KEYS[4]).resize((20, 20)).save(folder / KEYS[4])
-    report = verify(path, folder, workers)
-    assert report.source is not None and not report.ok and report.source.missing == (KEYS[2],)
-    found = {row.key: row.reason for row in report.source.changed}
+    ok, report = compared(path, folder, workers)
+    assert not ok and report.missing == (KEYS[2],)
+    found = {row.key: row.reason for row in report.changed}
     assert found.pop(KEYS[1], None) == ("its JPEG has other bytes" if store == "source" else None)
     assert set(found) == {KEYS[0], KEYS[3], KEYS[4]}
     assert "differ by up to" in found[KEYS[0]] and "no longer be decoded" in found[KEYS[3]]
@@ -204,9 +202,7 @@ def test_a_jpeg_made_from_a_source_that_is_none_is_made_again(tmp_path: Path) ->
         assert file["images_encoding"][row] == JPEG
     assert verify(path, folder).ok
     Image.open(folder / KEYS[2]).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(folder / KEYS[2])
-    report = verify(path, folder)
-    assert report.source is not None
-    (changed,) = report.source.changed
+    (changed,) = compared(path, folder)[1].changed
     assert changed.key == KEYS[2] and "pixels differ by up to" in changed.reason
 
 
@@ -221,6 +217,4 @@ def test_masks_are_compared(tmp_path: Path) -> None:
     path = packed(root)
     assert verify(path, root).ok
     Image.new("L", (22, 16), 7).save(root / "masks/2.png")
-    report = verify(path, root)
-    assert report.source is not None
-    assert [row.reason for row in report.source.changed] == ["its mask differs"]
+    assert [row.reason for row in compared(path, root)[1].changed] == ["its mask differs"]

@@ -26,13 +26,9 @@ def write(path, labels, *, num_rows=NUM_ROWS, pixel=0, **options):
 
 
 @pytest.fixture(scope="module")
-def sorted_file(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("files") / "sorted.h5", SORTED_LABELS, shuffled=False)
-
-
-@pytest.fixture(scope="module")
-def on_sorted(sorted_file):
-    return measure_shuffles(sorted_file, batch_size=BATCH)
+def on_sorted(tmp_path_factory):
+    path = write(tmp_path_factory.mktemp("files") / "sorted.h5", SORTED_LABELS, shuffled=False)
+    return measure_shuffles(path, batch_size=BATCH)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,7 @@ def test_full_shuffle_is_as_good_as_random_permutations_on_any_file(on_sorted, o
         assert full.measures["file_order"].value < 0.05
 
 
-def test_no_shuffle_of_a_class_sorted_file_is_at_the_worst_end_of_every_measure(on_sorted):
+def test_on_a_class_sorted_file_larger_windows_mix_labels_better_and_no_shuffle_is_at_the_worst_end(on_sorted):
     order = on_sorted.orders[-1]
     values = {name: measure.value for name, measure in order.measures.items()}
     # Each batch is of one class: the largest chi-square there is with classes of one size.
@@ -58,14 +54,11 @@ def test_no_shuffle_of_a_class_sorted_file_is_at_the_worst_end_of_every_measure(
     assert values["epoch_distance"] == 0 and values["mates_again"] == 1
     assert not any(measure.as_good for measure in order.measures.values())
     assert "100 % of batch-mates meet again" in order.verdict
-
-
-def test_on_a_class_sorted_file_larger_windows_mix_labels_better_and_none_as_well_as_full(on_sorted):
     mixes = [order.measures["label_mix"] for order in on_sorted.orders]
     assert on_sorted.default == "full"  # since the file was not shuffled
     assert [order.window_chunks for order in on_sorted.orders] == [None, 64, 16, 4, 1, None]
     assert [mix.value for mix in mixes] == sorted(mix.value for mix in mixes)
-    assert [mix.as_good for mix in mixes] == [True] + [False] * 5
+    assert [mix.as_good for mix in mixes] == [True] + [False] * 5, "none mixes as well as full shuffle"
     assert "the labels of batches differ" in on_sorted.orders[2].verdict
 
 
@@ -178,10 +171,11 @@ def test_a_small_file_gets_smaller_batches_and_a_tiny_one_an_error(tmp_path):
         measure_shuffles(tmp_path / "c.h5")
 
 
-def test_a_large_file_is_sampled_says_so_and_comes_to_the_same(sorted_file, on_sorted, monkeypatch):
+def test_a_large_file_is_sampled_says_so_and_comes_to_the_same(tmp_path, on_sorted, monkeypatch):
     monkeypatch.setattr(shuffle_quality, "SAMPLED_ROWS", 600)
     monkeypatch.setattr(shuffle_quality, "SCANNED_ROWS", 1200)
-    found = measure_shuffles(sorted_file, batch_size=BATCH)
+    path = write(tmp_path / "sorted.h5", SORTED_LABELS, shuffled=False)
+    found = measure_shuffles(path, batch_size=BATCH)
     assert found.sampled_rows == 600
     assert any("Sampled: 600 of 2,000" in note for note in found.notes)
     assert any("the first 1,200 rows" in note for note in found.notes)

@@ -14,13 +14,14 @@ import json
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from PIL import Image
+from small_trees import npy, tar_of
 
 # 16 rows of 24 pixels, in colour and in gray. Never encoded anew: `--store source` keeps these very bytes.
 COLOUR_JPEG = base64.b64decode(
@@ -74,14 +75,8 @@ def mask(path: Path, *values: int, palette: bool = False, size: tuple[int, int] 
     return write(path, file.getvalue())
 
 
-def tar(path: Path, members: Mapping[str, bytes]) -> Path:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return write(path, file.getvalue())
+def tar(path: Path, members: dict[str, bytes]) -> Path:
+    return write(path, tar_of(members, tarfile.USTAR_FORMAT))
 
 
 def folder(root: Path) -> Path:
@@ -191,11 +186,6 @@ def parquet(root: Path) -> Path:
 
 
 def webdataset(root: Path) -> Path:
-    def npy(*values: float) -> bytes:
-        file = io.BytesIO()
-        np.save(file, np.array(values))
-        return file.getvalue()
-
     for shard, numbers in {"train-0": (0, 1, 2), "train-1": (3, 4), "val-0": (5, 6)}.items():
         tar(root / f"{shard}.tar", {
             f"{n}.{field}": data
@@ -205,7 +195,7 @@ def webdataset(root: Path) -> Path:
                 "seg.png": png(noise(f"mask {n}", 6, 8, below=4)),
                 "cls": b"%d\n" % (n % 3),
                 "json": json.dumps({"score": n / 4, "ok": n % 2 == 0, "id": n}).encode(),
-                "box.npy": npy(n, 1.5, 2, 3),
+                "box.npy": npy([n, 1.5, 2, 3]),
             }.items()
         })  # fmt: skip
     return root

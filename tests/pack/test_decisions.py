@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -17,12 +18,11 @@ from fastload.format.codecs import Codec
 from fastload.pack import PackOptions, pack_images, survey_source
 from fastload.pack.decisions import (
     RaggedPlan,
-    fitted_size,
     fitted_sizes,
-    image_row_bytes,
     jpegs_kept_and_made,
     notes_on_encoding,
     plan_rows,
+    row_lengths,
     row_sizes,
     source_exceptions,
     too_large,
@@ -46,15 +46,12 @@ def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> Ragg
     return plan_rows(rows, chosen, "SRC", masks=masks)
 
 
-def test_plain_rows_of_one_size_are_packed_as_ever():
-    assert not planned(SAME, masks=True).special
-    assert not planned(VARIED, size=(20, 20)).special
-    assert not planned(headers((40, 60, 3, 8, 1), (80, 120, 3, 8, 1)), max_size=20).special, "all become 20 x 30"
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "images", "masks"),
     [
+        (SAME, {}, "rows", "rows"),
+        (VARIED, {"size": (20, 20)}, "rows", "rows"),
+        (headers((40, 60, 3, 8, 1), (80, 120, 3, 8, 1)), {"max_size": 20}, "rows", "rows"),  # all become 20 x 30
         (VARIED, {}, "ragged", "ragged"),
         (SAME, {"store": "source"}, "ragged", "rows"),
         (VARIED, {"store": "jpeg", "size": (8, 8)}, "ragged", "rows"),
@@ -62,9 +59,10 @@ def test_plain_rows_of_one_size_are_packed_as_ever():
         (VARIED, {"codec": "zstd:5", "store": "mixed:0.5"}, "ragged", "ragged"),
     ],
 )
-def test_rows_without_a_size_beforehand_are_ragged(rows, options, images, masks):
+def test_only_rows_without_a_size_beforehand_are_ragged(rows, options, images, masks):
     plan = planned(rows, masks=True, **options)
-    assert (plan.images, plan.masks, plan.special) == (images, masks, True)
+    assert (plan.images, plan.masks) == (images, masks)
+    assert plan.special == (images == "ragged" or "codec" in options)
     assert planned(rows, **options).masks is None
     codec = {"gzip:1": Codec("gzip", 1), "zstd:5": Codec("zstd", 5)}.get(options.get("codec"), Codec())
     assert plan.image_codec == plan.mask_codec == codec
@@ -121,11 +119,11 @@ def test_options_are_written_down_only_where_something_is_said():
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 600))
 def test_a_fitted_image_keeps_its_aspect_and_never_grows(height, width, most):
-    found = fitted_size(height, width, most)
+    found, unknown = fitted_sizes(np.array([[height, width], [0, 0]]), most).tolist()
+    assert unknown == [0, 0]
     assert min(found) == min(most, height, width) and max(found) <= max(height, width)
     scale = min(found) / min(height, width)
     assert np.abs(np.array(found) - np.array([height, width]) * scale).max() <= 0.5
-    assert fitted_sizes(np.array([[height, width], [0, 0]]), most).tolist() == [list(found), [0, 0]]
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg", "source", "mixed:0.4"])
@@ -142,11 +140,15 @@ def test_one_sample_is_decided_as_all_together(store, options):
 
 
 def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
-    files = np.array([1000, 2000, 3000, 4000])
-    assert image_row_bytes(planned(VARIED, max_size=100), VARIED, files).tolist() == [37500, 45000, 3600, 18900]
-    assert image_row_bytes(planned(VARIED, store="source"), VARIED, files).tolist() == [1000, 2000, 3000, 18900]
-    made = image_row_bytes(planned(VARIED, store="jpeg:50"), VARIED, files)
-    assert (made < image_row_bytes(planned(VARIED, store="jpeg:95"), VARIED, files)).all() and made[0] > 400 * 500 / 12
+    listing = SimpleNamespace(files=None, masks=None, sizes=np.array([1000, 2000, 3000, 4000]))
+
+    def lengths(**options: object) -> np.ndarray:
+        return row_lengths(planned(VARIED, **options), VARIED, listing)["images"]
+
+    assert lengths(max_size=100).tolist() == [37500, 45000, 3600, 18900]
+    assert lengths(store="source").tolist() == [1000, 2000, 3000, 18900]
+    made = lengths(store="jpeg:50")
+    assert (made < lengths(store="jpeg:95")).all() and made[0] > 400 * 500 / 12
 
 
 def test_what_no_row_can_hold_is_named():
@@ -181,15 +183,19 @@ def test_a_file_that_claims_too_many_pixels_is_named(tmp_path):
         survey_source(tmp_path)
 
 
-def test_what_is_too_long_for_a_jpeg_keeps_its_pixels():
-    long = headers((70_000, 10, 3, 8, 0), (10, 10, 3, 8, 0))
-    assert jpegs_kept_and_made(planned(long, store="jpeg"), np.arange(2), long)[1].tolist() == [False, True]
+LONG = headers((70_000, 10, 3, 8, 0), (10, 10, 3, 8, 0))
+MIXED = headers((8, 9, 1, 8, 1), (7, 9, 3, 8, 1))
 
 
-def test_gray_and_alpha_decide_which_files_fit():
-    mixed = headers((8, 9, 1, 8, 1), (7, 9, 3, 8, 1))
-    own, _ = jpegs_kept_and_made(planned(mixed, store="source"), np.arange(2), mixed)
-    assert own.all(), "a gray JPEG decodes to RGB"
-    own, made = jpegs_kept_and_made(planned(mixed, store="source", mode="gray"), np.arange(2), mixed)
-    assert own.tolist() == [True, False] and not made.any()
-    assert not jpegs_kept_and_made(planned(mixed, store="source", mode="rgba"), np.arange(2), mixed)[0].any()
+@pytest.mark.parametrize(
+    ("rows", "options", "own", "made"),
+    [
+        (LONG, {"store": "jpeg"}, [False, False], [False, True]),
+        (MIXED, {"store": "source"}, [True, True], [False, False]),  # a gray JPEG decodes to RGB
+        (MIXED, {"store": "source", "mode": "gray"}, [True, False], [False, False]),
+        (MIXED, {"store": "source", "mode": "rgba"}, [False, False], [False, False]),
+    ],
+)
+def test_length_and_channels_decide_which_files_fit_and_which_jpegs_are_made(rows, options, own, made):
+    found = jpegs_kept_and_made(planned(rows, **options), np.arange(2), rows)
+    assert [each.tolist() for each in found] == [own, made]

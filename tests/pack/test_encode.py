@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import xxhash
+from golden_sources import png, write
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -43,16 +44,8 @@ def jpeg(pixels: NDArray[np.uint8], orientation: int = 1, **options: object) -> 
 
 def folder(tmp_path: Path, files: dict[str, bytes]) -> Path:
     for name, data in files.items():
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write(tmp_path / "photos" / name, data)
     return tmp_path / "photos"
-
-
-def png(pixels: NDArray[np.generic]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def encoded(survey: Survey) -> dict[str, EncodedRow]:
@@ -104,12 +97,7 @@ def test_jpegs_made_here_have_a_restart_marker_for_each_row_of_blocks(tmp_path):
         original = pixels_of(FILES[name], row.shape)
         assert shown.shape == row.shape and np.abs(shown.astype(int) - original).mean() < 6
         assert b"\xff\xdd\x00\x04" in row.image, "the segment DRI"
-
-
-def test_gray_becomes_a_gray_jpeg(tmp_path):
-    survey = surveyed(folder(tmp_path, {"a.png": png(smooth(20, 30)[..., 0])}), "jpeg")
-    assert survey.target is not None and survey.plan.target == survey.target
-    row = encoded(survey)["a.png"]
+    row = encoded(surveyed(folder(tmp_path / "gray", {"a.png": png(smooth(20, 30)[..., 0])}), "jpeg"))["a.png"]
     assert row.shape == (20, 30, 1) and simplejpeg.decode_jpeg_header(row.image)[2] == "Gray"
 
 
@@ -192,6 +180,7 @@ def test_boxes_shrink_with_images_of_several_sizes(tmp_path):
         pool.use(listing)
         moved = survey_listing(listing, PackOptions(max_size=10), pool).listing.columns["bbox"].values
         unknown = Listing(**{**vars(plain), "columns": {"bbox": Column(boxes.values, {"coordinates": "unknown"})}})
-        with pytest.raises(SourceError, match="`--max-size` would leave bbox behind"):
-            survey_listing(unknown, PackOptions(max_size=10), pool)
+        for option, options in (("max-size", {"max_size": 10}), ("size", {"size": (10, 10)})):
+            with pytest.raises(SourceError, match=f"`--{option}` would leave bbox behind"):
+                survey_listing(unknown, PackOptions(**options), pool)
     assert moved.tolist() == [[2, 4, 4, 4], [4, 8, 8, 2]], "the second one is cut off at its image's edge"

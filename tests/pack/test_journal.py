@@ -54,10 +54,13 @@ def test_the_journal_is_read_up_to_the_last_whole_record_wherever_it_is_torn(tmp
             )
 
 
-def test_a_damaged_record_and_all_behind_it_are_not_believed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 8, 16, 23, 70])
+def test_a_record_damaged_in_digest_number_length_or_body_and_all_behind_it_are_not_believed(
+    tmp_path: Path, at: int
+) -> None:
     ends = _written(tmp_path / "j")
     data = bytearray((tmp_path / "j").read_bytes())
-    data[ends[0] + 70] ^= 1
+    data[ends[0] + at] ^= 1
     (tmp_path / "j").write_bytes(data)
     with closing(Journal(tmp_path / "j")) as journal:
         found = journal.read()

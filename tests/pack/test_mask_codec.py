@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+from golden_sources import png, write
 from numpy.typing import NDArray
-from PIL import Image
 
 from fastload.format.codecs import Codec
 from fastload.format.header import read_header
@@ -22,11 +22,9 @@ COUNT, SIDE = 20, 240
 
 
 def listed(root: Path, masks: list[NDArray[np.uint8]], side: int = SIDE) -> Listing:
-    for name in ("images", "masks"):
-        (root / name).mkdir()
     for i, mask in enumerate(masks):
-        Image.new("RGB", (side, side), (i, 0, 0)).save(root / "images" / f"{i:02d}.png")
-        Image.fromarray(mask).save(root / "masks" / f"{i:02d}.png")
+        write(root / f"images/{i:02d}.png", png(np.full((side, side, 3), i, np.uint8)))
+        write(root / f"masks/{i:02d}.png", png(mask))
     return list_source(root, "mask-folders")
 
 
@@ -59,16 +57,13 @@ def test_masks_of_regions_are_compressed_and_a_note_gives_the_gain(tmp_path):
 def test_masks_of_noise_few_bytes_or_with_a_codec_of_the_users_are_left_alone(tmp_path):
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 256, (SIDE, SIDE), dtype=np.uint8) for _ in range(COUNT)]
-    (tmp_path / "noise").mkdir()
     listing = listed(tmp_path / "noise", noise)
     survey = surveyed(listing)
     assert not survey.plan.special and "no smaller than 100%" in survey.notes[-1]
     report = pack_listing(listing, tmp_path / "o.h5", options=PackOptions(), source_name="S", workers=0)
     assert report.notes == survey.notes
-    (tmp_path / "small").mkdir()
     survey = surveyed(listed(tmp_path / "small", regions(64), 64))
     assert not survey.plan.special and survey.more_notes == ()
-    (tmp_path / "own").mkdir()
     own = listed(tmp_path / "own", regions())
     assert not surveyed(own, codec="none").plan.special
     assert surveyed(own, codec="gzip:2").plan.mask_codec == Codec("gzip", 2)

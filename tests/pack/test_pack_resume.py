@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from golden_sources import png, write
 from PIL import Image
 
 from fastload import pack_images
@@ -41,8 +41,7 @@ def boxed(root: Path, count: int = 5) -> Path:
 def masked(root: Path) -> Path:
     for i in range(4):
         picture(root / "images" / f"{i}.png", 20, i)
-        (root / "masks").mkdir(exist_ok=True)
-        Image.fromarray(np.full((20, 20), i, np.uint8)).save(root / "masks" / f"{i}.png")
+        write(root / f"masks/{i}.png", png(np.full((20, 20), i, np.uint8)))
     return root
 
 
@@ -120,31 +119,16 @@ def test_a_header_that_cannot_be_read_any_more_is_skipped_or_refused(tmp_path: P
     assert [key for key, _ in report.skipped] == ["2.png"] and report.num_samples == 4
 
 
-class Numbers:
-    """A dataset in Python whose images are all of one value; one of them fails on demand."""
-
-    def __init__(self, value: int, bad: bool) -> None:
-        self.value, self.bad = value, bad
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, row: int) -> tuple[Any, int]:
-        if row != 5:
-            return np.full((30, 30, 3), self.value, np.uint8), row
-        return _png()[: -300 if self.bad else None], row
-
-
-def _png() -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 30, 3), np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(("value", "kept"), [(1, 5), (200, 0)])
 def test_of_a_python_object_only_the_same_images_are_kept(tmp_path: Path, value: int, kept: int) -> None:
-    output = tmp_path / "o.h5"
-    stopped(Numbers(1, bad=True), output, "000005")
-    assert pack_images(Numbers(value, bad=False), output, **OPTIONS).chunks_kept == kept
-    whole = pack_images(Numbers(value, bad=False), tmp_path / "whole.h5", **OPTIONS).path
+    output, png = tmp_path / "o.h5", tmp_path / "5.png"
+    picture(png, 30, 0)
+
+    def items(value: int, cut_off: int) -> list[tuple[Any, int]]:
+        arrays = [(np.full((30, 30, 3), value, np.uint8), row) for row in range(5)]
+        return [*arrays, (png.read_bytes()[: -cut_off or None], 5)]
+
+    stopped(items(1, 300), output, "000005")
+    assert pack_images(items(value, 0), output, **OPTIONS).chunks_kept == kept
+    whole = pack_images(items(value, 0), tmp_path / "whole.h5", **OPTIONS).path
     assert output.read_bytes() == whole.read_bytes()

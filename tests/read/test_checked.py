@@ -33,7 +33,7 @@ def test_rows_are_what_was_stored(tmp_path: Path) -> None:
     wide = [np.full((4 + i, 5, 1), 300 + i, np.uint16) for i in range(6)]
     samples = CheckedSamples(read_header(varied_file(tmp_path / "b.h5", wide)))
     assert all(np.array_equal(samples.pixels("images", i), row) for i, row in enumerate(wide))
-    assert samples.encoded(2).shape == (6, 5, 1)
+    assert samples.shape(2) == (6, 5, 1)
     samples.close()
 
 
@@ -47,8 +47,8 @@ def test_a_flipped_bit_is_told_and_a_write_meanwhile(tmp_path: Path, field: str,
     before.close()
     samples = CheckedSamples(read_header(path))
     with pytest.raises(ImageError, match="digest differs"):
-        samples.encoded(row)
-    assert samples.encoded(row + 1).digest
+        samples.checked(row)
+    assert samples.checked(row + 1).row.digest
     samples.close()
 
 
@@ -66,7 +66,7 @@ def test_an_impossible_place_is_never_read(tmp_path: Path, dataset: str, value: 
         file[dataset][2] = value
     samples = CheckedSamples(read_header(path))
     with pytest.raises(ImageError, match=said):
-        samples.encoded(2)
+        samples.checked(2)
     samples.close()
 
 
@@ -90,7 +90,7 @@ def test_rows_of_one_size_are_read_and_checked_alike(tmp_path: Path, compressed:
     samples = CheckedSamples(read_header(path))
     assert samples.damaged(range(9)) == [(3, CHANGED)]
     with pytest.raises(ImageError, match="digest differs"):
-        samples.encoded(3)
+        samples.checked(3)
     samples.close()
 
 
@@ -103,7 +103,7 @@ def test_a_reader_stays_open_for_its_file_and_its_process_until_readers_are_clos
         os._exit(open_samples(read_header(path)) is first)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     close_readers()
-    first.encoded(1)  # still in use
+    first.checked(1)  # still in use
     second = open_samples(first.file)
     assert second is not first
     flip(path, "images", 0, 0)

@@ -216,7 +216,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path):
     assert len(failed) == 2 and "for a while" in failed[1]
     chunks._undo = [inflate]
     gather()
-    assert len(failed) == 2
+    assert len(failed) == 2, "a failure is not kept"
     reader.close()
 
 

@@ -18,7 +18,6 @@ from fastload.format.column import Column
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex
 from fastload.read.ragged_rows import impossible_rows, sample_error
-from fastload.read.readahead import RaggedExtents
 from fastload.read.reader import RowReader
 from sample_files import write_ragged
 
@@ -63,6 +62,14 @@ def test_rows_of_several_sizes_come_back_in_any_order_from_a_reader_that_threads
         assert [each.shape for each in found] == [expected[row].shape for row in ROWS]
         assert all(np.array_equal(each, expected[row]) for each, row in zip(found, ROWS, strict=True))
         assert all(each.flags.writeable and each.flags.c_contiguous for each in found)
+    stored = reader.ragged("images")
+    index = stored.index(ROWS)
+    assert index.encoding.tolist() == [RAW, RAW, RAW, RAW, JPEG]
+    assert index.shape.tolist() == [list(images[row].shape) for row in ROWS]
+    assert stored.take(stored.index(ROWS[:0])) == [] and (stored.flat is None) == (read == "pread")
+    if stored.flat is not None:
+        assert not stored.flat.flags.writeable
+        assert stored.flat[index.offset[3] :][: index.bytes[3]].tobytes() == images[4].tobytes()
     with ThreadPoolExecutor(4) as pool:  # threads share a reader
         for found in pool.map(lambda _: reader.decoded("images", ROWS), range(40)):
             assert all(np.array_equal(each, images[row]) for each, row in zip(found, ROWS, strict=True))
@@ -100,33 +107,7 @@ def test_rows_of_one_size_are_gathered_like_any_others_and_none_of_another_size(
 
 
 @READS
-def test_bytes_are_those_stored(tmp_path, read):
-    path, images, _ = varied(tmp_path)
-    reader = RowReader(read_header(path), ["images"], read)
-    stored = reader.ragged("images")
-    index = stored.index(ROWS)
-    assert index.encoding.tolist() == [RAW, RAW, RAW, RAW, JPEG]
-    assert index.shape.tolist() == [list(images[row].shape) for row in ROWS]
-    data = stored.take(index)
-    assert bytes(data[0]) == images[3].tobytes() and bytes(data[4][:2]) == b"\xff\xd8"
-    flat = stored.flat
-    assert (flat is None) == (read == "pread")
-    if flat is not None:
-        assert not flat.flags.writeable
-        assert flat[index.offset[3] :][: index.bytes[3]].tobytes() == images[4].tobytes()
-    assert len(stored.index(ROWS[:0])) == 0 and stored.take(stored.index(ROWS[:0])) == []
-
-
-@READS
-@pytest.mark.parametrize(
-    ("dataset", "row", "value"),
-    [
-        ("images_offset", 3, 2**40),
-        ("images_bytes", 0, 2**62),
-        ("images_shape", 3, 2**31 - 1),
-        ("images_encoding", 3, 9),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "row", "value"), [("images_bytes", 0, 2**62), ("images_encoding", 3, 9)])
 def test_an_index_that_cannot_be_is_refused_with_its_row(tmp_path, read, dataset, row, value):
     path, _, _ = varied(tmp_path)
     with h5py.File(path, "r+") as file:
@@ -155,29 +136,6 @@ def test_a_jpeg_and_a_mask_damaged_after_packing_are_named(tmp_path, read):
     with h5py.File(path, "r+") as file:
         del file["key"]
     assert "a.h5: row 1: why. " in str(sample_error(read_header(path), 1, "why"))
-
-
-def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path):
-    path, _, _ = varied(tmp_path, chunk_bytes=2**16)
-    file = read_header(path)
-    reader = RowReader(file, ["images"])
-    index = reader.ragged("images").index(np.arange(5))
-    base = file.fields["images"].ragged.base
-    announced = RaggedExtents(reader.fd, file, file.fields["images"])
-    first = np.array([0, 3])
-    begin, length = announced.ranges(first, np.array([1, 5])).T.tolist()
-    assert begin == [base] and length == [index.offset[4] + index.bytes[4]], "near rows are one range"
-    assert (announced.base, announced.num_bytes(5)) == (base, file.fields["images"].ragged.num_bytes)
-    assert announced.last_byte(3) in (None, base + index.offset[3] + index.bytes[3] - 1)
-    announced.close()
-    images = [pixels(64, 64) for _ in range(6)]
-    file = read_header(write_ragged(tmp_path / "b.h5", images))
-    with open(file.path, "rb") as opened:
-        announced = RaggedExtents(opened.fileno(), file, file.fields["images"])
-        found = announced.ranges(np.array([0, 4]), np.array([2, 5]))
-        announced.close()
-    base, row = file.fields["images"].ragged.base, images[0].nbytes
-    assert found.tolist() == [[base, 2 * row], [base + 4 * row, row]], "rows far apart are two"
 
 
 def index_of(**changed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
@@ -10,12 +9,14 @@ import time
 
 import numpy as np
 import pytest
+from small_files import pages_in_memory
 
 from fastload.format.header import Field, FileIdentity, PackedFile, read_header
 from fastload.format.ragged import index_names
-from fastload.read.readahead import KernelAdvice, ReadAhead, announced_ahead, sliced
+from fastload.read.readahead import Extents, KernelAdvice, ReadAhead, announced_ahead, sliced
 from fastload.read.reader import RowReader
-from fastload.system.syscalls import is_resident
+from fastload.system import syscalls
+from fastload.system.files import drop
 from sample_files import write_ragged
 
 PAGE = mmap.PAGESIZE
@@ -50,8 +51,17 @@ class Recorder:
         return sorted({(page - 1) // 3 for page in self.pages})
 
 
-def announcer(file, recorder, *, resident=lambda offset: False, rows=range(N), **options):
-    return ReadAhead(file, ["images"], rows, advise=recorder, resident=resident, **options)
+@pytest.fixture
+def announcer(file, monkeypatch):
+    """Makes a `ReadAhead` with a kernel that says which bytes are in memory, and its recorder."""
+
+    def make(resident=lambda offset: False, *, file=file, rows=range(N), **options):
+        monkeypatch.setattr(syscalls, "is_resident", lambda fd, offset: resident(offset))
+        ahead = ReadAhead(file, ["images"], rows, **options)
+        ahead._advise = Recorder()
+        return ahead, ahead._advise
+
+    return make
 
 
 def finish(ahead):
@@ -61,9 +71,8 @@ def finish(ahead):
 
 
 @pytest.mark.parametrize("said", [False, None])  # by the file system; None: it does not say
-def test_exactly_the_rows_to_come_are_announced(file, said):
-    recorder = Recorder()
-    ahead = announcer(file, recorder, resident=lambda offset: said)
+def test_exactly_the_rows_to_come_are_announced(announcer, said):
+    ahead, recorder = announcer(lambda offset: said)
     ahead.announce(np.array([5, 9, 6, 4000, 5]))
     ahead.announce(np.array([100, 0]))
     for row in range(200, 300):
@@ -78,9 +87,8 @@ def test_exactly_the_rows_to_come_are_announced(file, said):
     assert middle[:, 1].max() == 128 * 1024 and middle[-1].sum() >= PAGE + 300_000
 
 
-def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_are_read(file):
-    recorder = Recorder()
-    ahead = announcer(file, recorder, chunk_rows=4, rows=range(3002, 3011))
+def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_are_read(announcer):
+    ahead, recorder = announcer(chunk_rows=4, rows=range(3002, 3011))
     ahead.announce(np.array([3005, 3002]))
     ahead.announce(np.array([3006, 3010, 3003]))
     finish(ahead)
@@ -88,15 +96,14 @@ def test_whole_chunks_of_a_window_are_announced_once_and_within_the_rows_that_ar
     assert len(recorder.pages) == 9 * 3
 
 
-def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(file):
-    recorder, cold = Recorder(), set()
-    asked = []
+def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(announcer):
+    asked, cold = [], set()
 
     def resident(offset):
         asked.append(offset)
         return (offset - PAGE) // ROW not in cold
 
-    ahead = announcer(file, recorder, resident=resident)
+    ahead, recorder = announcer(resident)
     for first in range(0, 1600, 8):
         ahead.announce(np.arange(first, first + 8))
     assert ahead._thread is None and not recorder.pages
@@ -108,9 +115,8 @@ def test_nothing_is_announced_and_no_thread_runs_while_all_is_in_memory(file):
     assert 2079 in recorder.rows()
 
 
-def test_close_leaves_no_thread_and_announces_no_more(file):
-    recorder = Recorder()
-    ahead = announcer(file, recorder)
+def test_close_leaves_no_thread_and_announces_no_more(announcer):
+    ahead, recorder = announcer()
     ahead.announce(np.array([1]))
     assert recorder.called.wait(600)
     ahead.close()
@@ -124,28 +130,17 @@ def test_close_leaves_no_thread_and_announces_no_more(file):
 def test_the_kernel_reads_what_it_is_advised_to(tmp_path, vectored):
     path = tmp_path / "cold"
     path.write_bytes(os.urandom(64 * PAGE))
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if is_resident(fd, 40 * PAGE) is not False:
+    if drop(path) != 0:
         pytest.skip("this file system keeps its files in memory, or does not say")
+    fd = os.open(path, os.O_RDONLY)
     advice = KernelAdvice(fd, 64 * PAGE)
     advice._vectored = advice._vectored and vectored
     advice(np.array([[40 * PAGE, 4 * PAGE]]))
     deadline = time.monotonic() + 120
-    while not in_memory(advice._map)[40:44].all() and time.monotonic() < deadline:
+    while not pages_in_memory(path)[40:44].all() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert in_memory(advice._map)[40:44].all()
+    assert pages_in_memory(path)[40:44].all()
     os.close(fd)
-
-
-def in_memory(mapping):
-    """Pages of a mapping that are in memory. Unlike `is_resident` it does not make the kernel fetch them."""
-    pages = np.zeros(len(mapping) // PAGE, np.uint8)
-    address = np.frombuffer(mapping, np.uint8).ctypes.data
-    mincore = ctypes.CDLL(None, use_errno=True).mincore
-    assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_void_p(pages.ctypes.data)) == 0
-    return pages & 1
 
 
 def test_items_are_announced_a_fixed_depth_before_they_are_given():
@@ -158,26 +153,43 @@ def test_items_are_announced_a_fixed_depth_before_they_are_given():
     assert next(at_once) == 6 and said[-1] == 6
 
 
-def test_rows_of_a_ragged_field_are_announced_by_their_bytes_unless_they_are_in_memory(tmp_path):
+def test_rows_of_a_ragged_field_are_announced_by_their_bytes_unless_they_are_in_memory(tmp_path, announcer):
     images = [np.zeros((height, 1000, 3), np.uint8) for height in (1500, 2500, 2000)]
     file = read_header(write_ragged(tmp_path / "a.h5", images))
-    field, recorder = file.fields["images"], Recorder()
-    ahead = announcer(file, recorder, rows=range(3))
+    ahead, recorder = announcer(file=file, rows=range(3))
     small = [extents.base // PAGE for extents in ahead._small]
     ahead.announce(np.array([2]))
     finish(ahead)
     ahead.close()
     reader = RowReader(file, ["images"])
     index = reader.ragged("images").index(np.array([2]))
-    begin = field.ragged.base + int(index.offset[0])
+    begin = file.fields["images"].ragged.base + int(index.offset[0])
+    pages = list(range(begin // PAGE, -(-(begin + images[2].nbytes) // PAGE)))
     assert len(small) == len(index_names("images")) and set(small) <= set(recorder.pages), "the index, whole"
-    assert recorder.pages[-(end := -(-(begin + images[2].nbytes) // PAGE) - begin // PAGE) :] == list(
-        range(begin // PAGE, begin // PAGE + end)
-    )
+    assert recorder.pages[-len(pages) :] == pages
     reader.close()
-    recorder = Recorder()
-    ahead = announcer(file, recorder, rows=range(3), resident=lambda offset: True)
-    if ahead._ragged[0].last_byte(0) is not None:  # None: this system does not say what is in memory
+    ahead, recorder = announcer(lambda offset: True, file=file, rows=range(3))
+    if ahead._large[0].last_byte(0) is not None:  # None: this system does not say what is in memory
         ahead.announce(np.array([0]))
         assert ahead._thread is None and not recorder.pages
     ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("height", "chunk_bytes", "first", "stop", "expected"),
+    [
+        (3, 2**16, [0, 3], [1, 5], [(0, 5)]),  # near rows are one range
+        (64, 2**23, [0, 4], [2, 5], [(0, 2), (4, 5)]),  # rows far apart are two
+    ],
+)
+def test_ranges_to_announce_are_the_bytes_of_rows(tmp_path, height, chunk_bytes, first, stop, expected):
+    images = [np.zeros((height, 64, 3), np.uint8)] * 6
+    file = read_header(write_ragged(tmp_path / "a.h5", images, chunk_bytes=chunk_bytes))
+    ragged, row = file.fields["images"].ragged, images[0].nbytes
+    with open(file.path, "rb") as opened:
+        extents = Extents(opened.fileno(), file, file.fields["images"])
+        found = extents.ranges(np.array(first), np.array(stop))
+        assert extents.last_byte(3) in (None, ragged.base + 4 * row - 1)
+        extents.close()
+    assert found.tolist() == [[ragged.base + a * row, (b - a) * row] for a, b in expected]
+    assert (extents.base, extents.num_bytes(5)) == (ragged.base, ragged.num_bytes)

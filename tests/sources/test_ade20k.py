@@ -28,12 +28,6 @@ def ade(tmp_path: Path) -> Path:
     return root
 
 
-def shift(root: Path, folder: str) -> None:
-    (root / "annotations").rename(root / folder)
-    for path in (root / folder).rglob("*.png"):
-        picture(path, 255, 0, 149)
-
-
 def test_masks_keep_0_as_other_and_scenes_are_labels_if_there_are_any(ade: Path) -> None:
     assert detect_layout(ade)[0] == "ade20k"
     listing = listed(ade)
@@ -69,27 +63,23 @@ def test_masks_keep_0_as_other_and_scenes_are_labels_if_there_are_any(ade: Path)
     assert values(listing) == [-1, -1, 0, -1] and "without a scene in sceneCategories.txt (3)" in notes_of(listing)
 
 
-@pytest.mark.parametrize("folder", ["annotations_detectron2", "annotations"])
-def test_shifted_masks_are_known_by_their_values_and_not_shifted_back(ade: Path, folder: str) -> None:
-    shift(ade, "annotations_detectron2")
-    if folder == "annotations":
-        (ade / "annotations_detectron2").rename(ade / "annotations")
-    listing = listed(ade)
-    assert listing.masks is not None and listing.masks.ignore_index == 255
-    assert len(listing.masks.names) == 150 and listing.masks.names[0] == "wall"
-    assert listing.masks.files.read(0) == (ade / folder / "training/ADE_train_00000001.png").read_bytes()
-    assert "255 = ignore, shifted as for detectron2, by their values (0..149, 255" in notes_of(listing)
-
-
-def test_the_original_masks_are_preferred_and_known_in_any_folder(ade: Path) -> None:
+def test_the_numbering_of_masks_is_known_by_their_values_and_the_original_ones_are_preferred(ade: Path) -> None:
     picture(ade / "annotations_detectron2/training/ADE_train_00000001.png", 255)
-    listing = listed(ade)
-    assert listing.masks is not None and listing.masks.ignore_index == 0
-    assert "not those in annotations_detectron2" in notes_of(listing)
+    assert "not those in annotations_detectron2" in notes_of(listed(ade))
     (ade / "annotations_detectron2").rename(ade / "away")
-    (ade / "annotations").rename(ade / "annotations_detectron2")
-    masks = listed(ade).masks
-    assert masks is not None and masks.ignore_index == 0
+    for folder, other in (("annotations_detectron2", "annotations"), ("annotations", "annotations_detectron2")):
+        masks = listed(ade).masks
+        assert masks is not None and masks.ignore_index == 0
+        (ade / other).rename(ade / folder)
+    for path in (ade / "annotations").rglob("*.png"):
+        picture(path, 255, 0, 149)
+    for folder in ("annotations", "annotations_detectron2"):  # shifted masks are not shifted back
+        (ade / "annotations").rename(ade / folder)
+        listing = listed(ade)
+        assert listing.masks is not None and listing.masks.ignore_index == 255
+        assert len(listing.masks.names) == 150 and listing.masks.names[0] == "wall"
+        assert listing.masks.files.read(0) == (ade / folder / "training/ADE_train_00000001.png").read_bytes()
+        assert "255 = ignore, shifted as for detectron2, by their values (0..149, 255" in notes_of(listing)
 
 
 @pytest.mark.parametrize(("held", "message"), [((0, 151), "masks hold 151"), ((150, 255), "both 150, .* and 255")])

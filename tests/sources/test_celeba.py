@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import archived, refused, refused_or_skipped, values, write, write_tar
+from small_trees import archived, refused, refused_or_skipped, values, write
 
 from fastload.sources import detect_layout, list_source
 
@@ -53,49 +53,6 @@ def write_images(folder: Path, suffix: str = ".jpg") -> None:
         (folder / name).with_suffix(suffix).write_bytes(face(i))
 
 
-def official(root: Path) -> Path:
-    write_texts(root, flat=False, end="\r\n")
-    write_images(root.parent / "img_align_celeba")
-    (root / "Img").mkdir()
-    archived(root.parent / "img_align_celeba", root / "Img/img_align_celeba.zip", "img_align_celeba")
-    return root
-
-
-def official_unpacked(root: Path) -> Path:
-    write_texts(root, flat=False, end="\n")
-    write_images(root / "Img" / "img_align_celeba")
-    return root
-
-
-def torchvision(root: Path) -> Path:
-    write_texts(root / "celeba", end="\n")
-    write_images(root / "celeba" / "img_align_celeba")
-    return root
-
-
-def flat_with_tar(root: Path) -> Path:
-    write_texts(root)
-    write_tar(root / "img_align_celeba.tar", {f"img_align_celeba/{name}": face(i) for i, name in enumerate(FILES)})
-    return root
-
-
-def kaggle(root: Path) -> Path:
-    write_images(root / "img_align_celeba" / "img_align_celeba")
-    for name, lines in TEXTS.items():
-        stem = Path(name).stem
-        if stem in ("identity_CelebA", "list_landmarks_celeba"):
-            continue
-        head = {
-            "list_attr_celeba": NAMES,
-            "list_eval_partition": ["partition"],
-            "list_bbox_celeba": ["x_1", "y_1", "width", "height"],
-            "list_landmarks_align_celeba": POINTS.split(),
-        }[stem]
-        table = [["image_id", *head], *(line.split() for line in lines if line.startswith("0000"))]
-        (root / f"{stem}.csv").write_text("".join(",".join(row) + "\n" for row in table))
-    return root
-
-
 @pytest.fixture
 def faces(tmp_path: Path) -> Path:
     write_texts(tmp_path)
@@ -103,19 +60,50 @@ def faces(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def in_torchvision(root: Path) -> Path:
-    return torchvision(root) / "celeba"
+def kaggle(root: Path) -> Path:
+    write_images(root / "img_align_celeba" / "img_align_celeba")
+    heads = {
+        "attr": NAMES,
+        "eval": ["partition"],
+        "bbox": ["x_1", "y_1", "width", "height"],
+        "landmarks": POINTS.split(),
+    }
+    for name, lines in TEXTS.items():
+        stem = Path(name).stem
+        if stem not in ("identity_CelebA", "list_landmarks_celeba"):
+            table = [line.split() for line in lines if line.startswith("0000")]
+            rows = [["image_id", *heads[stem.split("_")[1]]], *table]
+            (root / f"{stem}.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    return root
 
 
-def kaggle_zip(root: Path) -> Path:
-    return archived(kaggle(root), root.parent / "archive.zip")
+# Where the text files are (in folders of their own, or not), the end of their lines, the images, and what is given.
+TREES = {
+    "official": ("", False, "\r\n", "Img/img_align_celeba.zip", ""),
+    "official, unpacked": ("", False, "\n", "Img/img_align_celeba", ""),
+    "torchvision": ("celeba", True, "\n", "celeba/img_align_celeba", ""),
+    "in torchvision": ("celeba", True, "\n", "celeba/img_align_celeba", "celeba"),
+    "flat with a tar": ("", True, "\r\n", "img_align_celeba.tar", ""),
+}
 
 
-@pytest.mark.parametrize(
-    "make", [official, official_unpacked, torchvision, in_torchvision, flat_with_tar, kaggle, kaggle_zip]
-)
-def test_every_layout_gives_the_same_columns(tmp_path: Path, make) -> None:
-    root = make(tmp_path / "data")
+def made(kind: str, root: Path) -> Path:
+    if kind.startswith("kaggle"):
+        return archived(kaggle(root), root.parent / "archive.zip") if kind.endswith("zip") else kaggle(root)
+    texts, flat, end, images, given = TREES[kind]
+    write_texts(root / texts, flat=flat, end=end)
+    if images.endswith("celeba"):
+        write_images(root / images)
+    else:
+        write_images(root.parent / "img_align_celeba")
+        (root / images).parent.mkdir(exist_ok=True)
+        archived(root.parent / "img_align_celeba", root / images, "img_align_celeba")
+    return root / given
+
+
+@pytest.mark.parametrize("kind", [*TREES, "kaggle", "kaggle zip"])
+def test_every_layout_gives_the_same_columns(tmp_path: Path, kind: str) -> None:
+    root = made(kind, tmp_path / "data")
     assert detect_layout(root)[0] == "celeba"
     listing = list_source(root)
     assert [key.rpartition("/")[2] for key in listing.keys] == FILES
@@ -130,7 +118,7 @@ def test_every_layout_gives_the_same_columns(tmp_path: Path, make) -> None:
     points = listing.columns["landmarks"]
     assert points.values.dtype == np.int32 and np.array_equal(points.values, POINTS_ALIGNED)
     assert points.attrs == {"names": tuple(POINTS.split()), "coordinates": "aligned"}
-    if make in (kaggle, kaggle_zip):
+    if kind.startswith("kaggle"):
         assert "identity" not in listing.columns and any("no identity" in note for note in listing.notes)
     else:
         assert values(listing, "identity") == IDENTITY
@@ -163,23 +151,22 @@ def test_images_alone_have_no_labels_and_png_images_match_rows_that_say_jpg(tmp_
     assert values(list_source(tmp_path), "identity") == IDENTITY
 
 
-def test_a_row_without_its_image_fails_or_is_skipped(faces: Path) -> None:
-    os.remove(faces / "img_align_celeba" / "000003.jpg")
-    listing = refused_or_skipped(
-        r"not there \(1\): img_align_celeba/000003.jpg is listed in list_attr_celeba.txt and", faces
-    )
-    ((key, reason),) = listing.skipped
-    assert key == "img_align_celeba/000003.jpg" and "identity_CelebA.txt" in reason and "has no file" in reason
-    assert values(listing, "identity") == IDENTITY[:2] + IDENTITY[3:]
-    assert listing.split.tolist() == PARTITION[:2] + PARTITION[3:]
-
-
-def test_an_image_without_a_row_fails_or_is_skipped(faces: Path) -> None:
+def test_a_row_without_its_image_or_an_image_without_a_row_fails_or_is_skipped(faces: Path) -> None:
     (faces / "identity_CelebA.txt").write_text("".join(line + "\n" for line in rows(IDENTITY)[1:]))
     listing = refused_or_skipped(r"does not list \(1\): img_align_celeba/000001.jpg has no row in identity_C", faces)
     assert listing.skipped == (("img_align_celeba/000001.jpg", "has no row in identity_CelebA.txt"),)
     assert len(listing) == COUNT - 1 and listing.files.read(0) == face(1)
     assert values(listing, "identity") == IDENTITY[1:]
+    os.remove(faces / "img_align_celeba" / "000003.jpg")
+    listing = refused_or_skipped(
+        r"not there \(1\): img_align_celeba/000003.jpg is listed in list_attr_celeba.txt and", faces
+    )
+    key, reason = listing.skipped[0]
+    assert key == "img_align_celeba/000003.jpg" and "identity_CelebA.txt" in reason and "has no file" in reason
+    assert values(listing, "identity") == IDENTITY[1:2] + IDENTITY[3:]
+    assert listing.split.tolist() == PARTITION[1:2] + PARTITION[3:]
+    (faces / "img_align_celeba" / "000003.jpg").symlink_to("nowhere")  # named once
+    assert sorted(key[-10:] for key, _ in list_source(faces, on_error="skip").skipped) == ["000001.jpg", "000003.jpg"]
 
 
 def test_rows_in_any_order_other_splits_and_a_wrong_count_are_taken(faces: Path) -> None:
@@ -191,7 +178,7 @@ def test_rows_in_any_order_other_splits_and_a_wrong_count_are_taken(faces: Path)
     assert values(listing, "identity") == IDENTITY
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0, 0, 0, 1, 1, 1]
     assert any("promises 202599 rows and has 6" in note for note in listing.notes)
-    (faces / "identity_CelebA.txt").write_text("")
+    (faces / "identity_CelebA.txt").write_text("6\nimage_id identity\n")
     refused(r"identity_CelebA.txt holds no rows", faces)
 
 
@@ -226,14 +213,3 @@ def test_images_in_two_folders_or_none_are_an_error(tmp_path: Path) -> None:
     assert len(list_source(tmp_path)) == COUNT
     write_images(tmp_path / "b")
     refused("more than one folder: a, b", tmp_path)
-
-
-def test_the_real_faces(shared_data: Path) -> None:
-    listing = list_source(shared_data / "celeba")
-    assert listing.layout == "celeba" and len(listing) == 1500
-    assert np.bincount(listing.split).tolist() == [1200, 150, 150]
-    labels = listing.columns["labels"]
-    assert labels.values.shape == (1500, 40) and [labels.attrs["names"][i] for i in (20, -1)] == ["Male", "Young"]
-    assert listing.columns["identity"].values[:2].tolist() == [2880, 2937]
-    assert labels.values[0].tolist()[:4] == [0, 1, 1, 0]
-    assert listing.keys[0] == "img_align_celeba/000001.jpg" and listing.files.read_head(0, 2) == b"\xff\xd8"

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import os
 import pickle
 
 import numpy as np
 import pytest
-from small_trees import archived, make, read, refused, values
+from small_trees import archived, make, notes_of, read, refused, values
 
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
@@ -86,18 +85,13 @@ def test_cifar10_for_python_is_read_with_labels_names_splits_and_file_names(tmp_
 def test_cifar100_has_fine_and_coarse_labels(tmp_path):
     fine, coarse = [f"fine{i}" for i in range(100)], [f"coarse{i}" for i in range(20)]
     for name, count in (("train", 6), ("test", 3)):
-        rng = np.random.default_rng(count)
-        value = batch(count, count) | {
-            "fine_labels": rng.integers(0, 100, count).tolist(), "coarse_labels": rng.integers(0, 20, count).tolist()
-        }  # fmt: skip
-        del value["labels"]
-        (tmp_path / name).write_bytes(python2_dump(value))
-        if name == "train":
-            train = value
+        labels = {"fine_labels": list(range(90, 90 + count)), "coarse_labels": list(range(9, 9 + count))}
+        value = {key: cells for key, cells in batch(count, count).items() if key != "labels"}
+        (tmp_path / name).write_bytes(python2_dump(value | labels))
     (tmp_path / "meta").write_bytes(python2_dump({"fine_label_names": fine, "coarse_label_names": coarse}))
     listing = list_source(tmp_path)
-    assert values(listing)[:6] == train["fine_labels"]
-    assert values(listing, "coarse_labels")[:6] == train["coarse_labels"]
+    assert values(listing) == [*range(90, 96), *range(90, 93)]
+    assert values(listing, "coarse_labels") == [*range(9, 15), *range(9, 12)]
     assert listing.columns["labels"].attrs["names"] == tuple(fine)
     assert listing.columns["coarse_labels"].attrs["names"] == tuple(coarse)
     assert listing.split.tolist() == [0] * 6 + [1] * 3 and listing.keys[6] == "test/thing_s_003000.png"
@@ -145,10 +139,10 @@ def test_a_missing_batch_is_an_error_or_named_as_skipped(tmp_path):
     listing = list_source(tmp_path, on_error="skip")
     assert listing.skipped == (("cifar-10-batches-py/data_batch_3", "is absent with all of its images"),)
     assert len(listing) == 32 and "names" not in listing.columns["labels"].attrs
-    assert any("no batches.meta" in note for note in listing.notes)
+    assert "no batches.meta" in notes_of(listing)
     (folder / "test_batch").unlink()
     listing = list_source(tmp_path, on_error="skip")
-    assert listing.split_names == ("train",) and any("no test images" in note for note in listing.notes)
+    assert listing.split_names == ("train",) and "no test images" in notes_of(listing)
 
 
 WRONG = {
@@ -157,6 +151,7 @@ WRONG = {
     "too few labels": ({"labels": [1]}, "`labels`: 1 labels for 7 images"),
     "a label out of range": ({"labels": [0, 1, 2, 10, 3, 4, 5]}, "image 3 has the label 10; expected 0 to 9"),
     "labels that are names": ({"labels": ["a"] * 7}, "no list of integers"),
+    "a program": (None, r"the pickle asks for os\.system"),
 }
 
 
@@ -164,19 +159,8 @@ WRONG = {
 def test_a_wrong_batch_is_named_with_what_is_wrong(tmp_path, case):
     folder, _ = cifar10(tmp_path)
     change, reason = WRONG[case]
-    (folder / "data_batch_2").write_bytes(python2_dump(batch(2) | change))
+    (folder / "data_batch_2").write_bytes(python2_dump(batch(2) | change) if change else b"cos\nsystem\n(S'id'\ntR.")
     refused(rf"data_batch_2: .*{reason}", tmp_path)
-
-
-def test_a_malicious_batch_executes_nothing(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.system, (f"touch {tmp_path / 'canary'}",)
-
-    folder, _ = cifar10(tmp_path)
-    (folder / "data_batch_4").write_bytes(pickle.dumps(batch(4) | {"labels": Evil()}))
-    refused(r"data_batch_4: the pickle asks for (posix|nt)\.system", tmp_path)
-    assert not (tmp_path / "canary").exists()
 
 
 def test_repeated_file_names_get_their_row(tmp_path):

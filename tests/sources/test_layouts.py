@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from small_trees import picture
+from small_trees import make, notes_of, picture, values, write
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import LAYOUTS, SourceOptions, detect_layout, list_source
@@ -33,6 +35,33 @@ def test_a_dataset_known_by_name_comes_before_a_format_and_that_before_a_folder(
     assert detect_layout(tmp_path / "other")[0] == "folder"
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "splits", "first", "classes"),
+    [
+        ("celeba", "celeba", {"train": 1200, "val": 150, "test": 150}, "img_align_celeba/000001.jpg", 40),
+        ("camvid/camvid.tar", "camvid", {"train": 100, "val": 25}, "camvid/train/0001TP_006690.png", 0),
+        ("flowers128/flowers128.tar", "folder", {"all": 4317}, "", 5),
+        ("clothing/clothing.tar", "folder", {"train": 1817, "val": 341, "test": 372}, "", 10),
+        ("nasty/files", "folder", {"all": 75}, "", 0),
+    ],
+)
+def test_the_real_datasets(
+    shared_data: Path, name: str, layout: str, splits: dict[str, int], first: str, classes: int
+) -> None:
+    listing = list_source(shared_data / name)
+    assert listing.layout == layout and not listing.skipped and listing.keys[0].startswith(first)
+    assert dict(zip(listing.split_names, np.bincount(listing.split).tolist(), strict=True)) == splits
+    assert listing.masks is None or (listing.masks.present.all() and listing.masks.files.read(0)[:4] == b"\x89PNG")
+    if not classes:
+        return
+    labels = listing.columns["labels"]
+    assert len(labels.attrs["names"]) == classes and listing.files.read_head(0, 2) == b"\xff\xd8"
+    if layout == "celeba":
+        assert labels.values.shape == (1500, 40) and [labels.attrs["names"][i] for i in (20, -1)] == ["Male", "Young"]
+        assert labels.values[0].tolist()[:4] == [0, 1, 1, 0]
+        assert values(listing, "identity")[:2] == [2880, 2937]
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_nothing_of_a_layout_is_a_named_error_and_no_evidence(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.md").write_text("nothing to see")
@@ -55,3 +84,31 @@ def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path) -> None
         with pytest.raises(OptionError, match=f"`--{flag}` means nothing to the layout folder; it is for .*manifest"):
             list_source(tmp_path, options=SourceOptions(**{name: value}))
     assert len(list_source(tmp_path, options=SourceOptions(masks="none"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("a/_annotations.coco.json", "{}", "Roboflow"),
+        ("labels/0.txt", "0 0.5 0.5 0.2 0.2\n", "YOLO"),
+        ("captions_val.json", "{}", "captions"),
+        ("train_test_split.txt", "1 0\n", "CUB"),
+        ("a/0.xml", "<annotation><object/></annotation>", "VOC"),
+        ("a/x.json", '{"images": [], "annotations": []}', "COCO"),
+        ("t.csv", "id,label\n0,x\n1,y\n", r"table t.csv. Its column 'id' \(e.g. '0'\)"),
+    ],
+)
+def test_annotations_that_are_not_read_are_said(tmp_path: Path, name: str, text: str, form: str) -> None:
+    make(tmp_path, "images/a/000.png", "images/b/001.png")
+    assert "NOT READ" not in notes_of(list_source(tmp_path))
+    write(tmp_path / name, text)
+    assert re.search(f"NOT READ: .*{form}", notes_of(list_source(tmp_path)))
+
+
+def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        for name in ("images/0.png", "labels/0.txt"):
+            write(tmp_path / split / name, "0 0.5 0.5 0.2 0.2\n")
+    listing = list_source(tmp_path)
+    assert listing.split_names == ("train", "val") and listing.columns == {}
+    assert "look like YOLO's boxes" in notes_of(listing)

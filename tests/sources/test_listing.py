@@ -1,44 +1,32 @@
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from small_trees import make
 
 from fastload.errors import SourceError
-from fastload.format.column import Column
-from fastload.sources.listing import Listing, first_few, require_unique
-from fastload.sources.tree import FolderFiles
+from fastload.sources import list_source
+from fastload.sources.listing import first_few, require_unique
 
 
-def listing_of(count: int) -> Listing:
-    keys = [f"{i}.jpg" for i in range(count)]
-    return Listing(
-        layout="folder",
-        keys=tuple(keys),
-        split=(np.arange(count) % 2).astype(np.uint8),
-        split_names=("train", "val"),
-        columns={
-            "labels": Column(np.arange(count) * 10, {"names": ("a",)}),
-            "bbox": Column(np.arange(count * 4).reshape(-1, 4)),
-        },
-        notes=("a note",),
-        sizes=np.arange(count) + 100,
-        mtimes_ns=np.arange(count) + 1000,
-        files=FolderFiles.of(b"/data", [key.encode() for key in keys]),
-        skipped=(("x.jpg", "gone"),),
-    )
-
-
-def test_take_reorders_every_column_alike() -> None:
-    whole = pickle.loads(pickle.dumps(listing_of(6)))
-    some = whole.take(np.array([5, 0, 2]))
-    assert len(some) == 3 and some.keys == ("5.jpg", "0.jpg", "2.jpg")
+def test_take_reorders_every_column_alike(tmp_path: Path) -> None:
+    names = ["train/a/1.jpg", "train/b/22.jpg", "train/c/333.jpg", "val/a/4444.jpg", "val/c/55555.jpg"]
+    for i, name in enumerate(names):
+        os.utime(make(tmp_path, name) / name, ns=(0, 1000 + i))
+    (tmp_path / "val/a/gone.jpg").symlink_to("nowhere")
+    whole = pickle.loads(pickle.dumps(list_source(tmp_path, on_error="skip")))
+    some = whole.take(np.array([4, 0, 2]))
+    assert len(some) == 3 and some.keys == (names[4], names[0], names[2])
     assert some.split.tolist() == [1, 0, 0] and some.split_names == whole.split_names
-    assert some.columns["labels"].values.tolist() == [50, 0, 20] and some.columns["labels"].attrs == {"names": ("a",)}
-    assert some.columns["bbox"].values[0].tolist() == [20, 21, 22, 23]
-    assert some.sizes.tolist() == [105, 100, 102] and some.mtimes_ns.tolist() == [1005, 1000, 1002]
-    assert some.skipped == whole.skipped and some.notes == whole.notes
+    assert some.columns["labels"].values.tolist() == [2, 0, 2]
+    assert some.columns["labels"].attrs == {"names": ("a", "b", "c")}
+    assert some.sizes.tolist() == [15, 13, 15] and some.mtimes_ns.tolist() == [1004, 1000, 1002]
+    assert [some.files.read(i).decode() for i in range(3)] == list(some.keys)
+    assert some.skipped == whole.skipped != () and some.notes == whole.notes
     assert len(whole.take(np.array([], dtype=np.int64))) == 0
 
 

@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from small_trees import archived, read, refused, values
+from small_trees import archived, notes_of, read, refused, values
 
 from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import RawRows
@@ -59,7 +59,7 @@ def test_mnist_is_recognised_by_its_md5_and_labels_without_images_are_noted(shar
     assert listing.columns["labels"].attrs["names"] == tuple("0123456789")
     assert listing.columns["labels"].values[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
     assert "MNIST, recognised by" in listing.notes[0] and "md5 of MNIST's" in listing.notes[1]
-    assert any(note.startswith("Ignored train-labels-idx1-ubyte.gz: the images") for note in listing.notes)
+    assert "Ignored train-labels-idx1-ubyte.gz: the images" in notes_of(listing)
     pixels = read(listing.files, range(10_000))
     assert pixels.shape == (10_000, 28, 28, 1) and pixels.any(axis=(1, 2, 3)).all()
 
@@ -70,12 +70,12 @@ def test_unpacked_files_come_before_gzipped_ones_and_images_without_labels_get_m
     write(source, packed=True)
     listing = list_source(source)
     assert len(listing) == 13 and listing.keys[0] == "train-images-idx3-ubyte/00000"
-    assert any(note.startswith("Read the unpacked files, not t10k-images-idx3-ubyte.gz") for note in listing.notes)
+    assert "Read the unpacked files, not t10k-images-idx3-ubyte.gz" in notes_of(listing)
     for path in source.glob("*.gz"):
         path.unlink()
     listing = list_source(source)
     assert values(listing) == [*labels(9), -1, -1, -1, -1]
-    assert any("no labels for t10k-images-idx3-ubyte: its labels are -1" in note for note in listing.notes)
+    assert "no labels for t10k-images-idx3-ubyte: its labels are -1" in notes_of(listing)
     (source / "train-labels-idx1-ubyte").unlink()
     assert list_source(source).columns == {}
     single = list_source(source / "t10k-images-idx3-ubyte")
@@ -93,12 +93,10 @@ def test_emnist_is_turned_upright_and_named_by_its_mapping(tmp_path):
 
 
 def test_qmnist_has_eight_numbers_an_image(tmp_path):
-    source = tmp_path / "raw"
-    source.mkdir()
     numbers = np.arange(48, dtype=np.int32).reshape(6, 8) % 10
-    (source / "qmnist-train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images(6))))
-    (source / "qmnist-train-labels-idx2-int.gz").write_bytes(gzip.compress(idx(numbers)))
-    listing = list_source(source)
+    (tmp_path / "qmnist-train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images(6))))
+    (tmp_path / "qmnist-train-labels-idx2-int.gz").write_bytes(gzip.compress(idx(numbers)))
+    listing = list_source(tmp_path)
     assert values(listing) == numbers[:, 0].tolist()
     assert np.array_equal(listing.columns["qmnist"].values, numbers[:, 1:])
     assert len(listing.columns["qmnist"].attrs["names"]) == 7 and "QMNIST" in listing.notes[0]

@@ -13,7 +13,6 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.header import read_header
 from fastload.read.checked import CheckedSamples
 from fastload.sources.listing import Files, Pictures
-from fastload.sources.object_images import examine, pixels_of
 from fastload.sources.objects import list_objects
 
 
@@ -73,7 +72,8 @@ def test_images_of_every_kind_are_read(kind, way):
     sample = (image, 3) if way == "in a pair" else {"image": image, "label": 3} if way == "in a dict" else image
     listing = list_objects([(image,) if isinstance(sample, dict) and way == "alone" else sample])
     assert isinstance(listing.files, Files if "PNG" in kind else Pictures) and listing.layout == "objects"
-    pixels, (header, _) = pixels_of(listing.files.read(0)), examine(listing.files.read(0))
+    pictures = getattr(listing.files, "pictures", listing.files)
+    pixels, header = pictures.read(0), pictures.header(0)
     assert np.array_equal(pixels.reshape(expected.shape), expected) and pixels.dtype.isnative
     assert (header.height, header.width, header.bits) == (*expected.shape[:2], 8 * pixels.itemsize)
     assert header.channels == (*pixels.shape, 1)[2]
@@ -92,15 +92,6 @@ def test_bytes_of_jpegs_are_kept_as_they_are_but_become_pixels_among_pixels(tmp_
     report = pack_images(given, tmp_path / "b.h5", store="source", workers=0)
     assert report.encodings == {"raw": 3}
     assert "Bytes of files (1) and pixels (2): all are taken as pixels." in report.notes
-
-
-def test_bytes_that_are_others_each_time_are_refused():
-    images = [encoded(kind="JPEG"), encoded(kind="JPEG")]
-    files = list_objects(images).files
-    images[1] = encoded(kind="JPEG", quality=20)
-    assert files.read_head(0, 3) == images[0][:3] and files.take(np.array([0])).read(0) == images[0]
-    with pytest.raises(ImageError, match="has other bytes now"):
-        files.read(1)
 
 
 def test_orientation_is_applied_as_to_files():
@@ -146,14 +137,18 @@ class Photos:
         return self.samples[i]
 
 
-def test_names_of_classes_come_from_the_object_or_what_it_is_a_part_of():
+def test_names_of_classes_come_from_the_object_or_what_it_is_a_part_of_and_rows_are_taken_and_pickled():
     photos = Photos([(PIXELS, 1), (PIXELS, 0)])
     assert list_objects(photos).columns["labels"].attrs == {"names": ("cat", "dog")}
     subset = Photos([(PIXELS, 1)])
     subset.classes, subset.dataset = None, photos
     assert list_objects(subset).columns["labels"].attrs == {"names": ("cat", "dog")}
     assert list_objects(Photos([(PIXELS, 2)])).columns["labels"].attrs == {}
-    assert list_objects([PIXELS, PIXELS]).columns == {}
+    listing = list_objects([PIXELS[:3], PIXELS[:4], PIXELS])
+    assert listing.columns == {}
+    taken = pickle.loads(pickle.dumps(listing)).take(np.array([2, 0]))
+    assert [taken.files.read(i).shape[0] for i in range(2)] == [7, 3]
+    assert [taken.files.header(i).height for i in range(2)] == [7, 3] and taken.keys == ("000002", "000000")
 
 
 REFUSED = {
@@ -188,26 +183,18 @@ def test_a_sample_that_is_none_is_named_or_skipped(case):
     assert len(listing) == 1 and listing.skipped[0][0] == "000001"
 
 
-def test_what_the_object_raises_is_reported_with_its_sample():
-    class Raises(Photos):
-        def __getitem__(self, i):
-            if i == 2:
-                raise IndexError("out of photos")
-            return self.samples[i]
-
-    refused("Raises: sample 2 of 3 cannot be read: IndexError: out of photos", Raises([(PIXELS, 0)] * 3))
-
-
-def test_a_mask_that_is_another_when_read_again_is_an_error():
+def test_bytes_or_a_mask_that_are_others_when_read_again_are_an_error():
+    images = [encoded(kind="JPEG"), encoded(kind="JPEG")]
+    files = list_objects(images).files
+    images[1] = encoded(kind="JPEG", quality=20)
+    assert files.read_head(0, 3) == images[0][:3] and files.take(np.array([0])).read(0) == images[0]
+    with pytest.raises(ImageError, match="has other bytes now"):
+        files.read(1)
     samples = [{"image": PIXELS, "mask": np.zeros((7, 5), int)}]
     masks = list_objects(samples).masks.files
     assert masks.read(0).shape == (7, 5) and (masks.header(0).height, masks.header(0).width) == (7, 5)
-    for mask, message in (
-        (None, "no mask"),
-        (PIXELS[..., 0], "other pixels"),
-        (PIXELS[:, :4, 0], r"is uint8 \(7, 4\)"),
-    ):
-        samples[0]["mask"] = mask
+    others = {"no mask": None, "other pixels": PIXELS[..., 0], r"is uint8 \(7, 4\)": PIXELS[:, :4, 0]}
+    for message, samples[0]["mask"] in others.items():
         with pytest.raises(ImageError, match=f"{message} now"):
             masks.read(0)
 
@@ -226,10 +213,8 @@ def test_a_sample_of_another_size_or_other_pixels_when_read_again_is_an_error():
     Random.after = 1
     refused(r"Random: sample 0 has other pixels .*random transforms out", Random([PIXELS, PIXELS * 0]))
     Random.after = 2
-    for other, message in (
-        (PIXELS * 0, "has other pixels now"),
-        (PIXELS[:6], r"is uint8 \(6, 5, 3\) now and was 7x5 .*Leave random transforms out"),
-    ):
+    smaller = r"is uint8 \(6, 5, 3\) now and was 7x5 .*Leave random transforms out"
+    for other, message in ((PIXELS * 0, "has other pixels now"), (PIXELS[:6], smaller)):
         with pytest.raises(ImageError, match=message):
             list_objects(Random([PIXELS, other])).files.read(0)
 
@@ -247,7 +232,12 @@ def test_masks_are_packed_and_other_parts_are_said_or_refused(tmp_path):
     refused(r"has a mask that is float64 \(7, 5\); expected integers", [{"image": PIXELS, "mask": mask / 2}])
 
 
-def test_what_has_no_samples_by_number_and_labels_of_several_kinds_are_refused():
+def test_what_has_no_samples_by_number_raises_or_has_labels_of_several_kinds_is_refused():
+    class Raises(Photos):
+        def __getitem__(self, i):
+            return (PIXELS, self.samples[i])
+
+    refused("Raises: sample 2 of 3 cannot be read: KeyError: 2", Raises({0: 0, 1: 0, 3: 0}))
     for source in (iter([PIXELS]), {"a": PIXELS}, 7, "folder", None):
         refused("has no length or no indexing", source)
     refused("list: has no sample", [])
@@ -255,10 +245,3 @@ def test_what_has_no_samples_by_number_and_labels_of_several_kinds_are_refused()
     refused(r"labels of several kinds: \(0, 1\) of sample 0, \(1,\) of sample 1", [(PIXELS, [0, 1]), (PIXELS, [1])])
     refused("sample 1 has no label, where others have vectors", [(PIXELS, [0, 1]), (PIXELS, None)])
     refused("beyond what int64 holds", [(PIXELS, 2**63)])
-
-
-def test_pictures_are_taken_and_pickled():
-    listing = list_objects([(PIXELS[:3], 0), (PIXELS[:4], 1), (PIXELS, 2)])
-    taken = pickle.loads(pickle.dumps(listing)).take(np.array([2, 0]))
-    assert [taken.files.read(i).shape[0] for i in range(2)] == [7, 3]
-    assert [taken.files.header(i).height for i in range(2)] == [7, 3] and taken.keys == ("000002", "000000")

@@ -1,12 +1,13 @@
-"""Reads and writes of any length."""
+"""Reads and writes of any length, and how much of a file is in memory."""
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import pytest
 
-from fastload.system.files import read_bytes, read_into, write_all, write_at
+from fastload.system.files import _probed, drop, read_bytes, read_into, resident_share, write_all, write_at
 
 
 @pytest.fixture
@@ -38,3 +39,28 @@ def test_all_that_is_given_is_written(tmp_path, monkeypatch):
         write_at(file.fileno(), memoryview(b"abcdefg"), 2)
         write_all(file.fileno(), b"")
     assert (tmp_path / "a").read_bytes() == b"01abcdefg9"
+
+
+def test_what_was_dropped_comes_back_when_it_is_read_and_an_empty_file_has_no_share(tmp_path):
+    path, empty = tmp_path / "data.bin", tmp_path / "empty"
+    path.write_bytes(os.urandom(1 << 20))
+    if resident_share(path) is None:
+        pytest.skip("this system does not say which pages are in memory")
+
+    def probed_share():
+        with open(path, "rb") as opened:
+            return _probed(opened.fileno(), path.stat().st_size)
+
+    assert resident_share(path) == probed_share() == 1
+    empty.touch()
+    assert drop(empty) is None
+    left = drop(path)
+    if left == 1:
+        pytest.skip("this file system keeps its pages, as tmpfs does")
+    assert left == resident_share(path) == 0 and probed_share() < 0.1
+    path.read_bytes()
+    assert resident_share(path) == 1
+    drop(path)
+    with open(path, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert sum(mapped[::4096]) >= 0  # touches each page
+        assert drop(path) == 1  # mapped pages stay

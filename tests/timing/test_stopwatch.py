@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from fastload.timing.results import BatchWork, Work
+from fastload.timing.results import BatchWork, Work, mean_stages
 from fastload.timing.stopwatch import Stopwatch, beyond_usual_s, current, process_cpu_s, run_delay_reader
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -36,23 +37,17 @@ def test_running_is_running_and_sleeping_is_blocked():
 @LINUX
 def test_blocked_while_a_process_reads_is_reading_unless_a_stage_of_its_own_read():
     watch = Stopwatch("transform", by_threads=False)
-    with open("/proc/cpuinfo") as file:
-        file.read()
+    Path("/proc/cpuinfo").read_bytes()
     time.sleep(NAP_S)
     work = watch.end()
     assert work.stages["reading"].blocked_s >= NAP_S / 2 and work.stages["transform"].blocked_s == 0
     watch.begin()
-    with open("/proc/cpuinfo") as file:
-        file.read()
+    Path("/proc/cpuinfo").read_bytes()
     watch.lap("reading")
     time.sleep(NAP_S)
     assert watch.end().stages["transform"].blocked_s >= NAP_S / 2
-
-
-@LINUX
-def test_the_stopwatchs_own_looks_are_no_reading():
-    watch = Stopwatch("transform", by_threads=False)
-    for _ in range(20):
+    watch.begin()
+    for _ in range(20):  # its own looks at the system are no reading
         time.sleep(0.001)
         watch.lap("transform")
     assert "reading" not in watch.end().stages
@@ -78,23 +73,18 @@ def test_threads_that_read_nothing_are_blocked_by_a_lock():
     assert works[0].lock_s > 0 and works[0].stages["reading"].blocked_s >= works[0].lock_s > 0
 
 
-def test_slow_samples_are_those_far_above_the_usual():
+def test_slow_samples_are_those_far_above_the_usual_ones_of_their_batch():
     assert beyond_usual_s([1.0, 2.0, 1.0, 9.0, 3.0, 1.0, 1.0]) == 8.0
     assert beyond_usual_s([1.0, 2.0, 2.5]) == beyond_usual_s([1.0, 9.0]) == beyond_usual_s([]) == 0
-
-
-def test_a_batch_has_what_its_slow_samples_took():
-    begin_s = time.perf_counter()
-    watch = Stopwatch("transform", by_threads=False)
-    for _ in range(3):
+    watch, until_s = Stopwatch("transform", by_threads=False), 0.0
+    for longer in (0, 0, 0, 4):  # 4 times as long as the others together, however slow the machine
+        begin_s = time.thread_time()
         spin()
+        while time.thread_time() < longer * until_s + begin_s:
+            spin()
         watch.lap("transform")
         watch.sample()
-    until_s = time.thread_time() + 4 * (time.perf_counter() - begin_s)
-    while time.thread_time() < until_s:  # longer than 3 of the others, however slow the machine
-        spin()
-    watch.lap("transform")
-    watch.sample()
+        until_s += time.thread_time() - begin_s
     assert watch.end().slow_s > 0
     watch.begin()
     watch.sample()
@@ -123,10 +113,9 @@ def test_what_a_thread_waits_for_a_cpu_is_told_of_its_batch():
 def test_parts_and_sums_of_work():
     work = BatchWork({"reading": Work(4.0, 2.0)}, lock_s=1.0, slow_s=0.5, runnable_s=3.0)
     assert work / 2 == BatchWork({"reading": Work(2.0, 1.0)}, 0.5, 0.25, 1.5)
-    other = BatchWork({"collate": Work(1.0, 0.0)})
-    sum_of_both = work + other
-    assert sum_of_both.stages == {"reading": Work(4.0, 2.0), "collate": Work(1.0, 0.0)}
-    assert (sum_of_both.lock_s, sum_of_both.slow_s) == (1.0, 0.5)
+    both = {"reading": Work(4.0, 2.0), "collate": Work(1.0, 0.0)}
+    assert work + BatchWork({"collate": Work(1.0, 0.0)}) == BatchWork(both, 1.0, 0.5, 3.0)
+    assert mean_stages([work, work]) == work.stages and mean_stages([]) == {}
 
 
 @LINUX

@@ -64,16 +64,6 @@ class Run:
         return train.parse_options([str(folder / self.file), *f"{self.words} {parallel} {files}".split()])
 
 
-def resumed(name: str, worlds: tuple[int, ...], words: str, *, every: int, killed_at: int, file: str) -> list[Run]:
-    """Three runs: one unbroken, one that dies, and one that goes on from the dead one's checkpoint."""
-    again = f"{words} --checkpoint-every {every}"
-    return [
-        Run(f"{name}-unbroken", worlds, words, file),
-        Run(name, worlds, again, file, killed_at),
-        Run(f"{name}-again", worlds, f"{again} --resume", file),
-    ]
-
-
 TEXT = "--task text --layers 1 --dropout 0"
 CURVES = [
     Run("alone", (0, 1), "--task classify --batch-size 5 --ends exact --accumulate 3 --optimizer-fused"),
@@ -106,15 +96,21 @@ UNEVEN = Run(
 """Ranks leave out other layers."""
 
 RESUMED = [
-    *resumed("pixels-kept", (0,), "--task segment --batch-size 6 --ends exact --echo 2 --accumulate 2",
-             every=5, killed_at=8, file="masks.h5"),
-    *resumed("half-kept", (0,), "--task text --dropout 0.3 --batch-size 5 --precision fp16",
-             every=7, killed_at=12, file="photos.h5"),
-    *resumed("text-kept", (2,), "--task text --dropout 0.3 --batch-size 3 --ends exact --accumulate 2",
-             every=3, killed_at=5, file="photos.h5"),
-]  # fmt: skip
+    run
+    for name, world, words, every, killed_at, file in (
+        ("pixels-kept", 0, "--task segment --batch-size 6 --ends exact --echo 2 --accumulate 2", 5, 8, "masks.h5"),
+        ("half-kept", 0, "--task text --dropout 0.3 --batch-size 5 --precision fp16", 7, 12, "photos.h5"),
+        ("text-kept", 2, "--task text --dropout 0.3 --batch-size 3 --ends exact --accumulate 2", 3, 5, "photos.h5"),
+    )
+    for run in (
+        Run(f"{name}-unbroken", (world,), words, file),
+        Run(name, (world,), f"{words} --checkpoint-every {every}", file, killed_at),
+        Run(f"{name}-again", (world,), f"{words} --checkpoint-every {every} --resume", file),
+    )
+]
+"""Three runs each: one unbroken, one that dies, and one that goes on from the dead one's checkpoint.
 
-"""Their epochs have 7, 7 and 4 steps: two die after the end of the first one was logged and before a checkpoint."""
+Their epochs have 7, 7 and 4 steps: two die after the end of the first one was logged and before a checkpoint."""
 
 RUNS = [*CURVES, UNEVEN, *RESUMED]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from child_processes import run_together
 from strategies import (
     CURVES,
@@ -296,29 +295,6 @@ class Sides(nn.Module):
         answers = self.layers(values)
         self.dtypes.add(answers.dtype)
         return answers
-
-
-def losses_of(network: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return F.cross_entropy(network(batch["values"]), batch["labels"], reduction="none")
-
-
-@pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("samples", [1, 2, 5, 7])
-def test_the_loss_in_forward_is_that_of_the_whole_batch_and_one_number_a_replica(parts, samples):
-    torch.manual_seed(samples)
-    network = Sides().double()
-    batch = {"values": torch.randn(samples, 6).double(), "labels": torch.randint(3, (samples,))}
-    valid = torch.arange(samples) != samples - 2
-    expected = losses_of(network, batch)[valid].sum()
-    gradients = torch.autograd.grad(expected, network.parameters())
-    inside = Replicas(network, parts=parts)
-    around = Replicas(models.LossInForward(network, losses_of), parts=parts)
-    for with_loss in (models.LossInForward(inside, losses_of), around):
-        found = with_loss(batch, valid)
-        torch.testing.assert_close(found.sum(), expected)
-        torch.testing.assert_close(torch.autograd.grad(found.sum(), network.parameters()), gradients)
-    assert inside.gathered == 3 * samples
-    assert around.gathered == len(found) == len(torch.arange(samples).chunk(parts))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])

@@ -64,17 +64,14 @@ def packed_faces(faces: Path) -> Path:
 @pytest.fixture(scope="module")
 def packed_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two classes that anything can tell apart, 80 images of 32x32 each, no splits."""
-    root = tmp_path_factory.mktemp("classes")
-    rng = np.random.default_rng(0)
-    for label, level in (("dark", 60), ("light", 190)):
-        (root / "photos" / label).mkdir(parents=True)
-        for i in range(80):
-            pixels = np.clip(rng.normal(level, 40, (32, 32, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / "photos" / label / f"{i}.png")
-    return pack_images(root / "photos", root / "photos.h5", workers=1).path
+    labels = np.arange(160) % 2
+    levels = np.array([60, 190])[labels].reshape(-1, 1, 1, 1)
+    pixels = np.clip(np.random.default_rng(0).normal(levels, 40, (160, 32, 32, 3)), 0, 255).astype(np.uint8)
+    columns = {"labels": Column(labels, {"names": ("dark", "light")})}
+    return write_packed(tmp_path_factory.mktemp("classes") / "photos.h5", pixels, columns)
 
 
-def test_faces_are_in_the_official_layout(faces):
+def test_faces_are_in_the_official_layout_the_same_for_a_seed_and_a_complete_folder_is_kept(run, faces, tmp_path):
     lines = (faces / "list_attr_celeba.txt").read_text().splitlines()
     assert lines[0] == "160"
     assert lines[1].endswith("Young ") and len(lines[1].split()) == 40
@@ -84,14 +81,10 @@ def test_faces_are_in_the_official_layout(faces):
         assert image.size == (178, 218)
     partition = (faces / "list_eval_partition.txt").read_text().split()[1::2]
     assert [partition.count(part) for part in "012"] == [128, 16, 16]
-
-
-def test_faces_of_a_seed_are_the_same_and_a_complete_folder_is_kept(run, faces, tmp_path):
     run(ROOT / "tools/make_faces.py", tmp_path / "again", "--count", 160, "--workers", 1, cwd=tmp_path)
     for name in ("img_align_celeba/000007.jpg", "list_attr_celeba.txt", "identity_CelebA.txt"):
         assert (tmp_path / "again" / name).read_bytes() == (faces / name).read_bytes()
-    said = run(ROOT / "tools/make_faces.py", faces, "--count", 160, cwd=tmp_path)
-    assert "there already" in said
+    assert "there already" in run(ROOT / "tools/make_faces.py", faces, "--count", 160, cwd=tmp_path)
 
 
 def accuracies(said: str) -> list[tuple[float, float]]:
@@ -100,23 +93,17 @@ def accuracies(said: str) -> list[tuple[float, float]]:
 
 
 @pytest.fixture
-def alone(no_launcher: None) -> Iterator[None]:
-    """This process trains with one thread, and is nobody's rank."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def trained(alone: None, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs tools/train.py with such words and tells what it says; what torch's import costs is paid only once."""
+def trained(no_launcher: None, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+    """Runs tools/train.py in this process, as nobody's rank and with one thread, and tells what it says."""
 
     def run(*words: object) -> str:
         train.run(train.parse_options([*map(str, words), "--device", "cpu"]))
         return capsys.readouterr().out
 
-    return run
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield run
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
@@ -241,19 +228,11 @@ def test_training_segments_and_shows_what_it_answers(tmp_path, trained):
     assert len(np.unique(answer.reshape(-1, 3), axis=0)) == 2
 
 
-def test_pixels_that_are_ignored_count_nowhere(tmp_path):
+def test_pixels_that_are_ignored_have_no_loss(tmp_path):
     task = tasks.Segmentation(fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14)))
-    truth = torch.tensor([[[0, 1, 1, 2]], [[0, 2, 2, 2]]], dtype=torch.uint8)
+    batch = {"masks": torch.tensor([[[0, 1, 1, 2]], [[0, 2, 2, 2]]], dtype=torch.uint8)}
     answers = torch.zeros(2, 3, 1, 4)
     answers[:, 1] = 5.0
-    answers[0, 2, 0, 3] = answers[1, 2, 0, 1] = 9.0
-    batch = {"masks": truth}
-    first, both = torch.tensor([True, False]), torch.tensor([True, True])
-    assert task.counts(answers, batch, first).view(3, 3).tolist() == [[0, 0, 0], [0, 2, 0], [0, 0, 1]]
-    table = task.counts(answers, batch, both)
-    assert table.view(3, 3).tolist() == [[0, 0, 0], [0, 2, 0], [0, 2, 2]]
-    # Class 1: 2 of the 4 that are it or were called it; class 2: 2 of 4. All called 2: 4 of 6, and none of class 1.
-    assert task.score(table) == "mean IoU 50.0% (commonest class everywhere: 33.3%), 66.7% of pixels right"
     losses = task.losses(answers, batch)
     assert losses.shape == (2,)
     answers[:, :, 0, 0] = torch.tensor([50.0, -50.0, 7.0])
@@ -314,42 +293,39 @@ def test_training_reads_texts(run, tmp_path, trained):
     assert len(accuracies(said)) == 2
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path):
-    path = tmp_path / "run.pt"
+def test_what_is_no_checkpoint_is_refused_and_what_cannot_be_written_leaves_what_was_there(tmp_path):
+    path = tmp_path / "old.pt"
     path.write_text("x")
     with pytest.raises(SystemExit, match="damaged, or no checkpoint"):
         train.load_checkpoint(path)
     torch.save({"model": {}}, path)
     with pytest.raises(SystemExit, match="it lacks optimizer, scaler"):
         train.load_checkpoint(path)
-
-
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path):
     (tmp_path / "run.pt").mkdir()
     with pytest.raises(SystemExit, match=r"run\.pt: the checkpoint could not be written; the one before it is kept"):
         run_files.save_checkpoint(tmp_path / "run.pt", {"step": 1})
-    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.pt", "run.pt"]
     for text in ("a thesis\n", '{"epoch": 1}\n', "[]\n"):
         (tmp_path / "log").write_text(text)
         with pytest.raises(SystemExit, match="log: is no loss log of this script"):
             run_files.begin_log(tmp_path / "log", 3)
         assert (tmp_path / "log").read_text() == text
-    assert run_files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet.png"
-    for name in ("sheet.png", "sheet-2.png"):
+    for name in ("sheet.png", "sheet-2.png", "sheet-3.png"):
+        assert run_files.free_name(tmp_path / "sheet.png") == tmp_path / name
         (tmp_path / name).touch()
-    assert run_files.free_name(tmp_path / "sheet.png") == tmp_path / "sheet-3.png"
 
 
-def test_tokens_below_0_are_refused_by_name(tmp_path):
+def test_a_file_without_what_a_task_needs_is_refused(tmp_path):
+    dataset = fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14))
+    for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
+        with pytest.raises(SystemExit, match=f"has no {missing}: there is nothing to learn from it"):
+            tasks.task_of(dataset, argparse.Namespace(task=task, layers=1, size=32, dropout=0.1, layer_drop=0.0))
     np.savez(tmp_path / "a.npz", tokens=np.arange(-2, 22).reshape(6, 4), labels=np.arange(6) % 2)
     path = pack_images(tmp_path / "a.npz", tmp_path / "a.h5").path
     with pytest.raises(SystemExit, match="tokens holds -2: numbers from 0 on are wanted"):
         tasks.TextLabels(fastload.PackedDataset(path), 1)
-
-
-def test_without_a_label_there_is_no_accuracy(tmp_path):
     labels = Column(np.r_[np.arange(6) % 2, -np.ones(2, int)], {"names": ("a", "b")})
-    path = write_packed(tmp_path / "a.h5", np.zeros((8, 4, 4, 3), np.uint8), {"labels": labels})
+    path = write_packed(tmp_path / "b.h5", np.zeros((8, 4, 4, 3), np.uint8), {"labels": labels})
     task = tasks.ImageLabels(fastload.PackedDataset(path))
     counts = task.counts(torch.zeros(2, 2), {"labels": torch.tensor([-1, -1])}, torch.tensor([True, True]))
     assert task.score(counts) == "no accuracy: not one held-out row has a label"
@@ -402,13 +378,6 @@ def test_a_review_is_labelled_as_it_reads_and_a_claim_as_it_follows_from_its_rev
     batch = {name: torch.from_numpy(arrays[f"train_{name}"][:4]) for name in task.fields}
     other = batch | {"token_type_ids": 1 - batch["token_type_ids"]}
     assert not torch.allclose(task.answers(network, batch), task.answers(network, other))
-
-
-def test_a_file_without_what_a_task_needs_is_refused(tmp_path):
-    dataset = fastload.PackedDataset(blobs(tmp_path / "blobs.h5", 14))
-    for task, missing in (("text", "tokens or input_ids"), ("classify", "labels")):
-        with pytest.raises(SystemExit, match=f"has no {missing}: there is nothing to learn from it"):
-            tasks.task_of(dataset, argparse.Namespace(task=task, layers=1, size=32, dropout=0.1, layer_drop=0.0))
 
 
 @pytest.mark.slow

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import colorsys
-
 import numpy as np
 import pytest
 import torch
 from batches import draws_for, in_channels_last_memory
+from colour_reference import exact_steps, hue_by_colorsys
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +14,6 @@ from fastload.transforms.colour import (
     BRIGHTNESS,
     CONTRAST,
     HUE,
-    IDENTITY,
     SATURATION,
     ColorJitter,
     ColourSteps,
@@ -41,31 +39,6 @@ def constant_steps(batch: int, op: int, factor: float) -> ColourSteps:
     return ColourSteps(np.full((batch, 1), op, np.int32), np.full((batch, 1), factor, np.float32))
 
 
-def exact_step(image: np.ndarray, op: int, factor: float, largest: int) -> np.ndarray:
-    """One step on an image (C, H, W) of whole numbers in float64: the exact result before it is made whole."""
-    if len(image) == 1 and op in (SATURATION, HUE):
-        return image
-    if op == HUE:
-        return hue_by_colorsys(image, factor, largest)
-    gray = np.floor(0.2989 * image[0] + 0.587 * image[1] + 0.114 * image[2]) if len(image) == 3 else image[0]
-    other = {IDENTITY: image, BRIGHTNESS: 0.0, CONTRAST: gray.mean(), SATURATION: gray}[op]
-    return np.clip(factor * image + (1 - factor) * other, 0, largest)
-
-
-def hue_by_colorsys(image: np.ndarray, factor: float, largest: int) -> np.ndarray:
-    turned = np.empty(image.shape)
-    for row, column in np.ndindex(image.shape[1:]):
-        h, s, v = colorsys.rgb_to_hsv(*(image[:, row, column] / largest))
-        turned[:, row, column] = colorsys.hsv_to_rgb((h + factor) % 1, s, v)
-    return turned * 255.999 if largest == 255 else turned * largest + 0.5
-
-
-def exact_steps(image: np.ndarray, ops, factors, largest: int) -> np.ndarray:
-    for op, factor in zip(ops.tolist(), factors.astype(np.float64).tolist(), strict=True):
-        image = np.clip(np.floor(exact_step(image, op, factor, largest) + 1e-9), 0, largest)
-    return image
-
-
 # float32 in place of float64: a result within 2**-12 levels of a whole number may be truncated to the one below.
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -85,15 +58,9 @@ def test_each_operation_is_the_float64_result_but_for_rare_single_levels(op, fac
     off = np.abs(result - expected)
     assert off.max() <= 1
     assert (off > 0).mean() < (0.01 if dtype == np.uint8 else 0.05)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize(("op", "factor"), [(BRIGHTNESS, 1), (CONTRAST, 1), (SATURATION, 1), (HUE, 0)])
-def test_the_factor_that_means_as_it_is_changes_nothing(op, factor, dtype):
-    images = batch_of(3, 3, 16, 16, dtype)
-    result = apply_colour(images, constant_steps(3, op, factor))
-    tolerance = 1 if (op, dtype) == (HUE, np.uint16) else 0  # a channel's part of 65535 is not exact in float32
-    assert np.abs(result.numpy().astype(int) - images.numpy().astype(int)).max() <= tolerance
+    if factor == (0 if op == HUE else 1):  # as it is; a channel's part of 65535 is not exact in float32
+        changed = np.abs(result - images.numpy().astype(np.int64)).max()
+        assert changed <= (1 if (op, dtype) == (HUE, np.uint16) else 0)
 
 
 def test_all_colours_turn_by_hue_as_colorsys_turns_them():
@@ -145,17 +112,13 @@ def test_orders_and_factors_are_drawn_evenly():
 
 
 def test_a_further_operation_changes_neither_factors_nor_order_of_the_others():
+    images = batch_of(3, 3, 4, 4)
+    assert torch.equal(ColorJitter(brightness=(1, 1)).apply(images, draws_for(3)), images)
     few, many = (ColorJitter(0.4, hue=hue, contrast=0.2).steps(draws_for(50)) for hue in (0, 0.3))
     assert few.ops.shape == (50, 2)
     kept = many.ops != HUE
     assert np.array_equal(many.ops[kept].reshape(50, 2), few.ops)
     assert np.array_equal(many.factors[kept].reshape(50, 2), few.factors)
-
-
-def test_jitter_of_nothing_is_a_copy():
-    images = batch_of(3, 3, 4, 4)
-    result = ColorJitter(brightness=(1, 1)).apply(images, draws_for(3))
-    assert torch.equal(result, images)
 
 
 def test_gray_levels_are_the_weighted_sum_rounded_down():
@@ -200,19 +163,15 @@ TRANSFORMS = [ColorJitter(0.4, 0.4, 0.4, 0.1), Grayscale(1), Grayscale(3), Rando
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
-def test_images_without_pixels_pass(transform):
-    images = torch.zeros((2, 3, 0, 5), dtype=torch.uint8)
-    assert transform.apply(images, draws_for(2)).shape == (2, *transform.output(ImageSpec.of(images))[:3])
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
-def test_other_images_are_refused_before_they_come(transform):
+def test_other_images_are_refused_before_they_come_and_those_without_pixels_pass(transform):
     for channels in (2, 4):
         with pytest.raises(OptionError, match=f"{channels} channels"):
             transform.output(UINT8._replace(channels=channels))
     with pytest.raises(OptionError, match=r"float32.*before Normalize"):
         transform.apply(torch.zeros(1, 3, 4, 4), draws_for(1))
     assert transform.output(UINT8._replace(dtype=torch.uint16)).dtype == torch.uint16
+    none = torch.zeros((2, 3, 0, 5), dtype=torch.uint8)
+    assert transform.apply(none, draws_for(2)).shape == (2, *transform.output(ImageSpec.of(none))[:3])
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])
@@ -230,11 +189,8 @@ def test_ranges_out_of_bounds_are_named():
             ColorJitter(hue=hue)
     with pytest.raises(OptionError, match=r"contrast.*not negative"):
         ColorJitter(contrast=(-0.5, 1))
+    for channels in (0, 2, 4, True, "1", None):
+        with pytest.raises(OptionError, match="num_output_channels"):
+            Grayscale(channels)
     assert ColorJitter(brightness=1.5).brightness == (0, 2.5)
     assert ColorJitter(hue=0.5).hue == (-0.5, 0.5)
-
-
-@pytest.mark.parametrize("channels", [0, 2, 4, True, "1", None])
-def test_gray_images_of_other_channels_are_refused(channels):
-    with pytest.raises(OptionError, match="num_output_channels"):
-        Grayscale(channels)

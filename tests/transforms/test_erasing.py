@@ -142,37 +142,26 @@ def test_random_pixels_are_spread_evenly_and_differ_between_samples(dtype):
 
 @pytest.mark.parametrize(
     "options",
-    [{"scale": v} for v in ((0.3, 0.1), (-0.1, 0.1), (0.1, 1.1), 0.3, (0.1, 0.2, 0.3), (0.1, float("nan")))]
+    [{"size": v} for v in (0, -2, 2.5, "4", None, True, (4, 4))]
+    + [{"scale": v} for v in ((0.3, 0.1), (-0.1, 0.1), (0.1, 1.1), 0.3, (0.1, 0.2, 0.3), (0.1, float("nan")))]
     + [{"ratio": v} for v in ((3, 0.3), (0, 1), (0.3, float("inf")), ("a", "b"))]
     + [{"value": v} for v in ("noise", None, (), (1, "2"), float("nan"))],
     ids=repr,
 )
 def test_options_without_a_meaning_are_named(options):
     with pytest.raises(OptionError, match=next(iter(options))):
-        RandomErasing(**options)
-
-
-@pytest.mark.parametrize("size", [0, -2, 2.5, "4", None, True, (4, 4)])
-def test_squares_have_a_whole_positive_side(size):
-    with pytest.raises(OptionError, match="size"):
-        Cutout(size)
-
-
-def test_a_square_larger_than_the_image_is_refused():
-    assert Cutout(32).output(UINT8) == UINT8
-    with pytest.raises(OptionError, match=r"32x24.*smaller than the square"):
-        Cutout(33).output(UINT8)
+        (Cutout if "size" in options else RandomErasing)(**options)
 
 
 @pytest.mark.parametrize("value", [256, -1, 0.5, (1, 2), (0, 0, 300)])
-def test_values_the_images_cannot_hold_are_refused(value):
+def test_values_and_squares_the_images_cannot_hold_and_floats_are_refused(value):
     for transform in (RandomErasing(value=value), Cutout(4, fill=value)):
         with pytest.raises(OptionError, match="channels" if value == (1, 2) else "whole number from 0 to 255"):
             transform.output(UINT8)
     assert RandomErasing(value=256).output(UINT8._replace(dtype=torch.uint16)).channels == 3
-
-
-def test_floats_are_refused():
     for transform in (RandomErasing(), RandomErasing(value="random"), Cutout(2)):
         with pytest.raises(OptionError, match=r"float32.*before Normalize"):
             transform.apply(torch.zeros(1, 3, 4, 4), draws_for(1))
+    assert Cutout(32).output(UINT8) == UINT8
+    with pytest.raises(OptionError, match=r"32x24.*smaller than the square"):
+        Cutout(33).output(UINT8)

@@ -146,29 +146,8 @@ def test_masks_stay_on_their_pixels(shape, data):
         moved = transform.apply_masks(masks, draws, 255)
         assert torch.equal(moved, transform.apply(images, draws)[:, 0])
         assert moved.is_contiguous()
-
-
-def test_padding_of_masks_is_the_ignore_index_and_not_the_fill_of_images():
-    masks = torch.ones((3, 2, 2), dtype=torch.uint8)
-    moved = RandomCrop(6, padding=2, fill=9).apply_masks(masks, draws_for(3), 255)
-    assert moved.unique().tolist() == [1, 255]
-    assert (moved == 1).sum() == 3 * 4
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RandomCrop(0), r"RandomCrop\(size=0\).*positive"),
-        (lambda: RandomCrop((3, 4, 5)), r"size=\(3, 4, 5\)"),
-        (lambda: CenterCrop(2.5), r"CenterCrop\(size=2.5\)"),
-        (lambda: RandomCrop(3, padding=-1), r"padding=-1.*none is negative"),
-        (lambda: RandomCrop(3, padding=(1, 2, 3)), r"padding=\(1, 2, 3\)"),
-        (lambda: RandomCrop(3, padding_mode="wrap"), r"'wrap'.*'constant', 'edge', 'reflect', 'symmetric'"),
-    ],
-)
-def test_options_without_meaning_are_refused_at_once(make, message):
-    with pytest.raises(OptionError, match=message):
-        make()
+    moved = RandomCrop(6, padding=2, fill=9).apply_masks(torch.ones((3, 2, 2), dtype=torch.uint8), draws_for(3), 255)
+    assert moved.unique().tolist() == [1, 255] and (moved == 1).sum() == 3 * 4, "ignore_index, not the images' fill"
 
 
 @pytest.mark.parametrize(
@@ -259,6 +238,12 @@ def test_one_number_is_the_shorter_side(resize, image, expected):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: RandomCrop(0), r"RandomCrop\(size=0\).*positive"),
+        (lambda: RandomCrop((3, 4, 5)), r"size=\(3, 4, 5\)"),
+        (lambda: CenterCrop(2.5), r"CenterCrop\(size=2.5\)"),
+        (lambda: RandomCrop(3, padding=-1), r"padding=-1.*none is negative"),
+        (lambda: RandomCrop(3, padding=(1, 2, 3)), r"padding=\(1, 2, 3\)"),
+        (lambda: RandomCrop(3, padding_mode="wrap"), r"'wrap'.*'constant', 'edge', 'reflect', 'symmetric'"),
         (lambda: RandomResizedCrop(20, scale=(0.5, 0.2)), r"scale=.*larger number comes first.*scale=\(0.2, 0.5\)"),
         (lambda: RandomResizedCrop(20, ratio=(2, 0.5)), r"ratio=.*larger number comes first.*ratio=\(0.5, 2.0\)"),
         (lambda: RandomResizedCrop(20, scale=(0, 1)), "numbers from 0 to 1, 0 not included"),
@@ -277,6 +262,6 @@ def test_one_number_is_the_shorter_side(resize, image, expected):
         (lambda: Resize(20).output(spec_of(0, 8)), "no pixels"),
     ],
 )
-def test_resizes_without_meaning_are_refused(make, message):
+def test_options_without_meaning_are_refused_at_once(make, message):
     with pytest.raises(OptionError, match=message):
         make()

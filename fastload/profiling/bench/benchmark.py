@@ -8,26 +8,22 @@ from typing import Any
 
 from fastload.errors import OptionError
 from fastload.profiling.bench.alone import AloneFigures, measure_alone
-from fastload.profiling.bench.facts import Facts, alone_facts, cold_facts, fault_facts, loop_facts, rival_table
-from fastload.profiling.bench.faults import (
-    KILL_WORKER,
-    Fault,
-    FaultFigures,
-    KillFigures,
-    measure_fault,
-    measure_kill,
-    parse_fault,
-)
+from fastload.profiling.bench.faults import Fault, FaultFigures, KillFigures, measure_fault, measure_kill, parse_fault
 from fastload.profiling.bench.passes import Show, Spread
 from fastload.profiling.bench.rivals import Rival, check_source, measure_rivals
 from fastload.profiling.bench.steps import StepChoice, TouchStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
 from fastload.profiling.bench.training_loop import HOW_IN_TURN, LoopFigures, headspace_in_turn, run_loop
 from fastload.profiling.meter import environment
-from fastload.timing.results import Measured
+from fastload.profiling.verdict.sentences import seconds_text
+from fastload.system.text import format_bytes
+from fastload.timing.results import Measured, Table
 from fastload.transforms import RandomResizedCrop
 
 __all__ = ["BenchOptions", "BenchResult", "run_bench"]
+
+Facts = list[tuple[str, str]]
+"""(name, text) pairs; an empty name continues the line above."""
 
 
 @dataclass
@@ -60,11 +56,38 @@ class BenchResult:
     @property
     def facts(self) -> Facts:
         """The figures of the loader and its training loop, as text."""
-        facts = alone_facts(self.alone) if self.alone is not None else []
+        facts = []
         if self.crop is not None:
-            facts = [("images", crop_text(RandomResizedCrop(self.crop), self.options.size)), *facts]
-        facts += cold_facts(self.left_in_cache) if self.options.cold else []
-        return facts + (loop_facts(self.loop, self.headspace) if self.loop is not None else [])
+            facts.append(("images", crop_text(RandomResizedCrop(self.crop), self.options.size)))
+        if (alone := self.alone) is not None:
+            over_take = f"not known: {alone.why_no_take}"
+            if alone.over_take is not None and alone.take_samples_per_s is not None:
+                bare = (
+                    f"{alone.take_samples_per_s['median']:,.0f} images/s by one thread that only copies the same rows"
+                )
+                over_take = f"{_ratio(alone.over_take)}; {bare}"
+            first, *others = (seconds_text(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
+            facts += [
+                ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s"),
+                ("over np.take", over_take),
+                ("CPU", f"{alone.cpu_s_per_1000:.3g} s for 1,000 images"),
+                ("first batch", f"{first} ({' to '.join(others)}) from opening the file on"),
+            ]
+            if alone.peak_memory_bytes:
+                whole, loader = format_bytes(alone.peak_memory_bytes), format_bytes(alone.loader_memory_bytes)
+                facts.append(("memory", f"{whole} at most, of which {loader} for the loader"))
+        if self.options.cold:
+            facts.append(("page cache", _cold_text(self.left_in_cache)))
+        if (loop := self.loop) is not None:
+            facts.append(("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}"))
+            if loop.utilization is not None:
+                facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is})"))
+            wait = f"longest wait for a batch {seconds_text(loop.longest_wait_s)}"
+            facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}"))
+            if self.headspace is not None:
+                rate = f"{self.headspace['base']['median']:,.0f} images/s on one cached batch"
+                facts.append(("headspace", f"{rate}; with the loader {_ratio(self.headspace['ratio'])} of it"))
+        return facts
 
     @property
     def runs(self) -> list[Measured]:
@@ -75,19 +98,17 @@ class BenchResult:
         killed = [fact for fault in self.faults if isinstance(fault, KillFigures) for fact in fault_facts(fault)]
         tables = (rival_table(self.rivals),) if self.rivals else ()
         first = replace(first, facts=(*self.facts, *killed), tables=tables, environment=self.environment)
-        loops = [rival.loop for rival in self.rivals if rival.loop is not None]
-        loops += [fault.loop for fault in self.faults if isinstance(fault, FaultFigures)]
+        loops = [one.loop for one in (*self.rivals, *self.faults) if not isinstance(one, KillFigures)]
         # All loops make the same step, so the headspace is the same too.
         rate, how = first.headspace_samples_per_s, first.headspace_how
-        others = [replace(one.measured, headspace_samples_per_s=rate, headspace_how=how) for one in loops]
+        others = [replace(loop.measured, headspace_samples_per_s=rate, headspace_how=how) for loop in loops if loop]
         return [first, *others]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
         found = {"version": 1, "file": self.path.name, **asdict(self)}
         del found["path"]
-        shown = {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
-        found["options"] |= shown
+        found["options"] |= {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
         return found
 
 
@@ -131,8 +152,8 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
     step: TrainingStep = TouchStep()  # without a training step, batches are only read
     if choice is not None:
         step = make_step(
-            choice, channels=subject.image_shape[0], num_classes=subject.num_classes, device=subject.device,
-            loader_samples_per_s=result.alone.samples_per_s["median"],
+            choice, channels=subject.image_shape[0], num_classes=len(subject.dataset.classes) or 10,
+            device=subject.device, loader_samples_per_s=result.alone.samples_per_s["median"],
         )  # fmt: skip
 
     def train(name: str, loader: Any, title: str) -> LoopFigures:
@@ -149,14 +170,79 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
         measured = replace(result.loop.measured, headspace_samples_per_s=rate, headspace_how=HOW_IN_TURN)
         result.loop = replace(result.loop, measured=measured)
     if options.compare:
-        measure_rivals(
-            subject, result.rivals, show,
-            lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None,
-        )  # fmt: skip
+        for rival in measure_rivals(
+            subject, show, lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None
+        ):
+            result.rivals.append(rival)
     for fault in faults:
-        if fault.text == KILL_WORKER:
+        if not fault.every:
             result.faults.append(measure_kill(subject, step, fault))
         else:
             of_fault = f"{title}, {fault.text}"
             found = measure_fault(subject, step, fault, title=of_fault, command=result.command, show=show)
             result.faults.append(found)
+
+
+def _cold_text(left: list[float]) -> str:
+    """Returns whether the file could be dropped from the page cache."""
+    if not left:
+        return "dropped before each pass; this system does not say whether that worked"
+    stayed = f"{_percent(max(left))} of the file stayed"
+    if max(left) > 0.01:
+        return f"dropped before each pass, but up to {stayed}: these figures are warm"
+    return f"dropped before each of {len(left)} passes; {stayed}"
+
+
+def rival_table(rivals: list[Rival]) -> Table:
+    """Returns the table that compares plain loaders with FastLoader."""
+    with_loops = any(rival.loop is not None for rival in rivals)
+    rows = []
+    for rival in rivals:
+        ratio, busy = rival.ratio, rival.loop.utilization if rival.loop is not None else None
+        times = f"{ratio['median']:.3g} times as fast ({ratio['lowest']:.3g} to {ratio['highest']:.3g})"
+        row = (rival.name, f"{rival.samples_per_s['median']:,.0f}", times, f"{rival.cpu_s_per_1000:.3g}")
+        rows.append((*row, "not known" if busy is None else _percent(busy)) if with_loops else row)
+    head = ("in turn with", "images/s", "FastLoader is", "CPU s/1,000", "its utilization")
+    return Table("Plain ways", head if with_loops else head[:-1], tuple(rows))
+
+
+def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
+    """Returns the lines about one injected fault."""
+    if isinstance(fault, KillFigures):
+        if not fault.error:
+            said = f"process {fault.pid} was killed; all its batches were made by then, and none was lost"
+            return [(fault.fault, said)]
+        named = "which names it" if fault.names_worker else "which does not name it"
+        complete = "each exactly once" if fault.each_once else "NOT each exactly once"
+        after = f"{seconds_text(fault.error_after_s)} and {fault.steps_until_error} batches later"
+        return [
+            (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}"),
+            ("", f"state_dict() loaded again: the next batch {seconds_text(fault.resumed_after_s)} after iter()"),
+            ("", f"{fault.samples:,} samples were loaded in all, {complete}"),
+        ]
+    loop = fault.loop
+    delayed = f"{fault.delays:,} reads delayed by {seconds_text(fault.delayed_s)} in all"
+    if not fault.delays:
+        delayed = "no read was delayed in that time (more --seconds would help)"
+    waited = f"the step waited {_percent(loop.stall_share)} of the time, at longest {seconds_text(loop.longest_wait_s)}"
+    facts = [
+        (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without"),
+        ("", f"{delayed}; {waited}"),
+    ]
+    if loop.utilization is not None:
+        facts.append(("", f"utilization {_percent(loop.utilization)}"))
+    if loop.measured.verdict is not None:
+        facts.append(("", f"verdict: {loop.measured.verdict.sentence}"))
+    return facts
+
+
+def _rate(rates: Spread) -> str:
+    return f"{rates['median']:,.0f} images/s ({rates['lowest']:,.0f} to {rates['highest']:,.0f})"
+
+
+def _ratio(ratio: Spread) -> str:
+    return f"{ratio['median']:.3g} ({ratio['lowest']:.3g} to {ratio['highest']:.3g}, {ratio['count']} pairs)"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -31,6 +31,9 @@ from fastload.profiling.bench.training_loop import LoopFigures, run_loop
 from fastload.read.reader import Read, RowReader
 
 KILL_WORKER = "kill-worker"
+PAIRS = 3
+KILL_STEPS = 24
+"""Largest number of batches in the epoch in which a worker is killed."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +84,23 @@ class Delays:
 class DelayedReader(RowReader):
     """A `RowReader` that sleeps before it reads, as `delays` decides."""
 
-    delays: Delays | None = None
+    delays: Delays
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Sleeps if it is time to, then reads the rows."""
-        if self.delays is not None:
-            self.delays.before(len(rows))
+        self.delays.before(len(rows))
         return super().gather(rows, outs)
 
 
 class DelayedDataset(PackedDataset):
     """A `PackedDataset` whose reads are delayed, when threads of this process read it."""
 
-    delays: Delays | None = None
+    delays: Delays
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Opens a `DelayedReader` with the same options."""
-        reader = DelayedReader(
-            self.file, [name for name, _, _ in self.layout()], read, cache_chunks=cache_chunks, windows=windows
-        )
+        names = [name for name, _, _ in self.layout()]
+        reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows)
         reader.delays = self.delays
         return reader
 
@@ -107,11 +108,6 @@ class DelayedDataset(PackedDataset):
 def signed(sample: tuple[Any, ...]) -> tuple[Any, ...]:
     """A transform that appends the id of its process to the sample."""
     return (*sample, os.getpid())
-
-
-PAIRS = 3
-KILL_STEPS = 24
-"""Largest number of batches in the epoch in which a worker is killed."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +123,21 @@ class FaultFigures:
     loop: LoopFigures  # the metered loop, with the fault
 
 
-@dataclass(frozen=True)
+@dataclass
 class KillFigures:
     """Figures of a loop one of whose worker processes was killed, and that then resumed."""
 
     fault: str  # text of the option
-    pid: int  # of the worker
-    steps_before: int  # batches received before the error
-    steps_until_error: int  # of these, batches received after the kill, which were ready by then
-    error_after_s: float  # from the kill to the error in the loop
-    error: str  # the message
-    names_worker: bool  # whether the message names the process that was killed
-    resumed_after_s: float  # from `iter()` on the restored loader to its next batch; this starts new workers
-    steps_after: int  # batches of the rest of the epoch
-    samples: int  # distinct samples received in the epoch
-    each_once: bool  # whether the epoch was complete and no sample came twice
+    pid: int = 0  # of the worker
+    steps_before: int = 0  # batches received before the error
+    steps_until_error: int = 0  # of these, batches received after the kill, which were ready by then
+    error_after_s: float = 0.0  # from the kill to the error in the loop
+    error: str = ""  # the message; empty: all batches were made by then
+    names_worker: bool = False  # whether the message names the process that was killed
+    resumed_after_s: float = 0.0  # from `iter()` on the restored loader to its next batch; this starts new workers
+    steps_after: int = 0  # batches of the rest of the epoch
+    samples: int = 0  # distinct samples received in the epoch
+    each_once: bool = False  # whether the epoch was complete and no sample came twice
 
 
 def measure_fault(
@@ -191,48 +187,38 @@ def measure_kill(subject: Subject, step: TrainingStep, fault: Fault) -> KillFigu
     dataset = PackedDataset(subject.path, options.split, transform=transform)
     dataset = dataset.select(range(min(len(dataset), KILL_STEPS * subject.batch_size)))
     loader = subject.loader(dataset, workers=options.workers or 2)
-    rows: list[int] = []
+    found, rows = KillFigures(fault.text), list[int]()
 
     def train(batch: Any) -> int:
         step(batch)
-        rows.extend(batch.rows.cpu().numpy()[batch.valid.cpu().numpy()].tolist())
+        rows.extend(batch.rows.cpu()[batch.valid.cpu()].tolist())
         return int(batch[-1][0])  # the process that made its first sample
 
     try:
         loader.set_epoch(0)
         planned = len(loader)
-        kill_at, killed, killed_s, steps = max(1, planned // 3), 0, 0.0, 0
+        kill_at, killed_s = max(1, planned // 3), 0.0
         try:
-            for steps, batch in enumerate(loader, 1):
+            for found.steps_before, batch in enumerate(loader, 1):
                 pid = train(batch)
                 del batch
-                if steps == kill_at:
-                    killed, killed_s = pid, time.perf_counter()
+                if found.steps_before == kill_at:
+                    found.pid, killed_s = pid, time.perf_counter()
                     os.kill(pid, signal.SIGKILL)
-            error: WorkerError | None = None
         except WorkerError as exc:
-            error = exc
-        error_after_s = time.perf_counter() - killed_s
+            found.error, found.error_after_s = str(exc), time.perf_counter() - killed_s
         loader.load_state_dict(loader.state_dict())
-        begin, resumed_s, steps_after = time.perf_counter(), 0.0, 0
-        for batch in loader if error is not None else ():
-            resumed_s = resumed_s or time.perf_counter() - begin
-            steps_after += 1
+        begin = time.perf_counter()
+        for batch in loader if found.error else ():
+            found.resumed_after_s = found.resumed_after_s or time.perf_counter() - begin
+            found.steps_after += 1
             train(batch)
             del batch
         step.finish()
     finally:
         loader.close()
-    return KillFigures(
-        fault=fault.text,
-        pid=killed,
-        steps_before=steps,
-        steps_until_error=steps - kill_at,
-        error_after_s=error_after_s if error is not None else 0.0,
-        error=str(error or ""),
-        names_worker=str(killed) in str(error or ""),
-        resumed_after_s=resumed_s,
-        steps_after=steps_after,
-        samples=len(np.unique(rows)),
-        each_once=len(np.unique(rows)) == len(rows) and steps + steps_after == planned,
-    )
+    found.steps_until_error = found.steps_before - kill_at
+    found.names_worker = str(found.pid) in found.error
+    found.samples = len(np.unique(rows))
+    found.each_once = found.samples == len(rows) and found.steps_before + found.steps_after == planned
+    return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from fastload.dataset import PackedDataset
 from fastload.errors import ImageError, SourceError
 from fastload.prefetch.torch_workers import worker_context
-from fastload.profiling.bench.passes import (
-    Show,
-    Spread,
-    TimedPass,
-    compare,
-    counting,
-    repeat_epochs,
-    run_for,
-    spread,
-    touch_batch,
-)
+from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.reader import RowReader
@@ -54,9 +46,9 @@ class Rival:
 
 
 def measure_rivals(
-    subject: Subject, found: list[Rival], show: Show, train: Callable[[str, DataLoader[Any]], LoopFigures | None]
-) -> None:
-    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all, and appends it to `found`.
+    subject: Subject, show: Show, train: Callable[[str, DataLoader[Any]], LoopFigures | None]
+) -> Iterator[Rival]:
+    """Measures each plain `DataLoader` in turn with FastLoader, `options.seconds` in all, and yields its figures.
 
     `train` is called with the name of each and the loader, while its workers run; its result becomes `Rival.loop`.
     """
@@ -67,26 +59,20 @@ def measure_rivals(
     def ours() -> float:
         return subject.run(seconds, touch_batch).samples_per_s
 
-    def measured(name: str, loader: DataLoader[Any]) -> Rival:
-        passes: list[TimedPass] = []
-
-        def plain() -> float:
-            subject.make_cold()
-            # The workers may have that many batches ready before the clock starts.
-            ready = min(loader.num_workers, len(loader) - 1)
-            passes.append(run_for(repeat_epochs(loader, epochs=subject.epochs), seconds, touch_batch, discard=ready))
-            return passes[-1].samples_per_s
-
-        result = compare(ours, plain, pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
-        cost = spread([one.cpu_s / one.samples * 1000 for one in passes[-PAIRS:] if one.samples])["median"]
-        return Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader))
+    def plain(loader: DataLoader[Any], costs: list[float]) -> float:
+        subject.make_cold()
+        # The workers may have that many batches ready before the clock starts.
+        ready = min(loader.num_workers, len(loader) - 1)
+        found = run_for(repeat_epochs(loader, epochs=subject.epochs), seconds, touch_batch, discard=ready)
+        costs.append(1000 * found.cpu_s / found.samples)
+        return found.samples_per_s
 
     for name, loader in ways.items():
-        found.append(measured(name, loader))
+        costs = list[float]()
+        result = compare(ours, partial(plain, loader, costs), pairs=PAIRS, warm_up=0 if subject.options.cold else 1)
+        cost = statistics.median(costs[-PAIRS:])
+        yield Rival(name, result["base"], result["way"], result["ratio"], cost, train(name, loader))
         tick()
-
-
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
@@ -108,7 +94,7 @@ class ImageFiles(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         channels, height, width = self._shape
         with Image.open(io.BytesIO(self._files.read(index))) as opened:
-            image = opened.convert(_MODES[channels])
+            image = opened.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
         if self._at_random:
             top, left, tall, wide = random_window(image.height, image.width)
             box = (left, top, left + wide, top + tall)

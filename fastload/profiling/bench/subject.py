@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ from fastload.loader.loader import FastLoader
 from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
-from fastload.system.page_cache import drop
+from fastload.system.files import drop
 from fastload.transforms import RandomResizedCrop
 
-BATCH_SIZE = 256
-_LEAST_BATCHES = 8
+SIZE = 224
+"""Side of the crop for images that differ in size, by default."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Subject:
             )
         self.path, self.options = path, options
         self.dataset = PackedDataset(path, options.split)
-        self.batch_size = options.batch_size or max(1, min(BATCH_SIZE, len(self.dataset) // _LEAST_BATCHES))
+        self.batch_size = options.batch_size or default_batch_size(len(self.dataset))
         self.left_in_cache: list[float] = []
         data = PackedInput(self.dataset)
         self.crop = crop_for(data, options.size)
@@ -93,11 +94,6 @@ class Subject:
     def first_row(self) -> int:
         """Row in the file of the dataset's first sample."""
         return int(self.dataset.rows[0])
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes that the labels name; 10 if they name none."""
-        return len(self.dataset.classes) or 10
 
     def loader(self, dataset: PackedDataset | None = None, *, workers: int | None = None) -> FastLoader:
         """Returns a new loader of the file, or of another dataset, optionally with another number of workers."""
@@ -151,8 +147,7 @@ class Subject:
         self.make_cold()
         loader = loader or self.shared_loader()
         batches = repeat_epochs(loader, epochs=self.epochs, same=lambda: loader.set_epoch(0))
-        discard = 1 if len(loader) > 1 else 0
-        return run_for(batches, seconds, work, discard=discard, synchronize=finish or self.synchronize)
+        return run_for(batches, seconds, work, discard=int(len(loader) > 1), synchronize=finish or self.synchronize)
 
     def synchronize(self) -> None:
         """Waits until the device has finished its work."""
@@ -163,18 +158,14 @@ class Subject:
         """Returns the seconds from opening the file to the first batch: header, loader, threads, one batch."""
         self.make_cold()
         begin = time.perf_counter()
-        loader = self.loader(PackedDataset(self.path, self.options.split))
-        batch = next(iter(loader))
-        self.synchronize()
-        seconds = time.perf_counter() - begin
-        del batch
-        loader.close()
-        return seconds
+        with closing(self.loader(PackedDataset(self.path, self.options.split))) as loader:
+            next(iter(loader))
+            self.synchronize()
+            return time.perf_counter() - begin
 
     def rows(self, most: int, seconds: float) -> list[NDArray[np.int64]]:
         """Returns the rows of the first batches of an epoch: at most `most` batches, or those loaded in `seconds`."""
-        found: list[NDArray[np.int64]] = []
-        loader = self.shared_loader()
+        found, loader = list[NDArray[np.int64]](), self.shared_loader()
         loader.set_epoch(0)
         begin = time.perf_counter()
         for batch in loader:
@@ -190,11 +181,9 @@ class Subject:
             self._loader = None
 
 
-SIZE = 224
-"""Side of the crop for images that differ in size, by default."""
-
-_SCALE = (0.08, 1.0)
-_RATIO = (3 / 4, 4 / 3)
+def default_batch_size(num_samples: int) -> int:
+    """Returns 256, or an eighth of the samples if that is less."""
+    return max(1, min(256, num_samples // 8))
 
 
 def crop_for(data: Input, size: int | Sequence[int] | None) -> RandomResizedCrop | None:
@@ -238,13 +227,11 @@ def random_window(height: int, width: int) -> tuple[int, int, int, int]:
     """Draws a window (top, left, height, width) as `RandomResizedCrop` does, from torch's generator."""
     for _ in range(10):
         area, log_ratio, down, right = torch.rand(4).tolist()
-        area = height * width * (_SCALE[0] + area * (_SCALE[1] - _SCALE[0]))
-        low, high = map(math.log, _RATIO)
-        ratio = math.exp(low + log_ratio * (high - low))
+        area = height * width * (0.08 + 0.92 * area)
+        ratio = (4 / 3) ** (2 * log_ratio - 1)  # 3 / 4 to 4 / 3
         wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < tall <= height:
             return int(down * (height - tall + 1)), int(right * (width - wide + 1)), tall, wide
     # No such window fits: take the largest central window with the nearest ratio that fits, as torchvision does.
-    tall = min(height, max(1, round(width / _RATIO[0])))
-    wide = min(width, max(1, round(height * _RATIO[1])))
+    tall, wide = min(height, round(width * 4 / 3)), min(width, round(height * 4 / 3))
     return (height - tall) // 2, (width - wide) // 2, tall, wide

@@ -5,6 +5,6 @@ in `inject/`; the package times the loaders from inside and appends events to fi
 measurements and a verdict (`profiling.verdict`).
 
 Read `examine` first (from command to verdict), then `command` (running it), `injected` (its docstring lists the
-events), `loader_records` (events read and grouped by loader), `costs` (the cost of one batch and step), `kernel` (waits
-seen by the kernel), `in_process` (`diagnose`).
+events), `loader_records` (events read and grouped by loader; the cost of a batch and a step), `kernel` (waits seen by
+the kernel), `in_process` (`diagnose`).
 """

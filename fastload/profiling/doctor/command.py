@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,7 @@ def environment_for(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raises an error for a command that cannot be run, before anything is set up.
-
-    Raises:
-        OptionError: there is no command.
-        MissingFileError: its program does not exist.
-    """
+    """Raises OptionError if there is no command, MissingFileError if its program does not exist."""
     if not command:
         raise OptionError(
             "no command to run. Give it after two dashes, as you would type it: fastload doctor -- python train.py"
@@ -67,21 +62,13 @@ def run_command(
     signals: Signals,
     *,
     seconds: float | None = None,
-    look: Callable[[float, int], None] = lambda _elapsed_s, _pid: None,
+    look: Callable[[int], None] = lambda _pid: None,
 ) -> Ended:
     """Runs the command to its end, and forwards the signals that it does not get by itself.
 
-    Args:
-        command: program and arguments; see `check_command`.
-        folder: for the records.
-        signals: an entered `Signals`.
-        seconds: after this time the command is interrupted, as by Ctrl-C, and 20 s later terminated with all its
-            children; None: never.
-        look: called every quarter of a second with the time so far and the command's pid. An exception from it is
-            raised again after the command has ended.
-
-    Raises:
-        KeyboardInterrupt: a signal came before the command was started.
+    After `seconds` the command is interrupted, as by Ctrl-C, and 20 s later terminated with all its children. `look` is
+    called every quarter of a second with the command's pid; an exception from it is raised again after the command has
+    ended. If a signal came before, nothing is started, and KeyboardInterrupt is raised.
     """
     if signals.wait(0)[0]:
         raise KeyboardInterrupt
@@ -104,7 +91,7 @@ def run_command(
             _send(_receivers(process.pid, number) if deadlines else family_of(process.pid), number)
         if failed is None:
             try:
-                look(elapsed_s, process.pid)
+                look(process.pid)
             except Exception as error:  # noqa: BLE001  # the doctor's own failure must not end the command
                 failed = error
     came, _ = signals.wait(0)  # during the last `look`
@@ -178,36 +165,32 @@ class Signals:
     def __enter__(self) -> Signals:
         caught = [number for number in CAUGHT if signal.getsignal(number) != signal.SIG_IGN]
         words = [sys.executable, "-I", "-S", "-c", _WITNESS, *(str(int(number)) for number in caught)]
-        self._witness = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-        try:
-            assert self._witness.stdout is not None, "it has a pipe"
-            self._witness.stdout.read(1)  # it is ready when it has written a byte
-        except BaseException:
-            self._close_witness()
-            raise
-        self._reads, self._writes = os.pipe()
-        for end in (self._reads, self._writes):
-            os.set_blocking(end, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
-        # The handlers do nothing: `signal.set_wakeup_fd` has already put the number into the pipe.
-        self._before = {number: signal.signal(number, lambda *_: None) for number in (*caught, signal.SIGCHLD)}
+        with ExitStack() as stack:
+            witness = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            )
+            self._witness = stack.enter_context(witness)  # at the end its pipes are closed, and it is waited for
+            stack.callback(witness.kill)
+            assert witness.stdout is not None, "it has a pipe"
+            witness.stdout.read(1)  # it is ready when it has written a byte
+            self._reads, writes = os.pipe()
+            for end in (self._reads, writes):
+                os.set_blocking(end, False)
+                stack.callback(os.close, end)
+            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writes, warn_on_full_buffer=False))
+            # The handlers do nothing: `signal.set_wakeup_fd` has already put the number into the pipe.
+            for number in (*caught, signal.SIGCHLD):
+                stack.callback(signal.signal, number, signal.signal(number, lambda *_: None) or signal.SIG_DFL)
+            self._end = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        os.close(self._reads)
-        os.close(self._writes)
-        self._close_witness()
+        self._end.close()
 
     def wait(self, seconds: float) -> tuple[set[int], set[int]]:
         """Waits for a signal or the end of a child process, at most `seconds`.
 
-        Returns:
-            The signals that came, and those of them that were sent to this process alone.
+        Returns the signals that came, and those of them that were sent to this process alone.
         """
         select.select([self._reads], [], [], seconds)
         came = self._drain()
@@ -215,12 +198,10 @@ class Signals:
             return came, came
         assert self._witness.stdin is not None and self._witness.stdout is not None, "it has pipes"
         seen = b""  # by the witness since it was last asked
-        try:
+        with suppress(OSError):  # it was killed: signals count as sent to this process alone
             self._witness.stdin.write(b"?")
             while _ANSWER not in seen and select.select([self._witness.stdout], [], [], _ANSWER_S)[0]:
                 seen += self._witness.stdout.read(64) or _ANSWER  # nothing comes from a witness that has ended
-        except OSError:
-            pass  # it was killed: signals count as sent to this process alone
         # A second signal may have come meanwhile; the witness may have seen both as one.
         return came | self._drain(), came - set(seen)
 
@@ -229,7 +210,3 @@ class Signals:
             return set(os.read(self._reads, 4096)) - {signal.SIGCHLD}
         except BlockingIOError:
             return set()
-
-    def _close_witness(self) -> None:
-        with self._witness:  # closes its pipes and waits for it
-            self._witness.kill()

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastload.profiling.doctor.command import Signals, run_command
-from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
-from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
+from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.sentences import seconds_text
@@ -33,21 +32,13 @@ _MIN_STEPS = 10
 
 @dataclass(frozen=True)
 class Examined:
-    """Result of a command.
+    """Result of a command."""
 
-    Attributes:
-        code: the command's exit code.
-        measured: with a verdict; without one if `why_no_verdict` is set.
-        why_no_verdict: why nothing can be said; else empty.
-        faults: failures of the injected module.
-        so_far: whether the command was stopped early.
-    """
-
-    code: int
-    measured: Measured
-    why_no_verdict: str
-    faults: tuple[str, ...] = ()
-    so_far: bool = False
+    code: int  # the command's exit code
+    measured: Measured  # without a verdict if `why_no_verdict` is set
+    why_no_verdict: str  # why nothing can be said; else empty
+    faults: tuple[str, ...]  # failures of the injected module
+    so_far: bool  # whether the command was stopped early
 
 
 def examine(
@@ -59,27 +50,23 @@ def examine(
 ) -> Examined:
     """Runs a command with each of its loaders timed, and judges the one that takes the most time.
 
-    Args:
-        command: as typed after `fastload doctor --`; see `check_command`.
-        signals: an entered `Signals`; signals that come while the records are read have to wait.
-        seconds: after this time the command is interrupted; None: never.
-        look: called about twice a second with the records so far; None: nothing is read until the end.
+    After `seconds` the command is interrupted. `signals` is entered; signals that come while the records are read have
+    to wait. `look` is called about twice a second with the records so far; None: nothing is read until the end.
     """
 
-    def watch(_elapsed_s: float, pid: int) -> None:
+    def watch(pid: int) -> None:
         if recording.follow(pid) and look is not None:
-            look(recording.reader.read())
+            look(recording.records.read())
 
     with Recording() as recording:
         ended = run_command(command, recording.folder, signals, seconds=seconds, look=watch)
-        records = recording.reader.read()
+        records = recording.records.read()
         loader = loader_that_binds(records)
         title = f"fastload doctor -- {shlex.join(command)}"
+        why_no_verdict = "" if loader is not None else _why_no_verdict(records, command)
         if loader is not None:
-            why_no_verdict = ""
             measured = recording.measured(loader, title=title, command=title)
         else:
-            why_no_verdict = _why_no_verdict(records, command)
             readings = recording.readings_from(0.0)
             measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
         unread = [("GPU" if name == "gpu" else name, f"not read: {why}") for name, why in recording.absent.items()]
@@ -88,17 +75,13 @@ def examine(
 
 
 class Recording:
-    """What is recorded of a job within a `with` block: the events of its loaders, its waits, the machine's counters.
-
-    Attributes:
-        folder: for the events; it is removed at the end.
-        reader: of the events.
-    """
+    """What is recorded of a job within a `with` block: the events of its loaders, its waits, the machine's counters."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))
-        self.reader, self._kernel = RecordReader(self.folder), WaitSampler()
+        self.folder = Path(tempfile.mkdtemp(prefix="fastload-doctor-"))  # for the events; removed at the end
+        self.records, self._kernel = Records(self.folder), WaitSampler()
         self._sampler: Sampler | None = None
+        self.absent: Mapping[str, str] = {}  # readings that are not available here, each with the reason
         self._begun_s = time.perf_counter()
         self._due_s = 0.0
 
@@ -106,11 +89,10 @@ class Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._stop_sampling()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def stop(self) -> None:
-        """Ends the sampling of waits and counters; what was read is kept."""
+    def _stop_sampling(self) -> None:
         self._kernel.close()
         if self._sampler is not None:
             self._sampler.stop()
@@ -118,22 +100,17 @@ class Recording:
     def follow(self, pid: int) -> bool:
         """Reads the counters of a process and its descendants from now on; to be called often.
 
-        Returns:
-            Whether it looked for new processes, as it does twice a second.
+        Returns whether it looked for new processes, as it does twice a second.
         """
         if self._sampler is None:
             self._sampler = Sampler(pid, every_s=_SAMPLE_EVERY_S, begun_s=self._begun_s).start()
+            self.absent = self._sampler.absent
         now_s = time.perf_counter()
         if now_s < self._due_s:
             return False
         self._due_s = now_s + _LOOK_EVERY_S
-        self._kernel.watch(family_of(pid))
+        self._kernel.pids = family_of(pid)
         return True
-
-    @property
-    def absent(self) -> Mapping[str, str]:
-        """Readings that are not available here, each with the reason."""
-        return self._sampler.absent if self._sampler is not None else {}
 
     def readings_from(self, moment_s: float) -> tuple[Mapping[str, float], ...]:
         """Returns the readings from a moment on, counted from there: a script's imports are not part of its loop."""
@@ -143,8 +120,8 @@ class Recording:
 
     def measured(self, loader: LoaderRecord, *, title: str, command: str = "") -> Measured:
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict."""
-        self.stop()
-        self.reader.read_making(loader)
+        self._stop_sampling()
+        self.records.read_making(loader)
         process = loader.process
         local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
         cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
@@ -168,15 +145,14 @@ class Recording:
             headspace_how="the steps' own time, without their waits",
             readings=self.readings_from(begun_s),
             verdict=judge(demands),
-            facts=tuple(_facts(loader, self.reader.read())),
+            facts=tuple(_facts(loader, self.records)),
             environment=environment() | {"the script's Python": process["python"]},
         )
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
     facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
-    rank = loader.process["rank"]
-    if rank:
+    if rank := loader.process["rank"]:
         ranks = {other.process["rank"] for other in records.loaders}
         facts.append(("rank", f"{rank}, which waits longest of {len(ranks)}"))
     facts.append(("epochs", f"{len(loader.epochs):,}"))
@@ -219,12 +195,10 @@ def loader_that_binds(records: Records) -> LoaderRecord | None:
 
 
 def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = None) -> Demands:
-    """Returns what one loader's loop asks of the machine.
+    """Returns what the loop over a loader, of at least one step, asks of the machine.
 
-    Args:
-        loader: with at least one step.
-        cpus: CPUs that its process may use, workers included.
-        waits: what the fetching threads waited for according to the kernel, for waits that nothing else explains.
+    Its process, workers included, may use so many `cpus`. Waits that nothing else explains are divided as the kernel
+    saw them.
     """
     facts, trials = loader.facts, loader.trials
     held_back = [(a["t"], b["t"]) for a, b in itertools.pairwise(trials) if b["limit"] and not a["limit"]]
@@ -287,9 +261,8 @@ def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
 def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
     """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
 
-    Returns:
-        Seconds per batch that slow samples take beyond usual ones, and a line of evidence; 0.0 and none if there are no
-            slow samples.
+    Returns the seconds per batch that they take beyond usual ones, and a line of evidence; 0.0 and none if there is
+    none.
     """
     fetches = [fetch for fetch in fetches if fetch.samples[0]]
     if not fetches:

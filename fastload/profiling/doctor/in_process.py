@@ -60,11 +60,11 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
         with _metering(recording.folder):
             recording.follow(os.getpid())
             batch = _loop(loader, step, seconds, recording)
-        mine = [found for found in recording.reader.read().loaders if found.process["pid"] == os.getpid()]
-        main = max(mine, key=lambda record: record.elapsed_s, default=None)
-        if main is None:
+        mine = [found for found in recording.records.read().loaders if found.process["pid"] == os.getpid()]
+        if not mine:
             name = type(loader).__name__
             raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {name}")
+        main = max(mine, key=lambda record: record.elapsed_s)
         measured = recording.measured(main, title="fastload.diagnose()")
     if step is not None and batch is not None:
         rate = measure_headspace(step, batch, min(2.0, seconds / 4))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastload.profiling.doctor.costs import Fetch
+from fastload.profiling.doctor.loader_records import Fetch
 
 _SAMPLE_EVERY_S = 0.03
 _MOST_SAMPLES = 400_000
@@ -41,26 +41,19 @@ class WaitSampler:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[list[float], list[Wait]]] = defaultdict(lambda: ([], []))  # times; for what
-        self._pids: list[int] = []
+        self.pids: list[int] = []  # sampled as long as they live and the system allows it
         self._count = 0
         self._every_s = _SAMPLE_EVERY_S
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fastload-kernel", daemon=True)
         self._thread.start()
 
-    def watch(self, pids: list[int]) -> None:
-        """Samples these processes from now on, as long as they live and the system allows it."""
-        self._pids = pids
-
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
 
     def shares(self, fetches: Iterable[Fetch]) -> WaitShares:
-        """Returns how the waits of fetching threads, during these fetches, divide into kinds.
-
-        Zeros if the system does not report waits, or there are too few samples.
-        """
+        """Returns how the waits of fetching threads divide into kinds; zeros where the system reports (too) few."""
         waits: Counter[Wait] = Counter()
         for fetch in fetches:
             times, seen = self._seen.get(fetch.pid, ((), ()))
@@ -72,7 +65,7 @@ class WaitSampler:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
-            for pid in self._pids:
+            for pid in self.pids:
                 try:
                     where = Path(f"/proc/{pid}/wchan").read_bytes()
                 except OSError:

@@ -1,90 +1,196 @@
-"""Reads the events that the injected module writes, while the files grow, and groups them by loader."""
+"""Reads the events that the injected module writes, while the files grow, and groups them by loader.
+
+Of each event about a batch it computes the cost of making that batch, and of the step after it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastload.profiling.doctor.costs import Event, Fetch, StepRecord, fetch_of, step_of
+from fastload.timing.results import BatchWork, Step, Work
 
 MOST_FETCHES = 16_384
 """Number of batches of a loader whose making is read. Of more, an evenly spaced part is."""
 
+Event = dict[str, Any]
+
 _decode = json.JSONDecoder().raw_decode
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step and the CPU time of its process meanwhile; seconds."""
+
+    step: Step
+    running_s: float  # CPU time of all threads of the process in the step, outside the wait
+    runnable_s: float  # time that the loop's thread was ready to run but had no CPU
+    receive: Work  # cost of receiving the batch, part of the wait
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One batch while it is made: when, by whom, at what cost."""
+
+    pid: int  # of the process that made it
+    begin_s: float  # on a clock that is the same in all processes
+    wall_s: float
+    work: BatchWork
+    unknown_blocked_s: float = 0.0  # blocked time of reading that no timed call explains
+    slow: tuple[float, ...] = ()  # seconds of its slowest samples
+    samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
+
+
+def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
+    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
+    begin_s = batch["begun"]
+    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
+    own_s = inside["copy"] + inside["transform"]
+    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
+    compute_s = max(0.0, step["wall"] - step["copy"])
+    if step.get("gpu") is not None:
+        # The GPU works on after the loop has launched the step: as long as it does, the loop's wait is no stall.
+        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
+        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
+    return StepRecord(
+        step=Step(
+            begin_s=begin_s,
+            wait_s=wait_s,
+            copy_s=step["copy"] + inside["copy"],
+            transform_s=inside["transform"],
+            compute_s=compute_s,
+            samples=batch["n"],
+            queue_depth=inside.get("depth"),
+        ),
+        running_s=step["process_cpu"],
+        runnable_s=step["delay"] + step["copy_delay"],
+        receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
+    )
+
+
+# The stage of a part of making a batch.
+_STAGES = {
+    **dict.fromkeys(("reading", "h5py", "lock"), "reading"),
+    **dict.fromkeys(("decoding", "h5py-filtered"), "decoding"),
+    "collate": "collate",
+    "rest": "transform",
+}
+
+
+def fetch_of(pid: int, event: Event) -> Fetch:
+    """Returns the cost of a batch by stage.
+
+    A FastLoader has reported it with the batch; for other loaders it is made from the time spent in known functions and
+    the CPU time of the thread.
+    """
+    if "inside" in event:
+        work = BatchWork({name: Work(*value) for name, value in event["inside"]["work"].items()})
+        return Fetch(pid, event["t"], 0.0, work)
+    wall, delay = event["wall"], min(event["delay"], event["wall"])
+    total_running = sum(cpu for _, cpu in event["parts"].values()) or 1e-12
+    running: dict[str, float] = defaultdict(float)
+    blocked: dict[str, float] = defaultdict(float)
+    lock_s = _lock_of_h5py(event)
+    for name, (part_wall, part_running) in event["parts"].items():
+        # Each part waited for a CPU in proportion to its time on one.
+        part_blocked = max(0.0, part_wall - part_running - delay * part_running / total_running)
+        stage = _STAGES[name]
+        running[stage] += part_running
+        blocked["reading" if stage == "decoding" else stage] += part_blocked
+        if name == "lock":
+            lock_s += part_blocked
+    # Meanwhile another thread pickles the batch before, and holds the GIL: the fetch waits for that.
+    running["hand-over"] = event["out"][1]
+    unknown = max(0.0, blocked.pop("transform", 0.0) - running["hand-over"])
+    # While the fetching thread waits, other threads of its process may read or decode for it.
+    others = {name: value for name, value in event["others"].items() if name != "lock"}
+    total = sum(other_wall for other_wall, _ in others.values())
+    explained = min(total, unknown)
+    for name, (other_wall, other_running) in others.items():
+        given, stage = explained * other_wall / total, _STAGES[name]
+        ran = given * min(1.0, other_running / other_wall) if stage != "reading" else 0.0
+        running[stage] += ran
+        blocked["reading"] += given - ran
+    unknown -= explained
+    blocked["reading"] += unknown
+    stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}
+    return Fetch(
+        pid=pid,
+        begin_s=event["t"],
+        wall_s=wall,
+        work=BatchWork(stages, lock_s=lock_s, runnable_s=delay),
+        unknown_blocked_s=unknown,
+        slow=tuple(event.get("slow", ())),
+        samples=tuple(event.get("samples", (0, 0.0, 0.0))),
+    )
+
+
+def _lock_of_h5py(event: Event) -> float:
+    """Returns the time that a fetch waited because h5py lets in one thread at a time.
+
+    Without that lock n threads would need the n-th part of the time that at least one was inside; the rest counts as
+    lock time.
+    """
+    busy, waits, threads = event["h5"]
+    if threads < 2 or busy <= 0:
+        return 0.0
+    own = [event["parts"].get(name, (0.0, 0.0)) for name in ("h5py", "h5py-filtered")]
+    if any(wall > 0 for wall, _ in own):
+        # The fetch and another thread both call h5py: the time that the fetch was blocked there is the lock's.
+        return float(min(max(0.0, sum(wall - running for wall, running in own)), waits))
+    together = (busy + waits) / busy
+    if together < 1.05 and busy > 0.5 * event["wall"]:
+        together = float(threads)  # always busy, yet never two at once: the script has a lock of its own
+    return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
 @dataclass(eq=False)
 class LoaderRecord:
-    """One loader of one process, over all its epochs.
+    """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
 
-    Attributes:
-        process: the `process` event of the one that iterates it.
-        facts: its `loader` event.
-        steps: the steps that have ended.
-        elapsed_s: time that the loop spent with this loader.
-        epochs: as in `Demands`.
-        trials: its `trial` events.
-        fetches, lines: how its batches were made, and how often its workers were seen at each line of code, after
-            `RecordReader.read_making`.
-    """
-
-    process: Event
-    facts: Event
-    steps: list[StepRecord] = field(default_factory=list)
-    elapsed_s: float = 0.0
-    epochs: list[tuple[float, float]] = field(default_factory=list)
-    trials: list[Event] = field(default_factory=list)
-    fetches: list[Fetch] = field(default_factory=list)
-    lines: Counter[str] = field(default_factory=Counter)
+    process: Event  # the `process` event of the one that iterates it
+    facts: Event  # its `loader` event
+    steps: list[StepRecord] = field(default_factory=list)  # that have ended
+    elapsed_s: float = 0.0  # time that the loop spent with this loader
+    epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
+    trials: list[Event] = field(default_factory=list)  # its `trial` events
+    fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
+    lines: Counter[str] = field(default_factory=Counter)  # how often its workers were seen at each line of code
 
 
-@dataclass(frozen=True)
 class Records:
-    """A job's processes, and the loaders that they iterated.
-
-    Attributes:
-        num_processes: that wrote events.
-        loaders: those with at least one step.
-        saw_torch: whether any process imported torch's DataLoader.
-        faults: failures of the injected module.
-    """
-
-    num_processes: int
-    loaders: tuple[LoaderRecord, ...]
-    saw_torch: bool = False
-    faults: tuple[str, ...] = ()
-
-
-class RecordReader:
-    """Reads a job's records again and again, only what is new each time. Objects that `read` returned are updated.
+    """A job's processes, and the loaders that they iterated: read again and again, only what is new each time.
 
     The job may still run: lines that are incomplete or cannot be parsed are left out.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.num_processes = 0  # that wrote events
+        self.loaders: tuple[LoaderRecord, ...] = ()  # those with at least one step
+        self.saw_torch = False  # whether any process imported torch's DataLoader
+        self.faults: tuple[str, ...] = ()  # failures of the injected module
         self._folder = folder
         self._files: dict[Path, _File] = {}
         self._makers: dict[int, LoaderRecord] = {}  # by a worker's pid
 
     def read(self) -> Records:
-        """Returns everything recorded so far, except how batches were made."""
+        """Reads everything recorded so far, except how batches were made; returns itself."""
         for path in sorted(self._folder.glob("*.jsonl")):
             self._files.setdefault(path, _File(path))
         for file in self._files.values():
             file.read(self._makers)
         known = [file for file in self._files.values() if file.process]
-        loaders = {id(loader): loader for file in known for loader in file.loaders.values()}
-        return Records(
-            len(known),
-            tuple(loader for loader in loaders.values() if loader.steps),
-            any(file.saw_torch for file in known),
-            tuple(fault for file in known for fault in file.faults),
-        )
+        self.num_processes, self.saw_torch = len(known), any(file.saw_torch for file in known)
+        loaders = [loader for file in known for loader in file.loaders.values() if loader.steps]
+        self.loaders = tuple(dict.fromkeys(loaders))
+        self.faults = tuple(fault for file in known for fault in file.faults)
+        return self
 
     def read_making(self, loader: LoaderRecord) -> None:
         """Reads how a loader's batches were made, by its workers or in the loop itself, as far as `read` has come."""
@@ -111,22 +217,16 @@ class RecordReader:
 
 
 class _File:
-    """The file of one process: what was read so far, and the state that the next lines continue.
-
-    Attributes:
-        loaders: by number.
-        num_made: lines about the making of a batch.
-        code_lines: how often the process was seen at each line of code.
-    """
+    """The file of one process: what was read so far, and the state that the next lines continue."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.process: Event = {}
-        self.loaders: dict[int, LoaderRecord] = {}
+        self.loaders: dict[int, LoaderRecord] = {}  # by number
         self.saw_torch = False
         self.faults: list[str] = []
-        self.num_made = 0
-        self.code_lines: dict[str, int] = {}
+        self.num_made = 0  # lines about the making of a batch
+        self.code_lines: dict[str, int] = {}  # how often the process was seen at each line of code
         self._read_to = 0
         # A loop that makes a new loader for each epoch gets one record for all of them.
         self._alike: dict[tuple[Any, ...], LoaderRecord] = {}
@@ -137,9 +237,7 @@ class _File:
         for line in _whole_lines(self.path, self._read_to):
             self._read_to += len(line)
             self.num_made += _is_about_making(line)
-            if _is_fetch(line):
-                continue
-            event = _parsed(line)
+            event = {} if _is_fetch(line) else _parsed(line)
             kind = event.get("e")
             if kind == "process":
                 self.process = event
@@ -158,7 +256,7 @@ class _File:
         if kind == "loader":
             kinds = tuple(value for name, value in event.items() if name not in ("id", "t"))
             self.loaders[number] = self._alike.setdefault(kinds, LoaderRecord(self.process, event))
-        loader = self.loaders.get(number)
+        loader, before = self.loaders.get(number), self._last.get(number)
         if loader is None:
             return
         if kind == "trial":
@@ -166,37 +264,29 @@ class _File:
         elif kind == "iter":
             self._last[number] = event
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
-        elif kind in ("next", "end") and number in self._last:
-            before = self._last.pop(number)
+        elif kind in ("next", "end") and before is not None:
             is_first = before["e"] == "iter"
-            if not is_first and event.get("step") is not None:
-                step = step_of(before, event["step"])
-                loader.steps.append(step)
-                loader.elapsed_s += step.step.duration_s
-            if kind == "end":
+            if event["step"] is not None and not is_first:
+                loader.steps.append(step_of(before, event["step"]))
+                loader.elapsed_s += loader.steps[-1].step.duration_s
+            if kind == "next":
+                self._last[number] = event
+                loader.facts |= event.get("inside", {}).get("worker_info", {})
+                event["begun"] = before["t"] if is_first else event["t"]
+                if is_first:
+                    loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
+            else:
+                del self._last[number]
                 loader.elapsed_s += event["wait"]
                 if not is_first:
                     loader.epochs[-1] = (loader.epochs[-1][0], event["wait"])
-                return
-            self._last[number] = event
-            if "inside" in event:
-                loader.facts |= event["inside"]["worker_info"]
-            event["begun"] = before["t"] if is_first else event["t"]
-            if is_first:
-                loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
 
 
 def _whole_lines(path: Path, begin: int = 0) -> Iterator[bytes]:
     """Yields the complete lines from a position on."""
-    try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                yield line
-    except OSError:
-        return
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(begin)
+        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), file)
 
 
 def _is_fetch(line: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
@@ -18,8 +19,6 @@ class Clock(Protocol):
 
     A clock whose marks are times can inherit all but `mark`.
     """
-
-    name: str
 
     def mark(self) -> Any:
         """Returns a mark after everything done so far."""
@@ -46,7 +45,6 @@ class Clock(Protocol):
 class HostClock(Clock):
     """The host's clock: a mark is a time."""
 
-    name = "cpu"
     mark = staticmethod(time.perf_counter)
 
 
@@ -62,7 +60,6 @@ class CudaClock(Clock):
 
         self._torch: Any = torch
         self.index: int = torch.cuda.current_device() if index is None else index
-        self.name = f"cuda:{self.index}"
         self._free: list[Any] = []
 
     def mark(self) -> Any:
@@ -143,20 +140,9 @@ def measure_headspace(
     step(batch)
     clock = open_clock(device)  # after a step: if that used CUDA, CUDA's clock is chosen
     marks = [clock.mark()]
-    clock.wait(marks[0])
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < seconds:
+    while len(marks) < 5 or clock.between_s(marks[0], marks[-2]) < seconds:
         step(batch)
         marks.append(clock.mark())
-        # As in a training loop, the host may be one step ahead of the device, but not more.
-        if len(marks) > 2:
-            times.append(_between(clock, marks))
-    times.append(_between(clock, marks))
-    return count / statistics.median(times)
-
-
-def _between(clock: Any, marks: list[Any]) -> float:
-    clock.wait(marks[1])
-    elapsed_s: float = clock.between_s(marks[0], marks[1])
-    clock.drop(marks.pop(0))
-    return elapsed_s
+        clock.wait(marks[-2])  # as in a training loop, the host may be one step ahead of the device, but not more
+    clock.wait(marks[-1])
+    return count / statistics.median(itertools.starmap(clock.between_s, itertools.pairwise(marks)))

@@ -79,15 +79,13 @@ class Record:
             check_new_file(path, force=force)  # raises an error with advice, if the reason is a known one
             raise OutputError(f"{os.fspath(path)}: cannot be written ({error.strerror}).") from error
         self.path = Path(path)
-        self.failure = ""
 
     def append(self, line: str) -> None:
         """Appends a line. If that fails, as on a full disk, the record ends and the training goes on."""
         if self._fd >= 0:
             try:
                 os.write(self._fd, line.encode())
-            except OSError as error:
-                self.failure = f"{self.path}: {error.strerror}"
+            except OSError:
                 self.close()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 GPU_EXTRA = "pynvml is not installed: pip install nvidia-ml-py"
@@ -29,13 +30,10 @@ class Gpus:
         visible: in the form of CUDA_VISIBLE_DEVICES: numbers or UUIDs, of whole GPUs or MIG slices; None: the value of
             that variable. Numbers are those of `nvidia-smi`; CUDA numbers GPUs differently on machines with several
             kinds of them, unless CUDA_DEVICE_ORDER=PCI_BUS_ID.
-
-    Attributes:
-        absent: counters that cannot be read, each with the reason; the key `gpu` stands for all of them, the name of a
-            MIG slice for that slice.
     """
 
     def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
+        # Counters that cannot be read, each with the reason; "gpu": all of them; the name of a MIG slice: that slice.
         self.absent: dict[str, str] = {}
         self._seen: set[str] = set()  # readings that succeeded once
         self._devices: dict[int, Any] = {}  # handles by index
@@ -55,10 +53,7 @@ class Gpus:
     def _find(self, visible: str | None) -> None:
         nvml = self._nvml
         count, handle_of = int(nvml.nvmlDeviceGetCount()), nvml.nvmlDeviceGetHandleByIndex
-        if visible is None:
-            self._devices = {index: handle_of(index) for index in range(count)}
-        for word in (visible or "").split(","):
-            word = word.strip()
+        for word in map(str, range(count)) if visible is None else map(str.strip, visible.split(",")):
             found: dict[int, Any] = {}
             if word.isdigit() and int(word) < count:
                 found = {int(word): handle_of(int(word))}
@@ -101,32 +96,27 @@ class Gpus:
 
     def read(self) -> dict[str, float]:
         """Returns one reading: `gpuN.utilization_percent` and so on, without the counters that cannot be read."""
-        reading: dict[str, float] = {}
-        for index, handle in self._devices.items():
-            for counter, ask in _COUNTERS.items():
-                value = self.take(f"gpu{index}.{counter}", ask, self._nvml, handle)
-                if value is not None:
-                    reading[f"gpu{index}.{counter}"] = float(value)
-        return reading
+        return {
+            name: float(value)
+            for index, handle in self._devices.items()
+            for counter, ask in _COUNTERS.items()
+            if (value := self.take(name := f"gpu{index}.{counter}", ask, self._nvml, handle)) is not None
+        }
 
     def used_by(self, pids: Sequence[int]) -> set[int]:
         """Returns the indices of the GPUs on which one of these processes computes, as far as the driver knows."""
         found = set()
         for index, handle in self._devices.items():
-            try:
+            with suppress(Exception):  # NVMLError: not supported here
                 if any(one.pid in pids for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)):
                     found.add(index)
-            except Exception:  # noqa: BLE001  # NVMLError: not supported here
-                continue
         return found
 
     def close(self) -> None:
         """Releases NVML."""
-        try:
+        with suppress(Exception):  # NVMLError, or an object without it: nothing depends on it
             if "gpu" not in self.absent:
                 self._nvml.nvmlShutdown()
-        except Exception:  # noqa: BLE001  # NVMLError, or an object without it: nothing depends on it
-            pass
 
 
 def reason_of(error: BaseException) -> str:

@@ -29,7 +29,6 @@ def num_samples(batch: Any) -> int:
 MOST_STEPS = 8192
 """Number of steps kept. When there are more, every second one is dropped, and from then on every second one is kept."""
 
-
 Times = tuple[float, float, float, float, float, int, int | None]
 """The fields of a `Step`, which takes longer to make."""
 
@@ -62,25 +61,58 @@ class Totals:
         return {name: work / self.batches for name, work in self.stages.items()}
 
 
-class StepLog:
-    """Keeps steps in bounded memory: all while they are few, then an evenly spaced part; sums are over all.
+@dataclass
+class Mean:
+    """The mean of the values added so far; 0 when there are none."""
 
-    Args:
-        most: number of steps kept.
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(eq=False)  # two loops are never equal, even over the same loader
+class Loop:
+    """The figures of one loader's loop; times in seconds. "Its thread" is the loop's.
+
+    Steps are kept in bounded memory: all while they are few, then an evenly spaced part; the sums are over all.
     """
 
-    def __init__(self, most: int = MOST_STEPS) -> None:
-        self.totals = Totals()
-        self._most = most
-        self._stride = 1
-        self._kept: list[tuple[Times, BatchWork | None]] = []
+    loader: Callable[[], Any]  # returns the watched loader, None when it no longer exists
+    most: int = MOST_STEPS  # number of steps kept
+    totals: Totals = field(default_factory=Totals)
+    elapsed_s: float = 0.0  # of all passes, without other watched loops inside the loop's body
+    epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
+    receive_s: Mean = field(default_factory=Mean)  # CPU time of its thread in a wait, except the first of each pass
+    first_running_s: float = 0.0  # CPU time of its thread in the first waits, summed
+    # Time in a step, outside its wait, in which its thread was ready to run but had no CPU.
+    runnable_s: Mean = field(default_factory=Mean)
+    process_s: float = 0.0  # CPU time of the process, all threads, during the passes
+    transform_running_s: Mean = field(default_factory=Mean)  # CPU time of its thread for transforming a received batch
+    probe: Probe | None = None  # of the last pass; None: the loader is not a FastLoader
+    _stride: int = 1
+    _kept: list[tuple[Times, BatchWork | None]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, loader: Any) -> Loop:
+        """Returns the figures of a loader, without keeping the loader alive if it allows weak references."""
+        try:
+            return cls(weakref.ref(loader))
+        except TypeError:
+            return cls(lambda: loader)
 
     def add(self, step: Times, work: BatchWork | None) -> None:
         """Adds a step, and the cost of its batch if known."""
         _, wait_s, copy_s, transform_s, compute_s, samples, _ = step
         totals = self.totals
         if totals.steps % self._stride == 0:
-            if len(self._kept) == self._most:
+            if len(self._kept) == self.most:
                 del self._kept[1::2]
                 self._stride *= 2
             if totals.steps % self._stride == 0:
@@ -114,62 +146,9 @@ class StepLog:
         return tuple(work for _, work in list(self._kept) if work is not None)
 
 
-@dataclass
-class Mean:
-    """The mean of the values added so far; 0 when there are none."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float:
-        return self.total / self.count if self.count else 0.0
-
-
-@dataclass(eq=False)  # two loops are never equal, even over the same loader
-class Loop:
-    """The figures of one loader's loop; times in seconds.
-
-    Attributes:
-        loader: returns the watched loader, None when it no longer exists.
-        log: its steps.
-        elapsed_s: of all passes, without other watched loops inside the loop's body.
-        epochs: as in `Demands`.
-        receive_s: CPU time of the loop's thread in a wait, except the first wait of each pass.
-        first_running_s: CPU time of the loop's thread in the first waits, summed.
-        runnable_s: time in a step, outside its wait, in which the loop's thread was ready to run but had no CPU.
-        process_s: CPU time of the process, all threads, during the passes.
-        transform_running_s: CPU time of the loop's thread for transforming a batch when it is received.
-        probe: of the last pass; None: the loader is not a FastLoader.
-    """
-
-    loader: Callable[[], Any]
-    log: StepLog = field(default_factory=StepLog)
-    elapsed_s: float = 0.0
-    epochs: list[tuple[float, float]] = field(default_factory=list)
-    receive_s: Mean = field(default_factory=Mean)
-    first_running_s: float = 0.0
-    runnable_s: Mean = field(default_factory=Mean)
-    process_s: float = 0.0
-    transform_running_s: Mean = field(default_factory=Mean)
-    probe: Probe | None = None
-
-    @classmethod
-    def of(cls, loader: Any) -> Loop:
-        """Returns the figures of a loader, without keeping the loader alive if it allows weak references."""
-        try:
-            return cls(weakref.ref(loader))
-        except TypeError:
-            return cls(lambda: loader)
-
-
 def demands_of(loop: Loop) -> Demands:
     """Returns the measurements of a loop so far as the input of a verdict."""
-    totals, source = loop.log.totals, loop.loader()
+    totals, source = loop.totals, loop.loader()
     if loop.probe is not None:
         info = loop.probe.worker_info
     else:
@@ -179,8 +158,8 @@ def demands_of(loop: Loop) -> Demands:
     waits = max(0, totals.steps - len(loop.epochs))
     in_wait_s = waits * loop.receive_s.value + loop.first_running_s + totals.steps * loop.transform_running_s.value
     return Demands(
-        batches=loop.log.works,
-        steps=loop.log.steps,
+        batches=loop.works,
+        steps=loop.steps,
         workers=info.workers,
         ahead=max(1, info.ahead) if info.workers else 0,
         cpus=available_cpus(),

@@ -12,7 +12,7 @@ from fastload.profiling.meter import exports
 from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
 from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment
-from fastload.profiling.meter.watching import Batches, WatchedPass
+from fastload.profiling.meter.watching import WatchedPass
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing import ranges as profiler_ranges
 from fastload.timing.results import Measured, Table, Verdict
@@ -86,7 +86,7 @@ class Meter:
             self._sampler.stop()
         if self._record is not None:
             for number, loop in enumerate(self._loops):
-                self._record.append(exports.end_line(loop.log.totals, number))
+                self._record.append(exports.end_line(loop.totals, number))
             self._record.close()
 
     def watch(self, loader: Iterable[Any]) -> Watched:
@@ -111,9 +111,8 @@ class Meter:
         """
         if self._record is not None:
             raise OptionError(f"this Meter has a record already, {self._record.path}")
-        record = exports.Record(path, force=force)
-        record.append(exports.head_line())
-        self._record = record
+        self._record = exports.Record(path, force=force)
+        self._record.append(exports.head_line())
 
     def write_csv(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes the steps of the main loop as a CSV table; times in seconds.
@@ -121,7 +120,7 @@ class Meter:
         Raises:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
-        exports.save_new(exports.csv_table(self._loop(None).log.numbered), path, force=force)
+        exports.save_new(exports.csv_table(self._loop(None).numbered), path, force=force)
 
     def write_jsonl(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Writes everything as JSON lines whose `kind` is `meter` (the environment), `step`, `reading` or `totals`.
@@ -130,10 +129,10 @@ class Meter:
             OutputError: the file exists and `force` is not given, or it cannot be written.
         """
         self._add_up()
-        logs = [loop.log for loop in self._loops]
-        steps = [exports.step_line(*pair, number) for number, log in enumerate(logs) for pair in log.numbered]
+        loops = list(enumerate(self._loops))
+        steps = [exports.step_line(*pair, number) for number, loop in loops for pair in loop.numbered]
         readings = [exports.json_line("reading", reading) for reading in self.readings]
-        ends = [exports.end_line(log.totals, number) for number, log in enumerate(logs)]
+        ends = [exports.end_line(loop.totals, number) for number, loop in loops]
         exports.save_new("".join([exports.head_line(), *steps, *readings, *ends]), path, force=force)
 
     def to_tensorboard(self, writer: exports.ScalarWriter, *, prefix: str = "fastload", first_step: int = 0) -> None:
@@ -144,7 +143,7 @@ class Meter:
             prefix: of the curves' names.
             first_step: number of the first step.
         """
-        exports.to_scalars(writer, self._loop(None).log.numbered, self.readings, prefix=prefix, first_step=first_step)
+        exports.to_scalars(writer, self._loop(None).numbered, self.readings, prefix=prefix, first_step=first_step)
 
     def headspace(self, step: Callable[[Any], object], batch: Any, seconds: float = 1.0) -> float:
         """Returns the samples per second of `step` on this batch alone (`measure_headspace`), and keeps it for
@@ -156,7 +155,7 @@ class Meter:
     @property
     def totals(self) -> Totals:
         """Sums over the steps so far of the main loop, the one that took longest."""
-        return self._loop(None).log.totals
+        return self._loop(None).totals
 
     @property
     def readings(self) -> tuple[Mapping[str, float], ...]:
@@ -209,12 +208,12 @@ class Meter:
             title, command, facts, tables: as in `Measured`.
         """
         loop = self._loop(loader)
-        totals = loop.log.totals
+        totals = loop.totals
         elapsed_s = loop.elapsed_s + sum(one.running_s() for one in self._running if one.loop is loop)
         return Measured(
             title=title,
             command=command,
-            steps=loop.log.steps,
+            steps=loop.steps,
             num_steps=totals.steps,
             elapsed_s=elapsed_s,
             samples_per_s=totals.samples / elapsed_s if elapsed_s else 0.0,
@@ -228,7 +227,7 @@ class Meter:
             environment=environment(),
         )
 
-    def _begin(self, loader: Iterable[Any]) -> Batches:
+    def _begin(self, loader: Iterable[Any]) -> WatchedPass:
         self._require_running("iterate over what watch() gave")
         loop = next((one for one in self._loops if one.loader() is loader), None)
         if loop is None:
@@ -239,7 +238,7 @@ class Meter:
         callback = (
             None if record is None else lambda number, step: record.append(exports.step_line(number, step, place))
         )
-        return Batches(WatchedPass(loader, loop, clock, self._running, self._begun_s, callback))
+        return WatchedPass(loader, loop, clock, self._running, self._begun_s, callback)
 
     def _note_reading(self, reading: Mapping[str, float]) -> None:
         if self._record is not None:
@@ -252,7 +251,7 @@ class Meter:
     def _loop(self, loader: Iterable[Any] | None) -> Loop:
         self._add_up()
         if loader is None:
-            return max(self._loops, key=lambda loop: loop.log.totals.duration_s, default=Loop.of(()))
+            return max(self._loops, key=lambda loop: loop.totals.duration_s, default=Loop.of(()))
         for loop in self._loops:
             if loop.loader() is loader:
                 return loop
@@ -272,12 +271,19 @@ class Meter:
 class Watched:
     """An iterable over a loader whose passes are measured. Its length is the loader's."""
 
-    def __init__(self, loader: Any, begin: Callable[[Any], Batches]) -> None:
+    def __init__(self, loader: Any, begin: Callable[[Any], WatchedPass]) -> None:
         self._loader = loader
         self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
-        return self._begin(self._loader)
+        one = self._begin(self._loader)
+        try:
+            while True:
+                yield one.next_batch()
+        except StopIteration:
+            return
+        finally:
+            one.close()
 
     def __len__(self) -> int:
         return len(self._loader)

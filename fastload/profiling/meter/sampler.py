@@ -38,10 +38,6 @@ class Sampler:
         every_s: seconds between two readings. The driver updates its utilization every 1/6 to 1 s.
         begun_s: `time.perf_counter()` at the moment from which `at_s` counts; None: now.
         callback: called with each reading, in the sampler's thread.
-
-    Attributes:
-        absent: what cannot be read here, each with the reason; `gpu`: no GPU counter at all; `readings`: the sampler
-            failed and stopped.
     """
 
     def __init__(
@@ -61,6 +57,7 @@ class Sampler:
         self._begun_s = time.perf_counter() if begun_s is None else begun_s
         self._callback = callback
         self._gpus = Gpus(nvml, visible)
+        # What cannot be read here, each with the reason; "gpu": no GPU counter at all; "readings": this one failed.
         self.absent = self._gpus.absent
         self._used: set[int] = set()
         self._family: list[int] = []
@@ -163,18 +160,17 @@ class Sampler:
 
 def family_of(pid: int) -> list[int]:
     """Returns the ids of a process and all its descendants that are alive; empty if the process has ended."""
-    found, at = [pid], 0
+    found = [pid]
     if not Path(f"/proc/{pid}/task").is_dir():
         try:
             return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
         except psutil.Error:
             return []
-    while at < len(found):
+    for member in found:  # grows
         # From the kernel's lists of children: psutil looks at every process of the machine, which takes 1 ms and more.
-        for listed in Path(f"/proc/{found[at]}/task").glob("*/children"):
+        for listed in Path(f"/proc/{member}/task").glob("*/children"):
             with suppress(OSError):  # the thread or the process has ended
                 found += map(int, listed.read_text().split())
-        at += 1
     return found
 
 
@@ -217,10 +213,8 @@ def cpu_seconds(pids: list[int]) -> dict[int, float]:
 
 def environment() -> dict[str, str]:
     """Returns the machine and the versions that figures depend on, as text; the GPU only if CUDA is in use already."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     found = {
         "CPU": next(iter(named), platform.processor() or platform.machine()),

@@ -25,12 +25,8 @@ class Columns:
     parts_s: Floats  # (4, columns) mean seconds of each of `PARTS`
     slowest_s: Floats  # (columns,) duration of the slowest step in each
     samples_per_s: Floats  # (columns,) over the time of the steps in each
+    mean_s: Floats  # (columns,) mean duration of a step
     steps_each: int  # largest number of steps in a column
-
-    @property
-    def mean_s(self) -> Floats:
-        """(columns,) mean duration of a step."""
-        return np.asarray(self.parts_s.sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,13 @@ def into_columns(steps: Sequence[Step], count: int) -> Columns:
     duration = parts.sum(axis=0)
     taken = np.add.reduceat(duration, first)
     rates = np.divide(np.add.reduceat(samples, first), taken, out=np.zeros_like(taken), where=taken > 0)
+    parts_s = np.add.reduceat(parts, first, axis=1) / sizes
     return Columns(
-        edges_s=np.append(begins[first], max(begins[-1], begins[-1] + duration[-1])),
-        parts_s=np.add.reduceat(parts, first, axis=1) / sizes,
+        edges_s=np.append(begins[first], begins[-1] + duration[-1]),
+        parts_s=parts_s,
         slowest_s=np.maximum.reduceat(duration, first),
         samples_per_s=rates,
+        mean_s=parts_s.sum(axis=0),
         steps_each=int(sizes.max()),
     )
 

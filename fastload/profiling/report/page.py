@@ -31,7 +31,10 @@ def make_page(runs: Sequence[Measured]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"share": share_text, "numeric": _is_number, "code": _with_code, "capital": _capital}
+    environment.filters |= {
+        "share": share_text, "number": number_text, "seconds": seconds_text, "numeric": _is_number, "code": _with_code,
+        "capital": _capital,
+    }  # fmt: skip
     data = runs[0].to_dict() if len(runs) == 1 else {"version": 1, "runs": [run.to_dict() for run in runs]}
     return environment.from_string(template).render(
         title=" · ".join(run.title for run in runs[:3]) or "nothing measured",
@@ -40,34 +43,19 @@ def make_page(runs: Sequence[Measured]) -> str:
         script=Markup(script),
         # The page's policy lets only this script run, whatever a string in the page contains.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        runs=[_run(run, "" if len(runs) == 1 else f"run{number}-") for number, run in enumerate(runs, 1)],
+        runs=[
+            {
+                "prefix": "" if len(runs) == 1 else f"run{number}-",  # makes ids unique in the page
+                "measured": run,
+                "figures": key_figures(run),
+                "shares": shares(run) if run.steps else {},
+                "sections": sections(run),
+            }
+            for number, run in enumerate(runs, 1)
+        ],
         overview=_overview(runs) if len(runs) > 1 else None,
         data=Markup(_json(data)),
     )
-
-
-def _run(run: Measured, prefix: str) -> dict[str, Any]:
-    """Returns one run in the form the template needs; `prefix` makes ids unique in the page."""
-    mood, change, verdict = "none", "", run.verdict
-    if verdict is not None:
-        mood = "binds" if verdict.worth_making else "fine"
-        change = "No change was found that would make a step faster."
-        if verdict.cures:
-            first = verdict.cures[0]
-            change = (
-                f"At most {number_text(first.gain)} times as fast: {seconds_text(first.step_s)} a step "
-                f"instead of {seconds_text(verdict.step_s)}."
-            )
-            change += "" if verdict.worth_making else " That is not worth making."
-    return {
-        "prefix": prefix,
-        "measured": run,
-        "mood": mood,
-        "change": change,
-        "figures": key_figures(run),
-        "shares": shares(run) if run.steps else {},
-        "sections": sections(run),
-    }
 
 
 def _overview(runs: Sequence[Measured]) -> Table:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
-from fastload.profiling.report.downsample import PARTS, Columns, Floats, ceiling, into_columns, into_series
+from fastload.profiling.report.downsample import PARTS, Floats, ceiling, into_columns, into_series, parts_of
 from fastload.profiling.verdict.sentences import number_text, seconds_text
 from fastload.timing.results import STAGES, Measured, Work
 
@@ -30,30 +29,13 @@ _X_TICKS, _Y_TICKS = 10, 4  # at most; page.css hides every second number of the
 
 
 @dataclass(frozen=True)
-class Line:
-    """One reading in a panel: its key in `Measured.readings`, its name, and a factor for its values."""
-
-    key: str
-    name: str
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
 class Panel:
-    """Lines on one scale; `top` is the end of the scale if it is known."""
+    """Readings on one scale."""
 
     title: str
-    lines: tuple[Line, ...]
-    top: float | None = None
-
-
-class Bar(NamedTuple):
-    """A bar of two parts, in per cent of the plot's width: time on a CPU, and blocked."""
-
-    name: str
-    running: float
-    blocked: float
-    text: str
+    lines: Mapping[str, str]  # key in `Measured.readings` -> name
+    factor: float = 1.0  # of all values
+    top: float | None = None  # end of the scale if it is known
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,8 @@ class Plot:
     label: str  # description of the plot in words
     legend: Sequence[tuple[str, str]]  # colour and name of each thing drawn, in drawing order
     panels: Sequence[Canvas] = ()
-    bars: Sequence[Bar] = ()
+    # Name, time on a CPU and blocked time in per cent of the plot's width, and text of each bar
+    bars: Sequence[tuple[str, float, float, str]] = ()
     bars_title: str = ""  # above the bars
 
 
@@ -77,19 +60,13 @@ def stairs(edges_s: Floats, values: Floats) -> Points:
 
 
 class Canvas:
-    """One panel, drawn in the units of its axes: seconds of the run, and values up to `top`.
+    """One panel, `height` CSS pixels high, drawn in the units of its axes: seconds of the run, and values up to `top`.
 
-    Attributes:
-        title: above it.
-        height: in CSS pixels.
-        shapes: elements of the SVG.
-        x_ticks: (per cent from the left, text); none unless `timed`.
-        y_ticks: (per cent from the bottom, text).
-        marks: texts above the drawing: (per cent from the left, text, where it stands from that point).
+    Ticks are (per cent from the left or the bottom, text), marks (per cent from the left, text, where it stands).
     """
 
     def __init__(self, run: Measured, top: float, title: str, height: int, *, timed: bool = True) -> None:
-        self.title, self.height, self.shapes = title, height, Markup()
+        self.title, self.height, self.shapes = title, height, Markup()  # elements of the SVG
         self._end_s, self._top = end_of(run), top or 1.0
         unit_s, unit = (1, "s") if self._end_s < 600 else (60, "min") if self._end_s < 4 * 3600 else (3600, "h")
         times, values = ticks(self._end_s / unit_s, _X_TICKS) if timed else [], ticks(self._top, _Y_TICKS)
@@ -153,6 +130,7 @@ def plot_steps(run: Measured) -> Plot:
     top_s = ceiling(thin)
     factor, unit = _unit(top_s)
     canvas = Canvas(run, top_s * factor, f"{unit} a step", 210)
+    middles_s = (thin.edges_s[:-1] + thin.edges_s[1:]) / 2
     below = np.zeros_like(thin.mean_s)
     for part, values in zip(PARTS, thin.parts_s * factor, strict=True):
         if values.any():
@@ -161,27 +139,23 @@ def plot_steps(run: Measured) -> Plot:
     if thin.steps_each > 1:
         out = thin.slowest_s > 1.3 * thin.mean_s
         low, high = (np.minimum(ends_s[out], top_s) * factor for ends_s in (thin.mean_s, thin.slowest_s))
-        canvas.stems(_middles(thin)[out], low, high, "slowest")
+        canvas.stems(middles_s[out], low, high, "slowest")
     over = np.flatnonzero(thin.slowest_s > top_s)
     for column in over:
-        canvas.mark(_middles(thin)[column], "▲")
+        canvas.mark(middles_s[column], "▲")
     if len(over):
         longest = over[np.argmax(thin.slowest_s[over])]
-        at_s, text = _middles(thin)[longest], seconds_text(float(thin.slowest_s[longest]))
+        at_s, text = middles_s[longest], seconds_text(float(thin.slowest_s[longest]))
         side = "right" if at_s < 0.12 * end_of(run) else "left" if at_s > 0.88 * end_of(run) else "centre"
         canvas.mark(at_s, text if len(over) == 1 else f"longest {text}", f"{side} above")
-    sums = {part: sum(getattr(step, f"{part}_s") for step in run.steps) for part in PARTS}
-    means = ", ".join(f"{part} {seconds_text(sums[part] / len(run.steps))}" for part in PARTS)
-    legend = [(part, part) for part in PARTS if any(getattr(step, f"{part}_s") > 0 for step in run.steps)]
+    means_s = dict(zip(PARTS, parts_of(run.steps).mean(axis=1).tolist(), strict=True))
+    means = ", ".join(f"{part} {seconds_text(mean_s)}" for part, mean_s in means_s.items())
+    legend = [(part, part) for part, mean_s in means_s.items() if mean_s]
     if thin.steps_each > 1:
         legend.append(("slowest", "slowest of the steps in a column"))
     slowest = seconds_text(max(step.duration_s for step in run.steps))
     label = f"Time of each step over the run, stacked. Mean of a step: {means}; the slowest took {slowest}."
     return Plot(label, legend, [canvas])
-
-
-def _middles(thin: Columns) -> Floats:
-    return np.asarray((thin.edges_s[:-1] + thin.edges_s[1:]) / 2)
 
 
 def plot_rate(run: Measured) -> Plot:
@@ -207,22 +181,21 @@ def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
     """Plots readings over the run, a panel for each scale; a band shows the lowest and highest reading of a column."""
     drawings = []
     for panel in panels:
-        found = [(line, into_series(run.readings, line.key, COLUMNS // 2)) for line in panel.lines]
-        known = [(line, series) for line, series in found if series is not None]
-        highest = max((float(series.high.max()) * line.factor for line, series in known), default=0.0)
+        known = [series for key in panel.lines if (series := into_series(run.readings, key, COLUMNS // 2))]
+        highest = max((float(series.high.max()) for series in known), default=0.0) * panel.factor
         canvas = Canvas(run, panel.top or highest * 1.1, panel.title, 110, timed=panel is panels[-1])
-        for number, (line, series) in enumerate(known):
+        for number, series in enumerate(known):
             colour = f"line{number % LINES}"
             low, mean, high = (
-                list(zip(series.at_s, values * line.factor, strict=True))
+                list(zip(series.at_s, values * panel.factor, strict=True))
                 for values in (series.low, series.mean, series.high)
             )
             if len(panel.lines) == 1:
                 canvas.area(high, low, colour, "band")
             canvas.line(mean, colour)
         drawings.append(canvas)
-    most = max(panels, key=lambda panel: len(panel.lines))
-    legend = [(f"line{number % LINES}", line.name) for number, line in enumerate(most.lines)]
+    most = max((panel.lines.values() for panel in panels), key=len)
+    legend = [(f"line{number % LINES}", name) for number, name in enumerate(most)]
     return Plot(label, legend if len(legend) > 1 else (), drawings)
 
 
@@ -235,7 +208,7 @@ def plot_stages(run: Measured) -> Plot:
     bars, texts = [], []
     for stage, work in stages:
         together = number_text((work.running_s + work.blocked_s) * factor)
-        bars.append(Bar(stage, percent * work.running_s, percent * work.blocked_s, together))
+        bars.append((stage, percent * work.running_s, percent * work.blocked_s, together))
         texts.append(f"{stage}: {seconds_text(work.running_s)} running, {seconds_text(work.blocked_s)} blocked")
     legend = (("running", "on a CPU"), ("blocked", "blocked: waiting for a disk, a lock or a queue"))
     label = f"Mean cost of a batch by stage. {'; '.join(texts)}."

@@ -10,17 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastload.profiling.report.downsample import PARTS, into_series, names_of, parts_of
-from fastload.profiling.report.plots import (
-    Line,
-    Panel,
-    Plot,
-    in_order,
-    plot_rate,
-    plot_readings,
-    plot_stages,
-    plot_steps,
-)
-from fastload.profiling.verdict.sentences import bytes_text, number_text, seconds_text, share_text
+from fastload.profiling.report.plots import Panel, Plot, in_order, plot_rate, plot_readings, plot_stages, plot_steps
+from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
+from fastload.system.text import format_bytes
 from fastload.timing.results import Measured, Table, Work
 
 DUTY_CYCLE = (
@@ -80,11 +72,10 @@ def shares(run: Measured) -> dict[str, float]:
 def sections(run: Measured) -> list[Section]:
     """Returns everything below the verdict, in order."""
     found = [_steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
-    remedies = run.verdict.cures[1:] if run.verdict else ()
     items = tuple(
         f"{remedy.change}: at most {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
         f"(takes away: {remedy.cause})"
-        for remedy in remedies
+        for remedy in (run.verdict.cures[1:] if run.verdict else ())
     )
     if items:
         found.append(Section("Other changes considered", "others", items=items))
@@ -138,19 +129,20 @@ def _gpus(run: Measured) -> Section:
     if not names:
         return Section(heading, anchor, missing=NO_GPU)
     tables = (table_of_gpus(run, names),)
-    lines = tuple(Line(name, gpu_name(name)) for name in names if name.endswith(".utilization_percent"))
-    if not lines:
+    panel = Panel(
+        "GPU utilization, %", {name: gpu_name(name) for name in names if name.endswith(".utilization_percent")}, top=100
+    )
+    if not panel.lines:
         missing = "The driver gave no utilization; a slice of a GPU (MIG) has none."
         return Section(heading, anchor, missing=missing, tables=tables)
-    label = f"GPU utilization over the run. {means_text(run, lines, ' %')}"
-    plot = plot_readings(run, [Panel("GPU utilization, %", lines, 100)], label)
+    plot = plot_readings(run, [panel], f"GPU utilization over the run. {means_text(run, panel, ' %')}")
     return Section(heading, anchor, plot, note=DUTY_CYCLE, tables=tables)
 
 
 _PANELS = (
-    Panel("CPU cores busy, all processes of the job", (Line("cpu_percent", "CPU", 0.01),)),
-    Panel("read from disk, MB/s", (Line("disk_read_bytes_per_s", "disk", 1e-6),)),
-    Panel("disk busy, %", (Line("disk_busy_percent", "disk"),), 100),
+    Panel("CPU cores busy, all processes of the job", {"cpu_percent": "CPU"}, factor=0.01),
+    Panel("read from disk, MB/s", {"disk_read_bytes_per_s": "disk"}, factor=1e-6),
+    Panel("disk busy, %", {"disk_busy_percent": "disk"}, top=100),
 )
 
 
@@ -160,10 +152,10 @@ def _machine(run: Measured) -> Section:
     if not names:
         return Section(heading, anchor, missing="Neither CPU nor disk was read in this run.")
     tables = (table_of_readings(run, names),)
-    panels = [panel for panel in _PANELS if panel.lines[0].key in names]
+    panels = [panel for panel in _PANELS if panel.lines.keys() <= set(names)]
     if not panels:
         return Section(heading, anchor, tables=tables)
-    label = " ".join(f"{panel.title}: {means_text(run, panel.lines, '')}" for panel in panels)
+    label = " ".join(f"{panel.title}: {means_text(run, panel, '')}" for panel in panels)
     note = "The line is the mean of neighbouring readings, the band reaches from the lowest to the highest of them."
     return Section(heading, anchor, plot_readings(run, panels, label), note=note, tables=tables)
 
@@ -201,23 +193,23 @@ def table_of_gpus(run: Measured, names: Sequence[str]) -> Table:
     for gpu in gpus:
         cells = (_reading_text(f"{gpu}.{kind}", mean_of(run, f"{gpu}.{kind}")) for kind in kinds)
         rows.append((gpu_name(gpu), *cells))
-    return Table("", ("Means", *(_SPOKEN.get(kind, kind) for kind in kinds)), tuple(rows))
+    return Table("", ("Means", *(_KINDS.get(kind, (kind,))[0] for kind in kinds)), tuple(rows))
 
 
 def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
     """Returns lowest, mean and highest of each reading; of many processes, only the busiest."""
-    found = [(name, into_series(run.readings, name, len(run.readings) or 1)) for name in names]
-    known = [(name, series.mean) for name, series in found if series is not None]
-    busiest = sorted((one for one in known if "cpu_percent." in one[0]), key=lambda one: -float(one[1].mean()))
-    left_out = {name for name, _ in busiest[PROCESSES:]}
+    found = {name: into_series(run.readings, name, len(run.readings) or 1) for name in names}
+    known = {name: series.mean for name, series in found.items() if series is not None}
+    processes = [name for name in known if "cpu_percent." in name]
+    left_out = set(sorted(processes, key=lambda name: -float(known[name].mean()))[PROCESSES:])
     rows = []
-    for name, values in known:
+    for name, values in known.items():
         if name not in left_out:
             first, _, rest = name.partition(".")
-            spoken = _SPOKEN.get(name, name)
-            if rest in _SPOKEN:
-                spoken = f"{gpu_name(name)} {_SPOKEN[rest]}"
-            elif rest and first in _SPOKEN:
+            spoken = _KINDS.get(name, (name,))[0]
+            if rest in _KINDS:
+                spoken = f"{gpu_name(name)} {_KINDS[rest][0]}"
+            elif rest and first in _KINDS:
                 spoken = f"process {rest}"
             figures = (values.min(), values.mean(), values.max())
             rows.append((spoken, *(_reading_text(name, float(figure)) for figure in figures)))
@@ -227,10 +219,10 @@ def table_of_readings(run: Measured, names: Sequence[str]) -> Table:
     return Table("", ("Reading", "lowest", "mean", "highest"), tuple(rows))
 
 
-def means_text(run: Measured, lines: Sequence[Line], unit: str) -> str:
+def means_text(run: Measured, panel: Panel, unit: str) -> str:
     """Returns each line's mean: `GPU 0 64.0 % on average.`"""
-    means = (f"{line.name} {number_text(mean_of(run, line.key) * line.factor)}{unit} on average" for line in lines)
-    return f"{', '.join(means)}."
+    means = {name: number_text(mean_of(run, key) * panel.factor) for key, name in panel.lines.items()}
+    return f"{', '.join(f'{name} {mean}{unit} on average' for name, mean in means.items())}."
 
 
 def mean_of(run: Measured, name: str) -> float:
@@ -239,15 +231,16 @@ def mean_of(run: Measured, name: str) -> float:
     return math.nan if series is None else float(series.mean[0])
 
 
-_SPOKEN = {
-    "utilization_percent": "utilization",
-    "memory_bytes": "memory",
-    "power_w": "power",
-    "sm_mhz": "clock",
-    "cpu_percent": "CPU",
-    "disk_read_bytes_per_s": "read from disk",
-    "disk_busy_percent": "disk busy",
+_KINDS = {
+    "utilization_percent": ("utilization", 1, " %"),
+    "memory_bytes": ("memory", 1, ""),
+    "power_w": ("power", 1, " W"),
+    "sm_mhz": ("clock", 1, " MHz"),
+    "cpu_percent": ("CPU", 0.01, " cores"),
+    "disk_read_bytes_per_s": ("read from disk", 1e-6, " MB/s"),
+    "disk_busy_percent": ("disk busy", 1, " %"),
 }
+"""Kind of a reading -> its name, a factor for its values, and their unit; bytes have units of their own."""
 
 
 def gpu_name(name: str) -> str:
@@ -258,9 +251,6 @@ def gpu_name(name: str) -> str:
 def _reading_text(name: str, value: float) -> str:
     if not math.isfinite(value):
         return "not known"
-    what = name.partition(".")[2] if name.startswith("gpu") else name.partition(".")[0]
-    if what.endswith("_bytes"):
-        return bytes_text(value)
-    units = (("cpu_percent", 0.01, " cores"), ("_bytes_per_s", 1e-6, " MB/s"), ("_percent", 1, " %"), ("_w", 1, " W"),
-             ("_mhz", 1, " MHz"), ("", 1, ""))  # fmt: skip
-    return next(f"{number_text(value * factor)}{unit}" for ending, factor, unit in units if what.endswith(ending))
+    kind = name.partition(".")[2 if name.startswith("gpu") else 0]
+    _, factor, unit = _KINDS.get(kind, ("", 1, ""))
+    return format_bytes(value) if kind.endswith("_bytes") else f"{number_text(value * factor)}{unit}"

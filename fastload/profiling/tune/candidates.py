@@ -31,9 +31,7 @@ class TuneOptions:
     """
 
     batch_size: int | None = None  # samples in a batch; None: 256, or an eighth of the samples if that is less
-    # Training step that must not wait, as `fastload.profiling.bench.steps.parse_step` takes it; None: find the highest
-    # rate
-    step: str | None = None
+    step: str | None = None  # that must not wait, as `bench.steps.parse_step` takes it; None: find the highest rate
     # Share of this rank's CPUs that loading may use, 0 to 1, with a network that trains on the CPU counted in; 1: no
     # limit
     cpu_budget: float = 1.0
@@ -93,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class DataTraits:
-    """Properties of the data that decide what is worth trying."""
+    """Properties of the data that decide what is worth trying, and how it is timed."""
 
     processes: bool  # whether samples need Python code, which processes run
     linear: bool  # whether each row can be read by itself, so that no chunk has to be read or decoded as a whole
@@ -103,34 +101,29 @@ class DataTraits:
     chunks_kept: int = 2**31
     cold: bool = False  # whether the file is dropped from the page cache before each trial
 
-
-def windows_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
-    """Returns other orders to try, where chunks are read whole or from disk; in the page cache all orders cost the
-    same.
-    """
-    if best.shuffle is False or not traits.num_chunks or traits.processes or (traits.linear and not traits.cold):
-        return []
-    fitting = (chunks for chunks in WINDOWS if chunks < traits.num_chunks and 2 * chunks <= traits.chunks_kept)
-    shuffles: list[ResolvedShuffle] = [*map(ChunkWindow, fitting), "full"]
-    return [replace(best, shuffle=shuffle) for shuffle in shuffles if shuffle != best.shuffle]
+    @property
+    def whole(self) -> bool:
+        """Whether threads load whole windows: they decode a window's chunks first, and yield most of its rows then."""
+        return not self.linear and not self.processes
 
 
-def workers_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
-    """Returns other numbers of workers to try: powers of two."""
-    if traits.processes:
-        most = max(_MOST_WORKERS, traits.cpus)
-    elif traits.linear:
-        most = min(_MOST_WORKERS, max(2, traits.cpus))
-    else:
-        most = 2  # HDF5 has one lock for the whole process
-    numbers = (2**power for power in range(most.bit_length()))
-    return [replace(best, workers=number) for number in numbers if number != best.workers]
+STAGES = {"windows": "shuffle", "workers": "workers", "read": "read"}
+"""The stages of a search in order, and the argument that each varies."""
 
 
-def reads_of(best: Candidate, traits: DataTraits) -> list[Candidate]:
-    """Returns other ways to read to try."""
-    reads: tuple[Read, ...] = () if traits.processes or not traits.linear else ("map", "pread")
-    return [replace(best, read=read) for read in reads if read != best.read]
-
-
-STAGES = {"windows": windows_of, "workers": workers_of, "read": reads_of}
+def candidates_of(stage: str, best: Candidate, traits: DataTraits) -> list[Candidate]:
+    """Returns what a stage tries beside the best candidate so far; empty if nothing can be gained."""
+    values: list[Any] = []
+    if stage == "windows" and best.shuffle is not False and not traits.processes and (traits.cold or traits.whole):
+        # Chunks are read whole or from disk; rows that are in the page cache cost the same in every order.
+        fitting = (chunks for chunks in WINDOWS if chunks < traits.num_chunks and 2 * chunks <= traits.chunks_kept)
+        values = [*map(ChunkWindow, fitting), "full"] if traits.num_chunks else []
+    elif stage == "workers":
+        # HDF5 has one lock for the whole process.
+        most = 2 if traits.whole else min(_MOST_WORKERS, max(2, traits.cpus))
+        most = max(_MOST_WORKERS, traits.cpus) if traits.processes else most
+        values = [2**power for power in range(most.bit_length())]
+    elif stage == "read" and traits.linear and not traits.processes:
+        values = ["map", "pread"]
+    argument = STAGES[stage]
+    return [replace(best, **{argument: value}) for value in values if value != getattr(best, argument)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,18 @@ from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
 from fastload.prefetch.inputs import OtherInput, PackedInput, as_input, shuffle_of
 from fastload.prefetch.resolved import default_workers
-from fastload.profiling.bench.steps import NetworkStep, StepChoice, TrainingStep, make_step, parse_step
-from fastload.profiling.bench.subject import crop_call, crop_for, crop_text
-from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions
-from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose
-from fastload.profiling.tune.trials import Runner, TrialMode
+from fastload.profiling.bench.steps import NetworkStep, TrainingStep, make_step, parse_step
+from fastload.profiling.bench.subject import crop_call, crop_for, crop_text, default_batch_size
+from fastload.profiling.meter import environment
+from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of
+from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose, fits
+from fastload.profiling.tune.trials import Runner
 from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.system.files import drop
 from fastload.system.machine import available_cpus
-from fastload.system.page_cache import drop
+from fastload.system.text import counted, format_bytes
+from fastload.timing.results import Measured, Table
 
-BATCH_SIZE = 256
 ROUNDS = 5
 _ROUNDS_OF_ALL = 2  # before the first candidates are dropped
 _ROUNDS_OF_LAST = 15  # many, because this race decides, and other work on the machine disturbs it
@@ -48,27 +50,92 @@ OnStep = Callable[[str, int, int], None]
 """Called with (stage, trials done, trials at most)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tuned:
     """Result of a search."""
 
     name: str  # of the file or dataset
-    rows: tuple[Row, ...]  # one for each candidate, the default first, then in the order of the trials
     default: Candidate  # the arguments that `FastLoader` takes by default
-    chosen: Chosen | None  # the best row, with its figures of the last race, and the reason; None: nothing was measured
     call: str  # the Python call to paste
-    # Rate of the chosen candidate divided by the default's, for each round of the last race; empty if they are the same
-    # or did not race
-    gain: tuple[float, ...]
     batch_size: int  # of all trials
     cpu_budget: float  # as in the options
     cpus: int  # number of CPUs that `cpu_budget` is a share of
-    step: str  # name of the training step; empty: none
-    notes: tuple[str, ...]  # what was left out, and why
-    elapsed_s: float  # time of the search
-    interrupted: bool = False  # whether Ctrl-C ended it
+    crop: tuple[int, int] | None  # (height, width) of the random crop of each image; None: no crop
+    rows: tuple[Row, ...] = ()  # one for each candidate, the default first, then in the order of the trials
+    chosen: Chosen | None = None  # the best row, with its figures of the last race, and why; None: nothing was measured
+    # Rate of the chosen candidate divided by the default's, for each round of the last race; empty if they are the same
+    # or did not race
+    gain: tuple[float, ...] = ()
+    step: str = ""  # name of the training step; empty: none
     step_on_cpu: bool = False  # whether the step uses CPUs too; CPU shares then include it
-    crop: tuple[int, int] | None = None  # (height, width) of the random crop of each image; None: no crop
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    elapsed_s: float = 0.0  # time of the search
+    interrupted: bool = False  # whether Ctrl-C ended it
+
+    @property
+    def table(self) -> Table:
+        """A row for each candidate: an arrow marks the chosen one, `over` those beyond the budget."""
+        chosen = self.chosen.row.candidate if self.chosen is not None else None
+        orders = len({row.candidate.order for row in self.rows}) > 1
+
+        def cells(row: Row) -> dict[str, str]:
+            one, rates = row.candidate, [trial.samples_per_s for trial in row.trials]
+            mixing = f"worse: {row.mixing}" if row.mixes_worse else "as full" if row.mixing else "-"
+            return {
+                "": "->" if one == chosen else "default" if one == self.default else "",
+                "workers": str(one.workers),
+                **({"shuffle": one.order} if orders else {}),
+                "read": one.read,
+                "images/s": f"{row.samples_per_s:,.0f}",
+                "lowest to highest": f"{min(rates):,.0f} to {max(rates):,.0f}, {len(rates)}",
+                "CPU s/1,000": f"{row.cpu_s_per_1000:.3g}",
+                "CPU": f"{row.cpu_share:.0%}{'' if fits(row, self.cpu_budget) else ' over'}",
+                "first batch": f"{1000 * row.first_batch_s:,.0f} ms",
+                "memory": format_bytes(row.memory_bytes),
+                **({"stall": f"{row.stall_share or 0:.1%}"} if self.step else {}),
+                **({"mixing": mixing} if orders else {}),
+            }
+
+        step = f", {self.step}" if self.step else ""
+        who = "loading and this training together" if self.step_on_cpu else "loading"
+        share = "all" if self.cpu_budget >= 1 else f"{self.cpu_budget:.0%}"
+        title = f"batches of {self.batch_size:,}{step}; {who} may take {share} of {counted(self.cpus, 'CPU')}"
+        rows = [cells(row) for row in self.rows]
+        return Table(title, tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows))
+
+    @property
+    def why(self) -> str:
+        """The reason for the chosen candidate, and how it compares with the default where both ran; empty for none."""
+        if self.chosen is None:
+            return ""
+        if self.chosen.row.candidate == self.default:
+            return f"{self.chosen.reason}; these are the default arguments"
+        if not self.gain:
+            return self.chosen.reason
+        middle, least, most = statistics.median(self.gain), min(self.gain), max(self.gain)
+        times = f"{middle:.3g} times the default's images/s ({least:.3g} to {most:.3g}, {len(self.gain)} pairs)"
+        return f"{self.chosen.reason}; {times}"
+
+    def measured(self, command: str) -> Measured:
+        """Returns the result in the form that `write_report` takes."""
+        why = [("why", self.why)] if self.chosen is not None else []
+        return Measured(
+            title=f"fastload tune {self.name}",
+            command=command,
+            elapsed_s=self.elapsed_s,
+            samples_per_s=self.chosen.row.samples_per_s if self.chosen is not None else 0.0,
+            facts=(("to paste", self.call), *why, *(("note", note) for note in self.notes)),
+            tables=(self.table,),
+            environment=environment(),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain dicts, lists, strings and numbers; `version` is the version of this format."""
+        rows = [row.to_dict() | {"over_budget": not fits(row, self.cpu_budget)} for row in self.rows]
+        chosen = self.chosen and self.chosen.row.to_dict() | {"reason": self.chosen.reason}
+        found = {"version": 1, **asdict(self), "chosen": chosen, "rows": rows}
+        del found["name"]
+        return found
 
 
 class Search:
@@ -90,35 +157,31 @@ class Search:
             raise OptionError(f"split={options.split!r}: give it to the PackedDataset itself")
         self._dataset: Any = source
         self._data = data = as_input(source)
-        self.batch_size = options.batch_size or max(1, min(BATCH_SIZE, len(data.plan_rows) // 8))
-        self._cpus = max(1, available_cpus() // local_world_size())
+        self.batch_size = options.batch_size or default_batch_size(len(data.plan_rows))
         self._path = data.dataset.file.path if isinstance(data, PackedInput) else None
         if options.cold and self._path is None:
             raise OptionError("cold: only a file can be dropped from the page cache")
-        self.traits = _traits_of(data, self._cpus, cold=options.cold)
+        self.traits = traits = _traits_of(data, cold=options.cold)
         self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
         self._transform = (*([self.crop] if self.crop else []), *options.transform)
-        in_threads = bool(self._transform) and not self.traits.processes and options.device in (None, "cpu")
+        in_threads = bool(self._transform) and not traits.processes and options.device in (None, "cpu")
         stored = isinstance(data, PackedInput) and data.ragged  # threads that read also decode
         self.default = Candidate(
-            default_workers(processes=self.traits.processes, computing=in_threads or stored),
+            default_workers(processes=traits.processes, computing=in_threads or stored),
             shuffle_of(data, options.shuffle, cached=True),
         )
-        slow = self.traits.processes or not self.traits.linear
         # A network's time per image depends on the batch size, a simulated accelerator's does not.
-        small = slow and (step is None or step.name == "sim")
+        small = (traits.processes or not traits.linear) and (step is None or step.name == "sim")
         self._tried_size = min(self.batch_size, _SMALL_BATCH) if small else self.batch_size
-        self._mode = TrialMode(
-            self._loader,
-            self._cpus,
-            continues=self.traits.processes,
-            whole=not self.traits.linear and not self.traits.processes,
-            before=self._drop if options.cold else None,
-        )
+        self._step: TrainingStep | None = None
         # The loader checks its options, so wrong ones fail before anything is measured.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._loader(self.default).close()
+        # The most trials are run if the default wins every stage.
+        stages = [candidates_of(stage, self.default, traits) for stage in STAGES]
+        self.num_trials = sum(1 + len(others) for others in stages if others) * ROUNDS + 2 * _ROUNDS_OF_LAST
+        self._trial_s = max(_LEAST_TRIAL_S, _TRIALS_PART * options.seconds / self.num_trials)
         self._runners: dict[Candidate, Runner] = {}
         self._mixing: dict[str, OrderQuality] = {}
         self._done = 0  # trials
@@ -137,51 +200,41 @@ class Search:
         `on_progress` is called before each trial.
         """
         self._begun_s = time.perf_counter()
-        rows: list[Row] = []  # of the last race
-        interrupted = False
+        result = Tuned(
+            self._path.name if self._path is not None else self._data.name, self.default, self.call(self.default),
+            self.batch_size, self.options.cpu_budget, self.traits.cpus, self.crop.size if self.crop else None,
+        )  # fmt: skip
         try:
-            rows = self._stages(on_progress)
+            rows = self._stages(on_progress)  # of the last race
         except KeyboardInterrupt:
-            interrupted = True
+            result.interrupted = True
             rows = self._rows()
         finally:
-            self._close(())
-        chosen = choose(rows, cpu_budget=self.options.cpu_budget) if rows else None
-        best = chosen.row.candidate if chosen is not None else self.default
-        base = next((row for row in rows if row.candidate == self.default), None)
-        gain: tuple[float, ...] = ()
-        if chosen is not None and base is not None and best != self.default:
-            pairs = zip(chosen.row.trials, base.trials, strict=False)
-            gain = tuple(way.samples_per_s / one.samples_per_s for way, one in pairs)
+            for runner in self._runners.values():
+                runner.close()
+        if rows:
+            result.chosen = choose(rows, cpu_budget=self.options.cpu_budget)
+            best = result.chosen.row
+            result.call = self.call(best.candidate)
+            base = next((row for row in rows if row.candidate == self.default), best)
+            if base != best:
+                pairs = zip(best.trials, base.trials, strict=False)
+                result.gain = tuple(way.samples_per_s / one.samples_per_s for way, one in pairs)
         if self._over:
             self._notes.append("The time was up before all candidates had run often enough; give more --seconds.")
-        step = self._mode.step
-        return Tuned(
-            name=self._path.name if self._path is not None else self._data.name,
-            rows=tuple(self._rows()),
-            default=self.default,
-            chosen=chosen,
-            call=self.call(best),
-            gain=gain,
-            batch_size=self.batch_size,
-            cpu_budget=self.options.cpu_budget,
-            cpus=self._cpus,
-            step=step.name if step is not None else "",
-            crop=self.crop.size if self.crop is not None else None,
-            notes=tuple(self._notes),
-            elapsed_s=time.perf_counter() - self._begun_s,
-            interrupted=interrupted,
-            step_on_cpu=isinstance(step, NetworkStep) and step.device.type == "cpu",
-        )
+        if (step := self._step) is not None:
+            result.step = step.name
+            result.step_on_cpu = isinstance(step, NetworkStep) and step.device.type == "cpu"
+        result.rows = tuple(sorted(self._rows(), key=lambda row: row.candidate != self.default))
+        result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
+        return result
 
     def call(self, candidate: Candidate) -> str:
         """Returns the Python expression for a loader with these arguments."""
-        options = self.options
-        what = repr(str(self._path)).replace("'", '"') if self._path is not None else "dataset"
-        if self._path is not None and options.split is not None:
-            what = f'PackedDataset({what}, split="{options.split}")'
-        elif self._path is not None and self.traits.processes:
-            what = "dataset"
+        options, what = self.options, "dataset"
+        if self._path is not None and (options.split is not None or not self.traits.processes):
+            what = repr(str(self._path)).replace("'", '"')
+            what = what if options.split is None else f'PackedDataset({what}, split="{options.split}")'
         given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
         if options.device is not None:
             given["device"] = f'"{options.device}"'
@@ -193,12 +246,21 @@ class Search:
 
     def _stages(self, on_progress: OnStep) -> list[Row]:
         """Varies one argument after another, then races the best against the default; returns the last race's rows."""
-        if self._step_choice is not None:
-            self._mode = replace(self._mode, step=self._open_step(self._step_choice))
+        if (choice := self._step_choice) is not None:
+            rate, channels, classes = None, 3, 10
+            if choice.relative:
+                alone = Runner(self.default, self._loader, self.traits, drop=self._drop)
+                rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
+                alone.close()
+            if isinstance(self._data, PackedInput):
+                channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
+            self._step = make_step(
+                choice, channels=channels, num_classes=classes, device=self.options.device, loader_samples_per_s=rate
+            )
         best, rows = self.default, list[Row]()
         self._until_s = self._begun_s + _STAGES_PART * self.options.seconds
-        for stage, candidates_of in STAGES.items():
-            others = candidates_of(best, self.traits)
+        for stage in STAGES:
+            others = candidates_of(stage, best, self.traits)
             if others and not self._over:
                 if stage == "windows":
                     on_progress("shuffle quality", self._done, self.num_trials)
@@ -216,16 +278,6 @@ class Search:
         return rows
 
     @property
-    def num_trials(self) -> int:
-        """Largest number of trials, reached if the default wins every stage."""
-        stages = [candidates_of(self.default, self.traits) for candidates_of in STAGES.values()]
-        return sum(1 + len(others) for others in stages if others) * ROUNDS + 2 * _ROUNDS_OF_LAST
-
-    @property
-    def _trial_s(self) -> float:
-        return max(_LEAST_TRIAL_S, _TRIALS_PART * self.options.seconds / self.num_trials)
-
-    @property
     def _over(self) -> bool:
         return time.perf_counter() > self._until_s
 
@@ -236,13 +288,18 @@ class Search:
 
         Without a number of rounds there are up to `ROUNDS`, and after two those that can no longer win are dropped.
         """
+        for candidate, runner in self._runners.items():
+            if candidate not in candidates:
+                runner.close()
         for one in candidates:
             if one not in self._runners:
                 window = one.shuffle.chunks if isinstance(one.shuffle, ChunkWindow) else 0
-                self._runners[one] = Runner(one, self._mode, window * self._data.chunk_rows or _SMALL_BATCH)
-        racing = runners = [self._runners[one] for one in candidates]
-        self._close(runners)
-        first = [len(runner.trials) for runner in runners]
+                self._runners[one] = Runner(
+                    one, self._loader, self.traits, drop=self._drop, step=self._step,
+                    least_rows=window * self._data.chunk_rows or _SMALL_BATCH,
+                )  # fmt: skip
+        racing = [self._runners[one] for one in candidates]
+        first = {one: len(self._runners[one].trials) for one in candidates}
         rows: list[Row] = []
         for turn in range(rounds or ROUNDS):
             for runner in racing if turn % 2 == 0 else racing[::-1]:
@@ -250,11 +307,7 @@ class Search:
                     on_progress(stage, self._done, self.num_trials)
                     runner.run(self._trial_s)
                 self._done += 1
-            rows = [
-                self._with_mixing(runner.row(since))
-                for runner, since in zip(runners, first, strict=True)
-                if len(runner.trials) > since
-            ]
+            rows = self._rows(first)
             if turn + 1 >= _ROUNDS_OF_ALL and rows and rounds is None:
                 left = {row.candidate for row in can_still_win(rows, cpu_budget=self.options.cpu_budget)}
                 racing = [runner for runner in racing if runner.candidate in left]
@@ -262,15 +315,20 @@ class Search:
                     break
         return rows
 
-    def _close(self, keep: Sequence[Runner]) -> None:
-        for runner in self._runners.values():
-            if runner not in keep:
-                runner.close()
+    def _rows(self, first: Mapping[Candidate, int] | None = None) -> list[Row]:
+        """Returns the rows of these candidates that have trials from number `first` on, by default of all."""
+        rows = []
+        for candidate, since in (dict.fromkeys(self._runners, 0) if first is None else first).items():
+            runner, order = self._runners[candidate], self._mixing.get(candidate.order.strip('"'))
+            if len(runner.trials) > since:
+                row = runner.row(since)
+                rows.append(row if order is None else replace(row, mixing=order.verdict, mixes_worse=not order.as_good))
+        return rows
 
     def _loader(self, candidate: Candidate) -> FastLoader:
         return FastLoader(
             self._dataset,
-            self._tried_size if candidate.shuffle != "full" or not self._mode.whole else _TINY_BATCH,
+            self._tried_size if candidate.shuffle != "full" or not self.traits.whole else _TINY_BATCH,
             shuffle=candidate.shuffle,
             seed=self.options.seed,
             share=None,
@@ -286,19 +344,6 @@ class Search:
         if left is not None and left > 0.01 and not any("stayed" in note for note in self._notes):
             self._notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
 
-    def _open_step(self, choice: StepChoice) -> TrainingStep:
-        rate = None
-        if choice.relative:
-            alone = Runner(self.default, self._mode)
-            rate = statistics.median(alone.run(self._trial_s).samples_per_s for _ in range(3))
-            alone.close()
-        channels, classes = 3, 10
-        if isinstance(self._data, PackedInput):
-            channels, classes = self._data.image_spec()[0][0], len(self._data.dataset.classes) or 10
-        return make_step(
-            choice, channels=channels, num_classes=classes, device=self.options.device, loader_samples_per_s=rate
-        )
-
     def _measure_mixing(self, candidates: Sequence[Candidate]) -> None:
         """Measures how well each order mixes the samples, to be shown with its speed."""
         if self._path is None or len(self._data.plan_rows) < max(LEAST_ROWS, 2 * self.batch_size):
@@ -308,18 +353,8 @@ class Search:
         found = measure_shuffles(self._path, batch_size=self.batch_size, windows=tuple(sorted(chunks)))
         self._mixing = {order.shuffle: order for order in found.orders}
 
-    def _with_mixing(self, row: Row) -> Row:
-        order = self._mixing.get(row.candidate.order.strip('"'))
-        return row if order is None else replace(row, mixing=order.verdict, mixes_worse=not order.as_good)
 
-    def _rows(self) -> list[Row]:
-        tried = [runner for runner in self._runners.values() if runner.trials]
-        tried.sort(key=lambda runner: runner.candidate != self.default)
-        return [self._with_mixing(runner.row()) for runner in tried]
-
-
-def _traits_of(data: PackedInput | OtherInput, cpus: int, *, cold: bool) -> DataTraits:
-    """Returns the properties of the data that decide what is worth trying."""
+def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
     linear, kept = False, 2**31
     if isinstance(data, PackedInput):
         fields = data.dataset.file.fields
@@ -329,4 +364,5 @@ def _traits_of(data: PackedInput | OtherInput, cpus: int, *, cold: bool) -> Data
             field = fields["images" if "images" in fields else data.dataset.fields[0]]
             kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
     chunks = -(-len(data.plan_rows) // data.chunk_rows) if data.chunk_rows else 0
+    cpus = max(1, available_cpus() // local_world_size())
     return DataTraits(data.runs_python, linear, chunks, cpus, kept, cold=cold)

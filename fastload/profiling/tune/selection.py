@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from fastload.plan import ChunkWindow
 from fastload.profiling.tune.candidates import Candidate
@@ -66,6 +66,10 @@ class Row:
     def fed(self) -> bool:
         """Whether the step hardly ever waited."""
         return self.stall_share is not None and self.stall_share < FED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, the medians among them."""
+        return asdict(self) | {name: getattr(self, name) for name in Trial.__dataclass_fields__}
 
 
 class Chosen(NamedTuple):

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -16,7 +15,7 @@ from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.steps import TouchStep, TrainingStep
 from fastload.profiling.meter import Meter
 from fastload.profiling.meter.sampler import family_of, process_memory
-from fastload.profiling.tune.candidates import Candidate
+from fastload.profiling.tune.candidates import Candidate, DataTraits
 from fastload.profiling.tune.selection import Row, Trial
 
 # Batches before the clock starts: the system allocates the memory of a new ring while the first ones are read.
@@ -26,35 +25,28 @@ _LEAST_BATCHES = 2  # in a trial, however long they take
 _PATIENCE = 4
 
 
-@dataclass(frozen=True)
-class TrialMode:
-    """How the trials of some data are run."""
-
-    make: Callable[[Candidate], FastLoader]  # returns the loader of a candidate
-    cpus: int  # that this rank may use
-    # Trials are slices of one pass, because starting a pass starts processes; batches that were ready before a slice do
-    # not count
-    continues: bool = False
-    # A trial counts a pass from its start, in whole windows: a window first decodes its chunks and yields most rows
-    # after that
-    whole: bool = False
-    # Called before each trial, with the loader closed, for example to drop the file from the page cache; None: the
-    # loader stays open between trials
-    before: Callable[[], object] | None = None
-    step: TrainingStep | None = None  # training step; None: one byte of each memory page of a batch is read
-
-
 class Runner:
     """The open loader of one candidate, and its measurements. Call `close` at the end.
 
-    A trial of whole windows has at least `least_rows` rows: those of a window, if there are windows.
+    With processes, trials are slices of one pass, because starting a pass starts them. With whole windows, a trial
+    counts a pass from its start, and at least `least_rows` rows. From a cold page cache, `drop` is called before each
+    trial, with the loader closed, which else stays open. Without a step, a byte of each memory page of a batch is read.
     """
 
-    def __init__(self, candidate: Candidate, mode: TrialMode, least_rows: int = 0) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        make: Callable[[Candidate], FastLoader],
+        traits: DataTraits,
+        *,
+        drop: Callable[[], object] = lambda: None,
+        step: TrainingStep | None = None,
+        least_rows: int = 0,
+    ) -> None:
         self.candidate = candidate
-        self._mode = mode
-        self._least_rows = least_rows if mode.whole else 0
-        self._step: TrainingStep = mode.step or TouchStep()
+        self._make, self._traits, self._drop, self._metered = make, traits, drop, step is not None
+        self._least_rows = least_rows if traits.whole else 0
+        self._step: TrainingStep = step or TouchStep()
         self._loader: FastLoader | None = None
         self._stack = ExitStack()
         self._meter: Meter | None = None
@@ -69,15 +61,15 @@ class Runner:
 
     def run(self, seconds: float) -> Trial:
         """Runs a trial of about so many seconds, keeps it and returns it."""
-        mode, step = self._mode, self._step
-        if mode.before is not None:
+        traits, step = self._traits, self._step
+        if traits.cold:
             self.close()
-            mode.before()
+            self._drop()
         if self._loader is None:
             self._open(seconds)
         # Batches that were ready when the clock started do not count. From a cold cache an epoch may have only one.
         batches = self._pass()
-        ready = 2 * self.candidate.workers if mode.continues else 0 if mode.whole or mode.before else 1
+        ready = 2 * self.candidate.workers if traits.processes else 0 if traits.whole or traits.cold else 1
         for _ in range(ready):
             next(batches)
         step.begin()
@@ -89,22 +81,19 @@ class Runner:
         found = run_for(batches, seconds, step, discard=0, synchronize=step.finish, enough=enough)
         assert found.samples, "a loader has one batch at least"
         stall_share = None
-        if mode.step is not None:  # from the accelerator if it knows, else from the meter
+        if self._meter is not None:  # from the accelerator if it knows, else from the meter
             waited_s, taken_s = (now - before for now, before in zip(self._waited(), (waited_s, taken_s), strict=True))
             stalled = waited_s / max(1e-9, taken_s) if step.utilization is None else 1 - step.utilization
             stall_share = min(1.0, max(0.0, stalled))
-        cost_s, share = 1000 * found.cpu_s / found.samples, found.cpu_s / found.seconds / mode.cpus
+        cost_s, share = 1000 * found.cpu_s / found.samples, found.cpu_s / found.seconds / traits.cpus
         self.trials.append(Trial(found.samples_per_s, cost_s, share, stall_share))
         return self.trials[-1]
 
     def close(self) -> None:
         """Closes the loader; the next trial opens it again."""
         self._end_pass()
-        self._stack.close()
-        self._meter = None
-        if self._loader is not None:
-            self._loader.close()
-            self._loader = None
+        self._stack.close()  # the meter and the loader
+        self._meter = self._loader = None
 
     def _open(self, seconds: float) -> None:
         before = _memory()
@@ -112,30 +101,31 @@ class Runner:
         with warnings.catch_warnings():
             # torch warns of more processes than CPUs; here that is only a candidate.
             warnings.simplefilter("ignore")
-            loader = self._loader = self._mode.make(self.candidate)
-            batches = iter(loader)
-            batch: Any = next(batches)
+            loader = self._loader = self._make(self.candidate)
+            self._stack.callback(loader.close)
+            batches: Iterator[Any] = iter(loader)
+            batch = next(batches)
         first_s = time.perf_counter() - begin
         self.first_batch_s = min(self.first_batch_s or first_s, first_s)
-        if self._mode.before is None and not self._mode.whole:
+        if not self._traits.cold and not self._traits.whole:
             for _ in range(_WARM_UP + self.candidate.workers):
                 if batch is None or time.perf_counter() - begin > seconds:
                     break
                 touch_batch(batch)
                 batch = next(batches, None)
         self.memory_bytes = max(self.memory_bytes, _memory() - before)
-        if self._mode.step is not None:
+        if self._metered:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
-        elif self._mode.continues:
+        elif self._traits.processes:
             self._batches = chain(batches, repeat_epochs(loader))
 
     def _pass(self) -> Iterator[Any]:
         """Returns the batches to come. From a cold cache only one epoch: a second would come from the page cache."""
-        if self._batches is None or not self._mode.continues:
+        if self._batches is None or not self._traits.processes:
             self._end_pass()
             assert self._loader is not None, "it was opened"
             watched = self._meter.watch(self._loader) if self._meter is not None else self._loader
-            self._batches = repeat_epochs(watched, epochs=1 if self._mode.before else None)
+            self._batches = repeat_epochs(watched, epochs=1 if self._traits.cold else None)
         return self._batches
 
     def _waited(self) -> tuple[float, float]:

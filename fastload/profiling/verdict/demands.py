@@ -16,62 +16,37 @@ MAKING_STAGES = STAGES[:-1]
 
 @dataclass(frozen=True)
 class Demands:
-    """One loader's batches and the steps that used them, whoever recorded them; all times in seconds.
+    """One loader's batches and the steps that used them, whoever recorded them; all times in seconds."""
 
-    Attributes:
-        batches: their costs, in the order of the steps, as far as they are known.
-        steps: of the loop that asked for the batches; of a long run an evenly spaced part.
-        workers: threads or processes that make batches; 0: the loop makes them itself.
-        ahead: batches that may be in progress or ready at once.
-        cpus: CPUs that the job may use.
-        num_steps: number of all steps; 0: `steps` are all.
-        epochs: for each epoch with a batch, the time from asking for its iterator to its first batch, and the loop's
-            wait at its end, which found no more batches and belongs to no step.
-        receive_s: mean CPU time of the loop for receiving a batch, part of its wait.
-        receive_blocked_s: mean time that receiving a batch waits for the worker that made it: a thread of that process
-            passes the memory on, and gets its GIL late while it runs Python.
-        step_running_s: mean CPU time of the loop's process, all threads, in a step outside its wait.
-        step_runnable_s: mean time in a step, outside its wait, in which the loop's thread was ready to run but had no
-            CPU.
-        fewer_workers: result of a trial: the number of workers allowed to work at once, and the mean seconds of a step
-            with that many and with all of them; None: there was no trial.
-        by_threads: whether workers are threads of the loop's process.
-        persistent: whether workers live from epoch to epoch.
-        is_fastload: whether the loader is a FastLoader.
-        waits_only: whether nobody looked at what batches cost, as a `Meter` does not in other loaders than FastLoader.
-        compression_ratio: for a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the
-            file; 0: nothing is decoded.
-        notes: further evidence, a line each, such as the line of code that takes longest.
-    """
-
-    batches: tuple[BatchWork, ...]
-    steps: tuple[Step, ...]
-    workers: int
-    ahead: int
-    cpus: int
-    num_steps: int = 0
+    batches: tuple[BatchWork, ...]  # their costs, in the order of the steps, as far as they are known
+    steps: tuple[Step, ...]  # of the loop that asked for the batches; of a long run an evenly spaced part
+    workers: int  # threads or processes that make batches; 0: the loop makes them itself
+    ahead: int  # batches that may be in progress or ready at once
+    cpus: int  # that the job may use
+    num_steps: int = 0  # number of all steps; 0: `steps` are all
+    # For each epoch with a batch, the time from asking for its iterator to its first batch, and the loop's wait at its
+    # end, which found no more batches and belongs to no step
     epochs: tuple[tuple[float, float], ...] = ()
-    receive_s: float = 0.0
+    receive_s: float = 0.0  # mean CPU time of the loop for receiving a batch, part of its wait
+    # Mean time that receiving a batch waits for the worker that made it: a thread of that process passes the memory on,
+    # and gets its GIL late while it runs Python
     receive_blocked_s: float = 0.0
-    step_running_s: float = 0.0
-    step_runnable_s: float = 0.0
+    step_running_s: float = 0.0  # mean CPU time of the loop's process, all threads, in a step outside its wait
+    step_runnable_s: float = 0.0  # mean time in a step, outside its wait, in which the loop's thread lacked a CPU
+    # A trial: workers allowed to work at once, mean seconds of a step with those, and with all; None: there was none
     fewer_workers: tuple[int, float, float] | None = None
-    by_threads: bool = False
-    persistent: bool = False
-    is_fastload: bool = False
-    waits_only: bool = False
+    by_threads: bool = False  # whether workers are threads of the loop's process
+    persistent: bool = False  # whether workers live from epoch to epoch
+    is_fastload: bool = False  # whether the loader is a FastLoader
+    waits_only: bool = False  # whether nobody saw what batches cost, as a `Meter` does not in other loaders
+    # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # further evidence, a line each, such as the line of code that takes longest
 
     @cached_property
     def startups_s(self) -> tuple[float, ...]:
         """For each epoch, what its first batch took beyond a usual one, and its end; empty if there are no workers."""
-        made_s = [
-            batch.runnable_s + sum(work.running_s + work.blocked_s for work in batch.stages.values())
-            for batch in self.batches
-            if batch.stages
-        ]
-        if made_s:
+        if made_s := [batch.runnable_s + _whole_s(batch) for batch in self.batches if batch.stages]:
             usual_s = self.receive_s + self.receive_blocked_s + statistics.median(made_s)
         else:
             usual_s = statistics.median([step.wait_s for step in self.steps] or [0.0])
@@ -89,31 +64,22 @@ class Demands:
 
 @dataclass(frozen=True)
 class Costs:
-    """Mean seconds per batch or per step, made from `Demands` by `costs_of`.
+    """Mean seconds per batch or per step, made from `Demands` by `costs_of`."""
 
-    Attributes:
-        stages: time to make a batch by stage. `lock contention` and `a slow sample now and then` are entries of their
-            own, taken out of the stages in which they happen.
-        workers, cpus, receive_s, receive_blocked_s: as in `Demands`.
-        copy_s: time of the loop to bring a batch to the device.
-        augment_s: time of the loop to transform a batch when it is received.
-        compute_s: the rest of the loop's time, the step itself.
-        loop_running_s: CPU time of the loop's process, outside its wait.
-        startup_s: start-up of all epochs, divided by the number of steps.
-        stretch: factor by which workers are slowed down because they wait for CPUs.
-    """
-
+    # Time to make a batch by stage. `lock contention` and `a slow sample now and then` are entries of their own, taken
+    # out of the stages in which they happen
     stages: dict[str, Work]
+    # workers, cpus, receive_s, receive_blocked_s: as in `Demands`
     workers: int
     cpus: int
     receive_s: float
     receive_blocked_s: float
-    copy_s: float
-    augment_s: float
-    compute_s: float
-    loop_running_s: float
-    startup_s: float
-    stretch: float = 1.0
+    copy_s: float  # time of the loop to bring a batch to the device
+    augment_s: float  # time of the loop to transform a batch when it is received
+    compute_s: float  # the rest of the loop's time, the step itself
+    loop_running_s: float  # CPU time of the loop's process, outside its wait
+    startup_s: float  # start-up of all epochs, divided by the number of steps
+    stretch: float = 1.0  # factor by which workers are slowed down because they wait for CPUs
 
     @property
     def running_s(self) -> float:
@@ -185,7 +151,7 @@ def costs_of(demands: Demands) -> Costs:
     lock_s = 0.0 if demands.is_fastload else sum(batch.lock_s for batch in batches) / count
     _move(stages, "lock contention", lock_s, running=False)
     _move(stages, "a slow sample now and then", sum(batch.slow_s for batch in batches) / count, running=True)
-    made_s = sum(work.running_s + work.blocked_s for batch in batches for work in batch.stages.values())
+    made_s = sum(map(_whole_s, batches))
     return Costs(
         stages=stages,
         workers=demands.workers,
@@ -199,6 +165,10 @@ def costs_of(demands: Demands) -> Costs:
         startup_s=demands.per_step(sum(demands.startups_s)),
         stretch=1.0 + sum(batch.runnable_s for batch in batches) / made_s if made_s > 0 else 1.0,
     )
+
+
+def _whole_s(batch: BatchWork) -> float:
+    return sum(work.running_s + work.blocked_s for work in batch.stages.values())
 
 
 def _move(stages: dict[str, Work], cause: str, cost_s: float, *, running: bool) -> None:

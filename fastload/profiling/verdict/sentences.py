@@ -172,12 +172,3 @@ def share_text(share: float) -> str:
         return "not known"
     percent = 100 * share
     return f"{percent:.0f} %" if percent >= 9.5 or percent == 0 else f"{percent:.1f} %"
-
-
-def bytes_text(count: float) -> str:
-    """Returns a size: `812 bytes`, `1.5 GiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{number_text(count)} {unit}"
-        count /= 1024
-    return f"{number_text(count)} TiB"

@@ -112,9 +112,8 @@ def _tree(path: Path, archive: ListedFile, found: FoundMembers, *, zipped: bool 
 
 
 def _hidden(name: str) -> bool:
-    if name[:1] != "." and "/." not in name and "__MACOSX" not in name:
-        return False
-    return any(is_hidden(part) for part in name.split("/") if part != "..")
+    some = name[:1] == "." or "/." in name or "__MACOSX" in name  # rules most names out quickly
+    return some and any(is_hidden(part) for part in name.split("/") if part != "..")
 
 
 def _packer(head: bytes) -> tuple[str, str] | None:
@@ -123,11 +122,10 @@ def _packer(head: bytes) -> tuple[str, str] | None:
 
 def _not_an_archive(path: Path, head: bytes) -> str:
     packer = _packer(head)
-    if packer is not None:
-        name, unpack = packer
+    if packer:
         return (
-            f"{path} is compressed as a whole ({name}), so its images cannot be read one by one. "
-            f"Unpack it first (`{unpack.format(path=path)}`) and pack what comes out."
+            f"{path} is compressed as a whole ({packer[0]}), so its images cannot be read one by one. "
+            f"Unpack it first (`{packer[1].format(path=path)}`) and pack what comes out."
         )
     if not head:
         return f"{path} is an empty file. Copy or download it again."

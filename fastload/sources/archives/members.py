@@ -62,10 +62,7 @@ class ZipFiles:
         with self.stored.file.open() as fd:
             data = self.stored.file.read(fd, int(self.stored.sizes[i]), self._start(fd, i))
         if self.methods[i] == DEFLATED:
-            try:
-                data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
-            except zlib.error as exc:
-                raise ImageError(f"is damaged in the archive: {exc}") from exc
+            data = _inflated(data, size + 1)
         if len(data) > size:
             raise ImageError(f"is damaged in the archive: it inflates to more than the {size} bytes stated there")
         if len(data) != size or zlib.crc32(data) != int(self.crcs[i]):
@@ -80,14 +77,10 @@ class ZipFiles:
             if self.methods[i] != DEFLATED:
                 return self.stored.file.read(fd, min(size, stored), start)
             # So many bytes mostly inflate to what is wanted; else all of them are read.
-            for length in sorted({min(stored, size + 512), stored}):
-                data = self.stored.file.read(fd, length, start)
-                try:
-                    head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size)
-                except zlib.error as exc:
-                    raise ImageError(f"is damaged in the archive: {exc}") from exc
-                if len(head) == size:
-                    break
+            some = min(stored, size + 512)
+            head = _inflated(self.stored.file.read(fd, some, start), size)
+            if len(head) < size and some < stored:
+                head = _inflated(self.stored.file.read(fd, stored, start), size)
             return head
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ZipFiles:
@@ -101,6 +94,13 @@ class ZipFiles:
         if header[0] != b"PK\x03\x04":
             raise ImageError("is damaged in the archive: there is no member at its offset")
         return content_offset(offset, header)
+
+
+def _inflated(data: bytes, most: int) -> bytes:
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
+    except zlib.error as exc:
+        raise ImageError(f"is damaged in the archive: {exc}") from exc
 
 
 def content_offset(offset: int, header: tuple[bytes, int, int]) -> int:

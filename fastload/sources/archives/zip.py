@@ -93,19 +93,16 @@ def _overlapping(infos: list[zipfile.ZipInfo]) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     before: zipfile.ZipInfo | None = None
+    reach = 0  # the least end that `before` can have: name and extra field come on top
     for info in sorted(infos, key=lambda info: info.header_offset):
-        if before is not None and info.header_offset < _end(before):
+        if before is not None and info.header_offset < reach:
             for one, other in ((info, before), (before, info)):
                 shown = key_of(_zip_name(other))
                 found.setdefault(one.header_offset, f"overlaps {shown} in the zip, as in a decompression bomb")
-        if before is None or _end(info) > _end(before):
-            before = info
+        end = info.header_offset + LOCAL_HEADER.size + info.compress_size
+        if end > reach:
+            before, reach = info, end
     return found
-
-
-def _end(info: zipfile.ZipInfo) -> int:
-    # The least it can be: name and extra field come on top.
-    return info.header_offset + LOCAL_HEADER.size + info.compress_size
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:

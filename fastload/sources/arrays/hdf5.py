@@ -159,19 +159,14 @@ def _named(path: Path, short: str, name: str, item: Any, is_text: bool) -> Named
         return _Hdf5Rows(rows, row_shape, dtype, axes, ListedFile.of(path), name, chunk_rows)
 
     classes = plain(item.attrs["names"]) if "names" in item.attrs else ()
-    return NamedArray(
-        short, f"{path}: {name}", shape, np.dtype("U1") if is_text else dtype, values,
-        os.stat(path).st_mtime_ns, None if offset is None else (path, int(offset)), by_chunks,
-        tuple(map(str, classes)) if isinstance(classes, tuple) else (str(classes),),
-    )  # fmt: skip
+    classes = tuple(map(str, classes)) if isinstance(classes, tuple) else (str(classes),)
+    at, mtime_ns = None if offset is None else (path, int(offset)), os.stat(path).st_mtime_ns
+    kind = np.dtype("U1") if is_text else dtype
+    return NamedArray(short, f"{path}: {name}", shape, kind, values, mtime_ns, at, by_chunks, classes)
 
 
 def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields (name, dataset) of all datasets below a group. Groups in `seen` are not entered: links may form a circle.
-
-    Raises:
-        SourceError: a link or storage outside of the file.
-    """
+    """Yields (name, dataset) of all below a group. Groups in `seen` are not entered: links may form a circle."""
     import h5py
 
     seen.add(h5py.h5o.get_info(group.id).addr)
@@ -198,10 +193,7 @@ def _walk(path: Path, file: Any, group: Any, prefix: str, seen: set[int]) -> Ite
 
 
 def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]], set[str]]:
-    """Returns what fuel's table of splits says, all empty without one.
-
-    That is split -> its rows; source -> rows whose values are withheld; names of the datasets that list rows.
-    """
+    """Returns fuel's split -> rows, source -> rows whose values are withheld, and the datasets that list rows."""
     import h5py
 
     name = next((name for name in _FUEL if name in file.attrs), "")
@@ -213,9 +205,7 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
         raise SourceError(
             f"{path}: attribute `{name}` is not fuel's table of splits. Remove it to pack without splits."
         )
-    splits: dict[str, NDArray[np.int64]] = {}
-    hidden: dict[str, list[NDArray[np.int64]]] = {}
-    lists: set[str] = set()
+    splits, hidden, lists = dict[str, NDArray[np.int64]](), dict[str, NDArray[np.int64]](), set[str]()
     for line in table:
         split, source = (str(plain(line[key])) for key in ("split", "source"))
         rows = np.arange(int(line["start"]), int(line["stop"]), dtype=np.int64)
@@ -227,12 +217,12 @@ def _fuel_splits(path: Path, file: Any) -> tuple[dict[str, NDArray[np.int64]], d
             rows = target[()].astype(np.int64)
             lists.add(str(target.name).lstrip("/"))
         if "available" in fields and not line["available"]:
-            hidden.setdefault(source, []).append(rows)
+            hidden[source] = np.append(hidden.get(source, rows[:0]), rows)
         elif not np.array_equal(splits.setdefault(split, rows), rows):
             raise SourceError(
                 f"{path}: the split {split!r} has other rows for {source} than for what stands before it."
             )
-    return splits, {source: np.concatenate(rows) for source, rows in hidden.items()}, lists
+    return splits, hidden, lists
 
 
 def _with_splits(
@@ -244,7 +234,7 @@ def _with_splits(
     split = np.full(count, 255, np.uint8)
     for number, name in enumerate(names):
         rows = by_name[name]
-        if len(rows) and (rows.min() < 0 or rows.max() >= count):
+        if rows.min(initial=0) < 0 or rows.max(initial=-1) >= count:
             raise SourceError(f"{draft.where}: the split {name!r} names rows that are not there, of {count}.")
         taken = np.unique(split[rows])
         if len(taken) and taken[0] != 255:
@@ -254,8 +244,8 @@ def _with_splits(
             )
         split[rows] = number
     draft.notes.append(f"Splits as fuel's attribute has them: {', '.join(names)}.")
-    if np.any(split == 255):
-        draft.notes.append(f"Rows in no split ({int(np.sum(split == 255))}) are the split 'other'.")
+    if others := np.count_nonzero(split == 255):
+        draft.notes.append(f"Rows in no split ({others}) are the split 'other'.")
         split[split == 255] = len(names)
         names.append("other")
     columns = dict(samples.columns)

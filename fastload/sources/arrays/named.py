@@ -25,7 +25,7 @@ from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, joined_r
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, Masks, SourceOptions, first_few, free_name
 from fastload.sources.tables.frame import categories
-from fastload.sources.tables.values import Values
+from fastload.sources.tables.read_table import Values
 from fastload.system.machine import available_memory
 from fastload.system.text import text_of
 
@@ -88,14 +88,18 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
     """
     where, notes = draft.where, draft.notes
     groups = _by_split(_with_usual_names([array for array in arrays if array.shape], where, notes), notes)
-    parts = [_SplitArrays.of(name, group, where, notes) for name, group in groups.items()]
+    parts = [_part(name, group, where, notes) for name, group in groups.items()]
     columns = _columns(parts, where, notes)
     shown = first_few([f"{array.name} {array.dtype} {array.shape}" for group in groups.values() for array in group], 8)
     counts = [part.num_rows for part in parts]
     draft.title = f"Layout {draft.layout}: arrays of {' + '.join(map(str, counts))} rows: {shown}."
-    keys = [key for part in parts for key in part.keys(len(parts) > 1)]
+    keys: list[str] = []
+    for part in parts:
+        width, prefix = max(6, len(str(part.num_rows - 1))), f"{part.name}/" if len(parts) > 1 else ""
+        numbered = (f"{prefix}{row:0{width}d}" for row in range(part.num_rows))
+        keys += part.roles["keys"].texts() if "keys" in part.roles else numbered
     splits = Splits(np.repeat(np.arange(len(parts), dtype=np.uint8), counts), tuple(groups))
-    if len(parts) == 1 and (texts := parts[0].texts.get("split")):
+    if len(parts) == 1 and (texts := parts[0].roles.get("split")):
         names = [SPLITS.get(text.lower(), text) for text in texts.texts()]
         if (count := len(set(names))) > 255:
             raise SourceError(
@@ -103,7 +107,7 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
             )
         splits = Splits.of(names)
     files, masks = _images(parts, where), _masks(parts, where) if options.masks != "none" else None
-    if options.masks == "none" and (left_out := [part.masks.name for part in parts if part.masks is not None]):
+    if options.masks == "none" and (left_out := [part.roles["masks"].name for part in parts if "masks" in part.roles]):
         notes.append(f"Masks were left alone, as asked for: {first_few(left_out)}.")
     row_bytes = sum(column.values.nbytes for column in columns.values()) // max(1, len(keys))
     if files is not None:
@@ -117,17 +121,17 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
 
 def _with_usual_names(arrays: list[NamedArray], where: str, notes: list[str]) -> list[NamedArray]:
     """Returns the arrays; those that `numpy.savez` named arr_0, arr_1, ... are renamed to images and labels."""
-    like_images = [array for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
+    like_images = [array.name for array in arrays if len(array.shape) == 4 and array.dtype == np.uint8]
     if not like_images or not all(re.fullmatch(r"arr_\d+", array.name) for array in arrays):
         return arrays
-    like_labels = [array for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
+    like_labels = [array.name for array in arrays if len(array.shape) == 1 and array.dtype.kind in "iu"]
     if len(like_images) > 1 or len(like_labels) > 1 or len(like_images) + len(like_labels) < len(arrays):
         shown = first_few([f"{array.name} {array.dtype} {array.shape}" for array in arrays], 8)
         raise SourceError(
             f"{where}: arrays without names: {shown}. Which is what is not known; save them with "
             "`numpy.savez(path, images=..., labels=...)`."
         )
-    meant = {like_images[0].name: "images"} | ({like_labels[0].name: "labels"} if like_labels else {})
+    meant = dict.fromkeys(like_images, "images") | dict.fromkeys(like_labels, "labels")
     notes.append(f"Arrays without names: {', '.join(f'{one} is taken for {what}' for one, what in meant.items())}.")
     return [replace(array, name=meant[array.name]) for array in arrays]
 
@@ -146,96 +150,78 @@ def _by_split(arrays: list[NamedArray], notes: list[str]) -> dict[str, list[Name
         return {"all": shared}
     # Some arrays belong to a split, others not: the rows of the latter are unknown.
     known = [array for array in shared if array.dtype.kind in "SU" and array.name.lower() in _CLASS_NAMES]
-    others = [array.name for array in shared if array not in known]
-    if others:
+    if others := [array.name for array in shared if array not in known]:
         notes.append(f"Ignored, since they belong to no split while others do: {first_few(others)}.")
     return {name: [*groups[name], *known] for name in SPLIT_ORDER if name in groups}
 
 
 @dataclass(frozen=True, eq=False)
-class _SplitArrays:
-    """The arrays of one split by their role."""
+class _Part:
+    """The arrays of one split."""
 
     name: str
     num_rows: int
     arrays: list[NamedArray]  # all that are used
-    images: NamedArray | None
-    masks: NamedArray | None
-    labels: NamedArray | None
+    roles: dict[str, NamedArray]  # "images", "masks", "labels"; texts: "keys", "names" (of classes), "split"
     others: dict[str, NamedArray]  # the other numeric arrays, by the name of their column
-    texts: dict[str, NamedArray]  # by role: "keys", "names" (of classes) and "split"
 
-    @classmethod
-    def of(cls, name: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _SplitArrays:
-        """Returns the arrays of a split by their role; refuses unequal lengths, wrong shapes, and a split of none."""
-        left = {array.name: array for array in arrays}
-        texts = {}
-        for what, names in (("keys", _KEYS), ("names", _CLASS_NAMES), ("split", ("split", "splits"))):
-            if text := _take(left, names, lambda array: array.dtype.kind in "SU" and len(array.shape) == 1):
-                texts[what] = text
-                notes.append(f"{text.name}: {'names of classes' if what == 'names' else what}.")
-        images = _take(left, IMAGES, _holds_images)
-        masks = None
-        if images is not None:
-            size = _form_of(images)[2]
-            masks = _take(left, _MASKS, lambda array: array.dtype.kind in "biu" and len(array.shape) in (3, 4))
-            if masks is None:
-                masks = _take(left, _LABELS, lambda array: array.dtype.kind in "biu" and _fits_mask(array, size))
-                if masks is not None:
-                    notes.append(f"{masks.name} {masks.shape} holds a class for each pixel: packed as masks.")
-        labels = _take(left, _LABELS, lambda array: True)
-        if labels is not None and len(labels.shape) > 2 and set(labels.shape[1:]) != {1}:
+
+def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _Part:
+    """Returns the arrays of a split by their role; refuses unequal lengths, wrong shapes, and a split of none."""
+    left, roles = {array.name: array for array in arrays}, dict[str, NamedArray]()
+
+    def take(role: str, names: tuple[str, ...], fits: Callable[[NamedArray], bool]) -> bool:
+        """Gives the role to the first array of one of these names (in any case) that fits."""
+        own = next((own for name in names for own in left if own.lower() == name and fits(left[own])), None)
+        if own is not None:
+            roles[role] = left.pop(own)
+        return own is not None
+
+    for role, names in (("keys", _KEYS), ("names", _CLASS_NAMES), ("split", ("split", "splits"))):
+        if take(role, names, lambda array: array.dtype.kind in "SU" and len(array.shape) == 1):
+            notes.append(f"{roles[role].name}: {'names of classes' if role == 'names' else role}.")
+    if take("images", IMAGES, _holds_images):
+        size = _form_of(roles["images"])[2]
+        like_masks = take("masks", _MASKS, lambda array: array.dtype.kind in "biu" and len(array.shape) in (3, 4))
+        if not like_masks and take(
+            "masks", _LABELS, lambda array: array.dtype.kind in "biu" and _fits_mask(array, size)
+        ):
+            masks = roles["masks"]
+            notes.append(f"{masks.name} {masks.shape} holds a class for each pixel: packed as masks.")
+    if take("labels", _LABELS, lambda array: True):
+        labels = roles["labels"]
+        if len(labels.shape) > 2 and set(labels.shape[1:]) != {1}:
             raise SourceError(
-                f"{labels.where}: the labels are {labels.dtype} {labels.shape}; expected (N,) or (N, A), or "
-                "integers of the images' height and width, which are masks. Rename the array to "
-                "pack it as a column of its own."
+                f"{labels.where}: the labels are {labels.dtype} {labels.shape}; expected (N,) or (N, A), or integers "
+                "of the images' height and width, which are masks. Rename the array to pack it as a column of its own."
             )
-        useless = [n for n, array in left.items() if array.dtype.kind not in "biuf"]
-        if useless:
-            notes.append(f"Ignored, since they are not numeric: {first_few(useless)}.")
-        others: dict[str, NamedArray] = {}
-        for array in [left[n] for n in left if n not in useless]:
-            column = re.sub(r"[^\w-]+", "_", array.name).strip("_") or "array"
-            if free_name(column) != column:
-                column = free_name(column)
-                notes.append(f"{array.name} is packed as {column}: its own name means something else here.")
-            if column in others:
-                raise SourceError(
-                    f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
-                )
-            others[column] = array
-        found = (images, masks, labels, *others.values(), texts.get("keys"), texts.get("split"))
-        used = [array for array in found if array is not None]
-        if not used:
+    if useless := [name for name, array in left.items() if array.dtype.kind not in "biuf"]:
+        notes.append(f"Ignored, since they are not numeric: {first_few(useless)}.")
+    others: dict[str, NamedArray] = {}
+    for array in [left[name] for name in left if name not in useless]:
+        plain = re.sub(r"[^\w-]+", "_", array.name).strip("_") or "array"
+        if (column := free_name(plain)) != plain:
+            notes.append(f"{array.name} is packed as {column}: its own name means something else here.")
+        if column in others:
             raise SourceError(
-                f"{where}: no numeric array{f' for {name!r}' if name != 'all' else ''}. Is it the right file?"
+                f"{where}: {others[column].name} and {array.name} would both become {column}. Rename one."
             )
-        num_rows = used[0].shape[0]
-        if any(array.shape[0] != num_rows for array in used):
-            shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
-            raise SourceError(
-                f"{where}: arrays of unequal length: {shown}. Each row is one sample, so all need the same; remove "
-                "those that do not belong."
-            )
-        if num_rows == 0:
-            raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
-        return cls(name, num_rows, used, images, masks, labels, others, texts)
-
-    def keys(self, with_split: bool) -> list[str]:
-        """Returns the keys of the rows: the texts of `filenames`, else their numbers, below the split if asked for."""
-        if "keys" in self.texts:
-            return self.texts["keys"].texts()
-        width = max(6, len(str(self.num_rows - 1)))
-        return [f"{self.name}/{row:0{width}d}" if with_split else f"{row:0{width}d}" for row in range(self.num_rows)]
-
-
-def _take(left: dict[str, NamedArray], names: tuple[str, ...], fits: Callable[[NamedArray], bool]) -> NamedArray | None:
-    """Returns the first array of one of these names (in any case) that fits, and removes it from `left`."""
-    for name in names:
-        for own in left:
-            if own.lower() == name and fits(left[own]):
-                return left.pop(own)
-    return None
+        others[column] = array
+    used = [array for role, array in roles.items() if role != "names"] + list(others.values())
+    if not used:
+        raise SourceError(
+            f"{where}: no numeric array{f' for {split!r}' if split != 'all' else ''}. Is it the right file?"
+        )
+    num_rows = used[0].shape[0]
+    if any(array.shape[0] != num_rows for array in used):
+        shown = first_few([f"{array.name} {array.shape[0]}" for array in used], 10)
+        raise SourceError(
+            f"{where}: arrays of unequal length: {shown}. Each row is one sample, so all need the same; remove those "
+            "that do not belong."
+        )
+    if num_rows == 0:
+        raise SourceError(f"{where}: the arrays {first_few([array.name for array in used])} hold no row.")
+    return _Part(split, num_rows, used, roles, others)
 
 
 def _holds_images(array: NamedArray) -> bool:
@@ -245,17 +231,15 @@ def _holds_images(array: NamedArray) -> bool:
         return True
     if array.name.lower() not in _ONLY_IMAGES and not (shape and len(array.shape) == 4):
         return False
-    found = f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16"
+    fix = ". Convert them with `images.astype('uint8')`, if their values lie in 0 to 255."
     if not shape:
-        raise SourceError(
-            f"{found} (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
+        fix = " (N, H, W), (N, H, W, C) or (N, C, H, W) with 1, 3 or 4 channels. Reshape or rename the array."
+    elif array.dtype.kind == "f":
+        fix = (
+            ". Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: what they "
+            "stand for is not for packing to guess. Normalizing comes later, on the device."
         )
-    if array.dtype.kind == "f":
-        raise SourceError(
-            f"{found}. Convert them, for example `(images * 255).round().astype('uint8')` where they lie in 0 to 1: "
-            "what they stand for is not for packing to guess. Normalizing comes later, on the device."
-        )
-    raise SourceError(f"{found}. Convert them with `images.astype('uint8')`, if their values lie in 0 to 255.")
+    raise SourceError(f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16{fix}")
 
 
 def _form_of(images: NamedArray) -> tuple[Axes, tuple[int, ...], tuple[int, ...]]:
@@ -273,29 +257,28 @@ def _fits_mask(masks: NamedArray, size: tuple[int, ...]) -> bool:
     return masks.shape[1:] in (size, (*size, 1), (1, *size))
 
 
-def _images(parts: list[_SplitArrays], where: str) -> Arrays | None:
-    lacking = [part.name for part in parts if part.images is None]
+def _of_all(found: list[NamedArray | None], parts: list[_Part], what: str, where: str) -> list[NamedArray]:
+    """Returns an array of each split, refused if only some splits have one; [] if none has."""
+    lacking = [part.name for part, array in zip(parts, found, strict=True) if array is None]
+    if lacking and len(lacking) < len(parts):
+        raise SourceError(f"{where}: there is {what} for some splits, none for {first_few(lacking)}.")
+    return [array for array in found if array is not None]
+
+
+def _images(parts: list[_Part], where: str) -> Arrays | None:
     rows = []
-    for part in parts:
-        if part.images is not None:
-            axes, shape, _ = _form_of(part.images)
-            rows.append((part.images.rows(shape, axes), part.num_rows))
-            if lacking:
-                raise SourceError(f"{where}: there are images for {part.name}, none for {first_few(lacking)}.")
+    for images in _of_all([part.roles.get("images") for part in parts], parts, "an array of images", where):
+        axes, shape, _ = _form_of(images)
+        rows.append((images.rows(shape, axes), images.shape[0]))
     return joined_rows(rows) if rows else None
 
 
-def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
+def _masks(parts: list[_Part], where: str) -> Masks | None:
     """Returns the masks of all splits as uint8, in place or, if stored in wider integers, from a copy; else None."""
-    names = [part.masks.names for part in parts if part.masks is not None]
-    if not names:
-        return None
+    found = _of_all([part.roles.get("masks") for part in parts], parts, "an array of masks", where)
     rows: list[tuple[Arrays, int]] = []
-    for part in parts:
-        masks = part.masks
-        if masks is None or part.images is None:
-            raise SourceError(f"{where}: there are masks for some splits, none for {part.name}.")
-        height, width = size = _form_of(part.images)[2]
+    for part, masks in zip(parts, found, strict=False):
+        height, width = size = _form_of(part.roles["images"])[2]
         wanted = f"integers from 0 to 255, (N, {height}, {width})"
         if not _fits_mask(masks, size):
             said = f"the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
@@ -316,34 +299,31 @@ def _masks(parts: list[_SplitArrays], where: str) -> Masks | None:
                 "from 0, with 255 for none."
             )
         rows.append((MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8)), part.num_rows))
-    return Masks(joined_rows(rows), np.ones(sum(count for _, count in rows), np.bool_), names[0])
+    present = np.ones(sum(count for _, count in rows), np.bool_)
+    return Masks(joined_rows(rows), present, found[0].names) if rows else None
 
 
-def _columns(parts: list[_SplitArrays], where: str, notes: list[str]) -> dict[str, Column]:
-    read = [array for part in parts for array in (*part.others.values(), part.labels) if array is not None]
-    if (needed := sum(array.num_bytes for array in read)) > available_memory():
+def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Column]:
+    labels = {part.name: part.roles["labels"] for part in parts if "labels" in part.roles}
+    needed = sum(array.num_bytes for array in (*labels.values(), *(a for part in parts for a in part.others.values())))
+    if needed > available_memory():
         raise SourceError(
             f"{where}: the arrays other than images take {needed:,} bytes, more than the memory there is."
         )
-    columns = dict([_labels(parts, notes)]) if any(part.labels is not None for part in parts) else {}
+    columns = dict([_labels(parts, labels, notes)]) if labels else {}
     for name in dict.fromkeys(name for part in parts for name in part.others):
-        lacking = [part.name for part in parts if name not in part.others]
-        if lacking:
-            raise SourceError(f"{where}: there is no {name} for {first_few(lacking)}, while other splits have it.")
-        stored = [part.others[name] for part in parts]
+        stored = _of_all([part.others.get(name) for part in parts], parts, f"an array {name}", where)
         if len({array.shape[1:] for array in stored}) > 1:
             raise SourceError(f"{where}: {name} has rows of different shapes: {[array.shape for array in stored]}.")
-        if name in columns:
-            raise SourceError(f"{where}: more than one array would become {name}. Rename one.")
         values = np.concatenate([_native(array.values()) for array in stored])
         columns[name] = Column(values, {"names": stored[0].names} if stored[0].names else {})
     return columns
 
 
-def _labels(parts: list[_SplitArrays], notes: list[str]) -> tuple[str, Column]:
+def _labels(parts: list[_Part], labelled: dict[str, NamedArray], notes: list[str]) -> tuple[str, Column]:
     """Returns the column of labels and its name, `labels` or (for numbers that are no classes) `targets`."""
-    given = [part.labels for part in parts if part.labels is not None]
-    classes = next((tuple(part.texts["names"].texts()) for part in parts if "names" in part.texts), given[0].names)
+    given = list(labelled.values())
+    classes = next((tuple(part.roles["names"].texts()) for part in parts if "names" in part.roles), given[0].names)
     if all(array.dtype.kind in "SU" for array in given):
         texts = np.array([text for array in given for text in array.texts()], object)
         column = categories(Values("text", texts, np.zeros(len(texts), np.bool_)))
@@ -364,10 +344,9 @@ def _labels(parts: list[_SplitArrays], notes: list[str]) -> tuple[str, Column]:
         held = "numbers that are no classes" if values.dtype.kind == "f" else f"{values.shape[1:]} numbers a row"
         notes.append(f"{given[0].name} holds {held}: packed as targets.")
         return "targets", Column(values)
-    counts = [part.num_rows for part in parts]
-    labels = np.full(sum(counts), -1, np.int64)
-    labels[np.repeat([part.labels is not None for part in parts], counts)] = values
-    notes += [f"There are no labels for {part.name}: they are -1." for part in parts if part.labels is None]
+    labels = np.full(sum(part.num_rows for part in parts), -1, np.int64)
+    labels[np.repeat([part.name in labelled for part in parts], [part.num_rows for part in parts])] = values
+    notes += [f"There are no labels for {part.name}: they are -1." for part in parts if part.name not in labelled]
     return "labels", Column(labels, attrs)
 
 

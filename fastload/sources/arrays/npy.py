@@ -17,7 +17,6 @@ import struct
 import zlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,16 +51,15 @@ def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Raises:
         SourceError: a file is damaged or holds Python objects; or for the reasons of `samples_of_arrays`.
     """
-    names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
-    if not names:
+    positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)]
+    if not positions:
         raise SourceError(f"{tree.given}: no .npy or .npz file. Give the file, or the folder that holds them.")
-    bundles = [name for name in names if name.lower().endswith(".npz")]
+    bundles = [tree.names[i] for i in positions if tree.names[i].lower().endswith(".npz")]
     if len(bundles) > 1 and not all(_split_of(name) for name in bundles):
         raise SourceError(
             f"{tree.given} holds several .npz files ({len(bundles)}): {first_few(list(map(key_of, bundles)))}. "
             "Give one of them; or name them train.npz, val.npz and test.npz."
         )
-    positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(_SUFFIXES)]
     arrays = [array for i in positions for array in (read_npz if tree.names[i] in bundles else _read_npy)(tree, i)]
     if flat := [array.name for array in arrays if not array.shape]:
         draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
@@ -75,20 +73,16 @@ def _split_of(name: str) -> str:
 
 
 def _read_npy(tree: Tree, i: int) -> list[NamedArray]:
-    name, where = tree.names[i], str(tree.path / key_of(tree.names[i]))
-    split, stem = _split_of(name), key_of(name.rpartition("/")[2].rpartition(".")[0])
-    if stem.lower() in SPLITS:
-        stem = "data"
-    mtime = int(tree.mtimes_ns[i])
+    stem = key_of(tree.names[i].rpartition("/")[2].rpartition(".")[0])
+    name = "data" if stem.lower() in SPLITS else stem
     if tree.archive:
         content = tree.read_text(i)
-        return [_described(stem, where, io.BytesIO(content), len(content), lambda: content, mtime, split)]
+        return [_described(tree, i, name, "", io.BytesIO(content), len(content), lambda: content)]
     try:
-        with open(tree.path / name, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return [_described(stem, where, file, size, (tree.path / name, 0), mtime, split)]
+        with open(tree.path / tree.names[i], "rb") as file:
+            return [_described(tree, i, name, "", file, os.fstat(file.fileno()).st_size, 0)]
     except OSError as exc:
-        raise SourceError(f"{where} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
+        raise SourceError(f"{tree.where(i)} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
 
 
 def read_npz(tree: Tree, i: int) -> list[NamedArray]:
@@ -99,19 +93,21 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
     """
     import zipfile
 
-    where, split = str(tree.path / key_of(tree.names[i])), _split_of(tree.names[i])
-    mtime, content = int(tree.mtimes_ns[i]), tree.read_text(i) if tree.archive else b""
+    where, content = tree.where(i), tree.read_text(i) if tree.archive else b""
+    damages = zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error, struct.error
 
     def reopen() -> IO[bytes]:
         return io.BytesIO(content) if tree.archive else open(tree.path / tree.names[i], "rb")
 
-    def load(member: ZipInfo, inside: str) -> bytes:
+    def load(member: ZipInfo) -> bytes:
         try:
             # This unpacks no more than the size in the directory, which was compared with the array's header.
             with reopen() as file, zipfile.ZipFile(file) as bundle, bundle.open(member) as data:
                 return data.read()
-        except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error) as exc:
-            raise SourceError(f"{inside}: is damaged ({exc}). Copy or save it again.") from exc
+        except damages as exc:
+            raise SourceError(
+                f"{where}: {key_of(member.filename)}: is damaged ({exc}). Copy or save it again."
+            ) from exc
 
     arrays = []
     try:
@@ -121,19 +117,17 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
                     continue
                 if bundle.namelist().count(member.filename) > 1:
                     raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
-                inside, name = f"{where}: {key_of(member.filename)}", key_of(member.filename.rpartition(".")[0])
-                source: tuple[Path, int] | Callable[[], bytes] = partial(load, member, inside)
+                source: int | Callable[[], bytes] = partial(load, member)
                 if member.compress_type == zipfile.ZIP_STORED and not tree.archive:
                     position = file.tell()
                     file.seek(member.header_offset)
                     header = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-                    source = tree.path / tree.names[i], content_offset(member.header_offset, header)
+                    source = content_offset(member.header_offset, header)
                     file.seek(position)
+                inside, name = f": {key_of(member.filename)}", key_of(member.filename.rpartition(".")[0])
                 with bundle.open(member) as head:
-                    arrays.append(_described(name, inside, head, member.file_size, source, mtime, split))
-    except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error, struct.error) as exc:
-        if isinstance(exc, SourceError):
-            raise
+                    arrays.append(_described(tree, i, name, inside, head, member.file_size, source))
+    except damages as exc:
         raise SourceError(f"{where}: cannot be read as an .npz ({exc}). Copy or save it again.") from exc
     if not arrays:
         raise SourceError(f"{where}: holds no array (a member that ends in .npy). Is it an .npz of NumPy's?")
@@ -141,21 +135,17 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
 
 
 def _described(
-    name: str,
-    where: str,
-    file: IO[bytes],
-    size: int,
-    source: tuple[Path, int] | Callable[[], bytes],
-    mtime_ns: int,
-    split: str,
+    tree: Tree, i: int, name: str, inside: str, file: IO[bytes], size: int, source: int | Callable[[], bytes]
 ) -> NamedArray:
     """Returns the array whose .npy content of `size` bytes `file` is positioned at; only the header is read.
 
-    `source` is a file and the byte of it at which the content begins; or a function that returns the content.
+    `source` is the byte of file i at which the content begins, or a function that returns the content; `inside` says
+    for messages where in file i it lies.
 
     Raises:
         SourceError: it is damaged, or no array of numbers or texts.
     """
+    where, path = f"{tree.where(i)}{inside}", tree.path / tree.names[i]
     try:
         shape, fortran, dtype = npy_header(file)
     except ValueError as exc:
@@ -176,7 +166,7 @@ def _described(
         )
     in_place = None
     if not callable(source) and not (fortran and len(shape) > 1):
-        in_place = source[0], source[1] + start
+        in_place = path, source + start
 
     def values() -> NDArray[Any]:
         if in_place is None and count * dtype.itemsize > available_memory():
@@ -187,9 +177,10 @@ def _described(
         if callable(source):
             flat = np.frombuffer(source(), dtype, count, start)
         else:
-            flat = np.fromfile(source[0], dtype, count, offset=source[1] + start)
+            flat = np.fromfile(path, dtype, count, offset=source + start)
         if len(flat) != count:
             raise SourceError(f"{where}: ended while it was read. Leave it alone, and run again.")
         return flat.reshape(shape, order="F" if fortran else "C")
 
+    mtime_ns, split = int(tree.mtimes_ns[i]), _split_of(tree.names[i])
     return NamedArray(name, where, shape, dtype, values, mtime_ns, in_place, split=split)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.arrow_table import ArrowTable, values_in
-from fastload.sources.arrow.shards import Shard, UnpackedImages, translate_errors
+from fastload.sources.arrow.shards import ArrowTable, Shard, UnpackedImages, translate_errors, values_in
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
@@ -73,8 +72,8 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     taken = {image, mask, split_column, *others}
     nested = {}
     if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):
-        classes = table.classes.get(objects, ())
-        nested = nested_boxes(objects, table.objects(objects), table.location, draft, classes)
+        cells, classes = table.objects(objects), table.classes.get(objects, ())
+        nested = nested_boxes(objects, cells, table.location, draft, classes)
         taken |= {objects} if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
     bad = images.bad if images else {}
@@ -121,10 +120,7 @@ class _ImageColumn(NamedTuple):
 
 
 def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]]:
-    """Returns the rows of all files, and the time of modification of each file.
-
-    Files that are missing by the names of the others are an error unless such may be skipped.
-    """
+    """Returns the rows of all files, and the time of modification of each file."""
     if tree.archive:
         raise SourceError(f"{tree.path}: Parquet files inside an archive are not read. Unpack it and give the folder.")
     positions = _table_positions(tree)
@@ -142,7 +138,17 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
-    lacking = _missing_parts(names)
+    parts: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if found := _PART.fullmatch(name):
+            before, number, of, suffix = found.groups()
+            parts.setdefault((before, of, suffix), set()).add(int(number))
+    lacking = [
+        key_of(f"{before}{number:0{len(of)}d}-of-{of}{suffix}")
+        for (before, of, suffix), there in parts.items()
+        for number in (range(min(int(of), 100_000)) if len(there) < int(of) else ())
+        if number not in there
+    ]
     if lacking and draft.on_error == "fail" and not tree.file:
         raise SourceError(
             f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
@@ -161,30 +167,13 @@ def _table_positions(tree: Tree) -> list[int]:
     return [i for i, name in enumerate(tree.names) if name.endswith(".arrow") and name.rpartition("/")[0] in saved]
 
 
-def _missing_parts(names: list[str]) -> list[str]:
-    """Returns the names of files that are missing from a series such as train-00000-of-00003.parquet."""
-    parts: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        if found := _PART.fullmatch(name):
-            before, number, total, suffix = found.groups()
-            parts.setdefault((before, total, suffix), set()).add(int(number))
-    return [
-        key_of(f"{before}{number:0{len(total)}d}-of-{total}{suffix}")
-        for (before, total, suffix), there in parts.items()
-        for number in (range(min(int(total), 100_000)) if len(there) < int(total) else ())
-        if number not in there
-    ]
-
-
 def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: list[str]) -> str:
     """Returns the column of images, of bytes or of paths to files; "" if there is none."""
-    if options.image_column:
-        if options.image_column not in table.names:
-            raise SourceError(
-                f"{tree.given}: there is no column {options.image_column!r} for images. "
-                f"There are {', '.join(table.names)}."
-            )
+    if options.image_column in table.names:
         return options.image_column
+    if options.image_column:
+        there = ", ".join(table.names)
+        raise SourceError(f"{tree.given}: there is no column {options.image_column!r} for images. There are {there}.")
     usual = [name for name in table.images if plain_name(name) in _FIRST_IMAGES]
     no_masks = [name for name in table.images if plain_name(name) not in MASK_COLUMNS]
     if found := usual or no_masks:
@@ -214,37 +203,32 @@ def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tupl
 
 
 def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
-    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree.
-
-    Raises:
-        SourceError: a file is damaged, or there is no room for the temporary file.
-    """
+    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree."""
     paths: list[str] = []
     if name in table.images and not str(table.shards[0].schema.field(name).type).endswith("string"):
         files, sizes = _stored_images(table.shards, name, tree.path, paths)
     else:
         paths = table.values(name).texts()
         sizes = np.zeros(len(paths), np.int64)
-        files = JoinedFiles((), sizes.astype(np.int32), sizes)
+        files = JoinedFiles((), sizes.astype(np.int32), sizes.copy())
     mtimes, bad = np.zeros(len(sizes), np.int64), dict[int, str]()
     absent = np.flatnonzero(sizes == 0)
     if not len(absent):
         return _ImageColumn(files, sizes, mtimes, paths, bad)
-    part, at_part, sizes, parts = files.part.copy(), files.index.copy(), sizes.copy(), files.parts
     index = _image_index(tree)
     for shard in np.unique(table.shard_of[absent]).tolist():
         rows = absent[table.shard_of[absent] == shard]
         here = index.at(split_path(table.files[shard])[0])
         found = here.find([paths[row] for row in rows.tolist()], [""] * len(rows))
-        for k, row in enumerate(rows.tolist()):
-            position = int(found.positions[k])
-            if position >= 0:
-                part[row], at_part[row], sizes[row] = len(parts), position, index.tree.sizes[position]
-                mtimes[row] = index.tree.mtimes_ns[position]
-            else:
-                only = f"holds no bytes, only the path {paths[row]!r}, which {found.reasons.get(k, 'is not there')}"
-                bad[row] = only if paths[row] else "holds no image: its bytes are null or empty"
-    return _ImageColumn(JoinedFiles((*parts, index.tree.files), part, at_part), sizes, mtimes, paths, bad)
+        there, at = rows[found.positions >= 0], found.positions[found.positions >= 0]
+        files.part[there], files.index[there] = len(files.parts), at
+        sizes[there], mtimes[there] = index.tree.sizes[at], index.tree.mtimes_ns[at]
+        for k in np.flatnonzero(found.positions < 0).tolist():
+            path = paths[rows[k]]
+            only = f"holds no bytes, only the path {path!r}, which {found.reasons.get(k, 'is not there')}"
+            bad[int(rows[k])] = only if path else "holds no image: its bytes are null or empty"
+    files = JoinedFiles((*files.parts, index.tree.files), files.part, files.index)
+    return _ImageColumn(files, sizes, mtimes, paths, bad)
 
 
 def _stored_images(
@@ -252,7 +236,7 @@ def _stored_images(
 ) -> tuple[JoinedFiles, NDArray[np.int64]]:
     """Returns the images of a column of bytes, of Arrow in place, of Parquet unpacked to a temporary file; their sizes.
 
-    The column is a struct of bytes and path, or binary. The path of each row is appended to `paths`.
+    The path of each row is appended to `paths`.
     """
     parquet = shards[0].parquet
     spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None
@@ -304,10 +288,7 @@ def _image_index(tree: Tree) -> ImageIndex:
 
 
 def _keys_of(all_paths: list[str], table: ArrowTable) -> list[str]:
-    """Returns the keys of the rows: shard and path, if the paths in the shard are unique, else shard and row number.
-
-    `all_paths` are the paths of the R rows, [] without images.
-    """
+    """Returns the keys: shard and path of a row if the paths ([]: none) in the shard are unique, else its number."""
     keys: list[str] = []
     start = 0
     for name, shard in zip(table.files, table.shards, strict=True):

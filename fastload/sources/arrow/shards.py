@@ -1,4 +1,4 @@
-"""One file of a Parquet or Arrow dataset: its columns, what they are, and the reader of the bytes of its images.
+"""The files of a Parquet or Arrow dataset: a Shard is one of them, with the bytes of its images; ArrowTable joins them.
 
 The images of Parquet files are unpacked to a temporary file in one pass: reading a single image costs its whole row
 group (100 rows of 40 kB: 7 ms an image, 0.7 ms in a pass), and packing reads rows in shuffled order. Arrow files hold
@@ -12,8 +12,9 @@ import json
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
+from fastload.sources.listing import first_few
 from fastload.sources.spans import FileSpans, ListedFile
+from fastload.sources.tables.frame import LABELS, plain_name
+from fastload.sources.tables.read_table import Values, nothing, other
+from fastload.sources.tree import key_of
 from fastload.system.files import write_all
 
 _BATCH_BYTES = 2**25
-
 _LIST_BYTES = 2**20  # bytes of a column that are read ahead
 
 
@@ -66,14 +70,13 @@ class Shard:
     def column(self, name: str) -> Any:
         """Returns one column as a pyarrow ChunkedArray."""
         with translate_errors(self.path):
-            if self.parquet:
-                with self._file() as file:
-                    column = file.read(columns=[name]).column(0)
-            else:
-                column = self._mapped()[0].column(name)
-            column.validate(full=not self.parquet)  # the offsets in a mapped file are unchecked
-            self.check(len(column))
-            return column
+            if not self.parquet:
+                return self._mapped(name)[0]
+            with self._file() as file:
+                column = file.read(columns=[name]).column(0)
+            column.validate()
+        self.check(len(column))
+        return column
 
     def check(self, rows: int) -> None:
         """Refuses a file that holds another number of rows than it states."""
@@ -92,10 +95,7 @@ class Shard:
     def batches(self, name: str) -> Iterator[tuple[Any, int]]:
         """Yields one column in arrays of some 32 MB, each with the address of the file's mapping (Parquet: 0)."""
         if not self.parquet:
-            table, address = self._mapped()
-            column = table.column(name)
-            with translate_errors(self.path):
-                column.validate(full=True)  # the offsets in a mapped file are unchecked
+            column, address = self._mapped(name)
             yield from ((chunk, address) for chunk in column.chunks)
             return
         rows = max(1, min(1024, _BATCH_BYTES * self.num_rows // max(1, self.num_bytes())))
@@ -120,14 +120,18 @@ class Shard:
         # Buffered, not read ahead: a row group may be larger than the memory.
         return pq.ParquetFile(self.path, metadata=self._meta, pre_buffer=False, buffer_size=_LIST_BYTES)
 
-    def _mapped(self) -> tuple[Any, int]:
-        """Returns the table of an Arrow file, which keeps the file mapped but not open, and the mapping's address."""
+    def _mapped(self, name: str = "") -> tuple[Any, int]:
+        """Returns the table of an Arrow file, or a column of it, and the address of the mapping, which it keeps."""
         import pyarrow as pa
 
         with translate_errors(self.path), pa.memory_map(os.fspath(self.path)) as file:
             address = int(file.read_buffer(1).address)
             file.seek(0)
-            return pa.ipc.open_stream(file).read_all(), address
+            found = pa.ipc.open_stream(file).read_all()
+            if name:
+                found = found.column(name)
+                found.validate(full=True)  # the offsets in a mapped file are unchecked
+            return found, address
 
 
 def _features_of(schema: Any) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
@@ -193,14 +197,12 @@ class UnpackedImages:
                 f"which there is no room in {', '.join(dict.fromkeys(filter(None, folders)))}. Name a folder with room "
                 "in the environment variable TMPDIR."
             )
-        self._fd, name = tempfile.mkstemp(prefix="fastload-", dir=folder)
+        self._fd, self._path = tempfile.mkstemp(prefix="fastload-", dir=folder)
         self._end = 0
         if os.path.isdir("/proc/self/fd"):
-            os.unlink(name)
-            self._path, name = f"/proc/{os.getpid()}/fd/{self._fd}", ""
-        else:
-            self._path = name
-        weakref.finalize(self, _let_go, self._fd, name, os.getpid())
+            os.unlink(self._path)
+            self._path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        weakref.finalize(self, _let_go, self._fd, self._path, os.getpid())
 
     def write(self, data: memoryview) -> int:
         """Appends data, and returns the offset at which it begins."""
@@ -220,10 +222,10 @@ class UnpackedImages:
         return FileSpans(ListedFile.of(self._path, os.fstat(self._fd)), offsets, sizes, self)
 
 
-def _let_go(fd: int, name: str, pid: int) -> None:
+def _let_go(fd: int, path: str, pid: int) -> None:
     os.close(fd)
-    if name and os.getpid() == pid:  # not in a child that was forked
-        os.unlink(name)
+    if not path.startswith("/proc/") and os.getpid() == pid:  # not in a child that was forked
+        os.unlink(path)
 
 
 def _has_room(folder: str, num_bytes: int) -> bool:
@@ -232,3 +234,176 @@ def _has_room(folder: str, num_bytes: int) -> bool:
         return os.access(folder, os.W_OK) and status.f_bavail * status.f_frsize > num_bytes + 2**26
     except OSError:
         return False
+
+
+class ArrowTable:
+    """The rows of all Parquet or Arrow files of a dataset, one file behind the other; see `tables.frame.CellTable`.
+
+    Attributes:
+        shards: the files, whose paths in the tree are `files`.
+        names: the columns of all files, of one type in all; `images` are those of them that hold images.
+        classes: column -> names of its classes, of all files; `renumbered` are the columns whose classes differ.
+        shard_of: int64 (R,), the file that each row belongs to.
+    """
+
+    def __init__(self, shards: list[Shard], files: list[str], first: Callable[[str], bool]) -> None:
+        """Joins files. If they number their classes differently, the numbers of those that `first` chooses are kept."""
+        import pyarrow as pa
+
+        self.shards, self.files = shards, files
+        counts = [shard.num_rows for shard in shards]
+        self.shard_of = np.repeat(np.arange(len(shards)), counts)
+        self._row_of = np.concatenate([np.arange(count) for count in counts])
+        images: dict[str, None] = {}
+        self.classes: dict[str, tuple[str, ...]] = {}
+        differ: dict[str, None] = {}
+        for i in sorted(range(len(shards)), key=lambda i: not first(files[i])):
+            images |= dict.fromkeys(shards[i].images)
+            for name, names in shards[i].classes.items() if counts[i] else ():
+                before = self.classes.setdefault(name, names)
+                if before != names:
+                    # New names are appended: a longer list that begins like the known one keeps its numbers.
+                    self.classes[name] = (*before, *[one for one in names if one not in before])
+                    differ[name] = None
+        self.images, self.renumbered = list(images), list(differ)
+        known: dict[str, tuple[Any, str]] = {}  # the type of each column, and the first file that has it
+        for shard, file in zip(shards, files, strict=True):
+            for field in shard.schema:
+                kind, first_file = known.setdefault(field.name, (field.type, file))
+                if pa.types.is_null(kind):  # fits any
+                    known[field.name] = (field.type, file)
+                elif field.type != kind and not pa.types.is_null(field.type):
+                    raise SourceError(
+                        f"{shard.path}: column {field.name!r} is {field.type}, but {kind} in {key_of(first_file)}. "
+                        "Give the files of one dataset (one configuration of it)."
+                    )
+        self.names = list(known)
+
+    @property
+    def where(self) -> str:
+        return str(self.shards[0].path)
+
+    def location(self, row: int) -> str:
+        """Returns the number of a row in its file, and the file, for messages."""
+        return f"row {self._row_of[row]} of {key_of(self.files[self.shard_of[row]])}"
+
+    def texts(self, name: str) -> list[str]:
+        """Returns the cells of a column as text; "" for missing ones."""
+        return values_in(self.shards, name).texts()
+
+    def values(self, name: str) -> Values:
+        """Returns a column, numbered by the classes of all files."""
+        return values_in(self.shards, name, self.classes.get(name, ()))
+
+    def objects(self, name: str) -> list[Any]:
+        """Returns the cells of a column of objects, whose classes all files must number alike."""
+        if classes := self.classes.get(name):
+            for shard in self.shards:
+                _require_same_classes(shard, name, shard.classes.get(name, ()), classes)
+        return [cell for shard in self.shards for cell in shard.column(name).to_pylist()]
+
+
+def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Values:
+    """Returns one column of all files, numbered by the classes `names`, even if files number theirs differently.
+
+    Raises:
+        SourceError: a class has no name in its file; or lists of classes are numbered differently.
+    """
+    import pyarrow as pa
+
+    kinds = [shard.schema.field(name).type for shard in shards if name in shard.schema.names]
+    kind = next((kind for kind in kinds if not pa.types.is_null(kind)), pa.null())
+    chunks: list[Any] = []
+    for shard in shards:
+        there = name in shard.schema.names and shard.schema.field(name).type == kind
+        chunks += shard.column(name).chunks if there else [pa.nulls(shard.num_rows, kind)]
+    try:
+        values = values_of_arrow(pa.chunked_array(chunks, kind), name, names)
+    except UnicodeDecodeError as exc:
+        raise SourceError(f"{shards[0].path}: column {name!r} holds text that is not UTF-8: {exc}.") from exc
+    if not names:
+        return values
+    parts = np.split(values.values, np.cumsum([shard.num_rows for shard in shards])[:-1])
+    for i, (shard, numbers) in enumerate(zip(shards, parts, strict=True)):
+        own = shard.classes.get(name, names)
+        if values.kind != "int":
+            _require_same_classes(shard, name, own, names)
+            continue
+        if len(numbers) and int(numbers.max()) >= len(own):
+            raise SourceError(
+                f"{shard.path}: column {name!r} holds the class {numbers.max()}, but its schema names only "
+                f"{len(own)}. Fix the schema, or fetch the files again."
+            )
+        if own != names[: len(own)]:
+            table = np.array([*map(names.index, own), -1], np.int64)  # the last: below 0 stays without a class
+            parts[i] = table[np.maximum(numbers, -1)]
+    return replace(values, values=np.concatenate(parts))
+
+
+def _require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: tuple[str, ...]) -> None:
+    # For what is not renumbered, such as lists.
+    if own != names[: len(own)]:
+        raise SourceError(
+            f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "
+            f"{first_few(list(own), 4)}, not {first_few(list(names), 4)}. Write all files with one list of classes."
+        )
+
+
+def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Values:
+    """Returns the values of a chunked array; nested lists of numbers, all of one length, become (N, L, ...)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    while isinstance(column.type, pa.BaseExtensionType):  # Array2D and its kin, where `datasets` is imported
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind, rows = column.type, len(column)
+    if column.null_count == rows or pa.types.is_null(kind):
+        return nothing(rows)
+    missing = np.asarray(pc.is_null(column, nan_is_null=pa.types.is_floating(kind)).to_numpy())
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        numbers = pc.fill_null(column, False if pa.types.is_boolean(kind) else 0).to_numpy()
+        if numbers.dtype == np.uint64 and numbers.max() >= 2**63:
+            return other(rows)
+        return Values("int", numbers.astype(np.int64), missing, names)
+    if pa.types.is_floating(kind):
+        return Values("float", column.cast(pa.float64()).to_numpy().astype(np.float64), missing)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        values = np.array(column.fill_null("").to_pylist(), object)
+        return Values("text", values, missing | (values == ""))
+    if _is_list(kind):
+        if (fixed := _fixed(column)) is not None:
+            return Values("list", fixed, missing)
+        leaf = kind.value_type
+        tags = pa.types.is_integer(leaf) or pa.types.is_string(leaf)
+        if tags and (names or plain_name(name) in LABELS):
+            values = np.empty(rows, object)
+            values[:] = [[] if cell is None else cell for cell in column.to_pylist()]
+            return Values("list", values, missing, names)
+    return other(rows)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _fixed(column: Any) -> NDArray[Any] | None:
+    """Returns lists as a numeric array (N, L, ...) if all lists of a level have one length; else None."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    shape = [len(column)]
+    while _is_list(column.type):
+        lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
+        if column.null_count or len(lengths) != 1 or not (length := lengths.pop()):
+            return None
+        shape.append(length)
+        column = pc.list_flatten(column)
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    if column.null_count or not any(fits(column.type) for fits in kinds):
+        return None
+    numbers = column.to_numpy()
+    return np.asarray(numbers.astype(np.uint8) if numbers.dtype == np.bool_ else numbers).reshape(shape)

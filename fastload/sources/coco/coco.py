@@ -10,6 +10,7 @@ Boxes are packed as they are; masks are drawn from the polygons only if they are
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
-from fastload.sources.box_forms import SIZED, BoxSlots
+from fastload.sources.box_forms import BoxSlots
 from fastload.sources.coco.instances import Instances, join_instances, read_instances
 from fastload.sources.coco.masks import DrawnMasks
 from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
@@ -27,7 +28,6 @@ from fastload.sources.tree import Tree, key_of
 _INSTANCES = re.compile(r"(?:^|/)instances_([^/]+)\.json$")
 _OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
-
 
 _VOID = 255
 _MOST_VALUES = 254  # classes or instances that a mask of 8 bits can hold, besides background and void
@@ -86,41 +86,32 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
     all_files = join_instances([part.instances for part in parts], [part.keep for part in parts])
     slots = BoxSlots.of(all_files.image, len(images))
+    about = {"names": first.category_names, "category_ids": first.category_ids}
     columns = {
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
-        "boxes": Column(slots.padded(all_files.boxes.astype(np.float32)), {"names": SIZED}, "xywh"),
-        "box_labels": Column(
-            slots.padded(all_files.category, -1), {"names": first.category_names, "category_ids": first.category_ids}
-        ),
-        "box_crowd": Column(slots.padded(all_files.crowd)),
-        "num_boxes": Column(slots.counts),
+        **slots.columns(all_files.boxes.astype(np.float32), all_files.category, about, box_crowd=all_files.crowd),
     }
     if empty := int((slots.counts == 0).sum()) - len(tests):
         notes.append(f"Images without an annotation were kept ({empty}).")
     if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
         notes.append(f"Boxes without area were kept as they are ({thin}).")
     draft.refuse_left_out()
-    masks = None
-    if drawn and images:
-        masks = _drawn_masks(tree, drawn, all_files, slots, images)
-        if without := int((all_files.rings + all_files.runs == 0).sum()):
-            notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
-    elif options.masks == "auto":
+    samples = Samples.in_tree(tree, images, Splits.of(said), columns, by_name=True)
+    if options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
-    samples = Samples.in_tree(tree, images, Splits.of(said), columns, masks, by_name=True)
-    if masks is not None:  # they are drawn from the instances files
-        jsons = [part.position for part in parts]
-        samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
-    return samples
+    if not drawn or not images:
+        return samples
+    if without := int((all_files.rings + all_files.runs == 0).sum()):
+        notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
+    jsons = [part.position for part in parts]  # from which the masks are drawn
+    samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
+    return replace(samples, masks=_drawn_masks(tree, drawn, all_files, slots, images))
 
 
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
     """Returns the masks of a kind ("semantic" or "instance"), which are drawn when they are read.
 
     `images` are the positions in the tree of all samples; the first are those of `found`, the others have no mask.
-
-    Raises:
-        SourceError: there are more classes or instances than a mask can hold, or the size of an image is unknown.
     """
     if kind == "semantic" and len(found.category_names) > _MOST_VALUES:
         raise SourceError(
@@ -163,11 +154,7 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
 
 
 def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
-    """Returns the instances files of which images are there.
-
-    Raises:
-        SourceError: there is no such file; two are the same split or list the same image; one is damaged.
-    """
+    """Returns the instances files of which images are there; refuses none, and files that contradict each other."""
     position_of = {tree.names[i]: i for i in tree.images().tolist()}
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []
@@ -180,16 +167,20 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
         )
     for position, match in jsons:
         json = key_of(tree.names[position])
-        candidates = _image_folders(tree.names[position], match[1])
-        if not any(folder.startswith(at) for at in candidates[:-2] for folder in folders) and not any(
-            at in folders for at in candidates[-2:]
+        # Likeliest first. Images may lie anywhere below these; for the last two only directly in them.
+        folder = split_path(tree.names[position])[0]
+        above, base = split_path(folder[:-1])
+        root = above if base == "annotations" else folder
+        stems = dict.fromkeys((match[1], _YEAR.sub("", match[1])))
+        candidates = [f"{root}{at}{stem}/" for stem in stems for at in ("", "images/")] + [f"{root}images/", root]
+        if not folders.intersection(candidates[-2:]) and not any(
+            at.startswith(tuple(candidates[:-2])) for at in folders
         ):
             draft.notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
             continue
         bare = _YEAR.sub("", match[1])
         split = SPLITS.get(bare.lower(), key_of(bare))
-        if split in [part.split for part in parts]:
-            other = next(part.json for part in parts if part.split == split)
+        if other := next((part.json for part in parts if part.split == split), ""):
             raise SourceError(f"{tree.given}: {other} and {json} are both the split {split!r}. Move one of them away.")
         instances = read_instances(tree.read_text(position), f"{tree.path / json}", drawn)
         folder = max(candidates, key=lambda at: sum(at + name in position_of for name in instances.names))
@@ -224,27 +215,14 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
     return parts
 
 
-def _image_folders(json: str, name: str) -> list[str]:
-    """Returns folders in which the images of an instances file may lie, likeliest first.
-
-    Images may lie anywhere below these; for the last two only directly in them.
-    """
-    folder = split_path(json)[0]
-    root = split_path(folder[:-1])[0] if split_path(folder[:-1])[1] == "annotations" else folder
-    named = [f"{at}{part}/" for part in dict.fromkeys((name, _YEAR.sub("", name))) for at in ("", "images/")]
-    return [root + at for at in (*named, "images/", "")]
-
-
 def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
     listed = {row for part in parts for row in part.rows.tolist()}
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
     jsons = " or ".join(part.json for part in parts)
     tests, others = [], []
-    for i in tree.images().tolist():
+    for i in [i for i in tree.images().tolist() if i not in listed]:
         folder = split_path(tree.names[i])[0]
-        if i in listed:
-            continue
         if folder in folders:
             draft.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")
         elif SPLITS.get(_YEAR.sub("", split_path(folder[:-1])[1]).lower()) == "test":

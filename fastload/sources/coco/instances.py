@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.coco.masks import is_int, is_number, parse_region
+from fastload.system.text import text_of
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
@@ -47,11 +48,7 @@ class Instances:
 
 
 def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
-    """Returns the images, categories and annotations of a file; `where` is its path.
-
-    Raises:
-        SourceError: the file is not JSON, or no instances file; an image or category lacks a field, or occurs twice.
-    """
+    """Returns the images, categories and annotations of a file; `where` is its path, which SourceError names."""
     content = _Content(where, with_regions)
     add = {"images": content.add_image, "annotations": content.add_annotation, "categories": content.add_category}
     seen = set()
@@ -69,8 +66,7 @@ def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
         raise
     except (ValueError, RecursionError) as exc:
         raise SourceError(f"{where} is not well-formed JSON: {exc}. Fetch it again.") from exc
-    lacking = [name for name in add if name not in seen]
-    if lacking:
+    if lacking := [name for name in add if name not in seen]:
         raise SourceError(
             f"{where} has no {' and no '.join(lacking)}, so it is no instances file of COCO. Fetch it again, or move "
             "it away."
@@ -101,8 +97,7 @@ def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Ins
 def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
     """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
 
-    Raises:
-        ValueError: the text is not well formed, or goes on behind the object.
+    ValueError says what is not well formed.
     """
 
     def skip(at: int, wanted: str) -> tuple[str, int]:
@@ -138,11 +133,6 @@ def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
         raise ValueError(f"there is more behind its end at character {at}")
 
 
-def _sound(name: str) -> str:
-    """Returns a name as text that UTF-8 can hold: JSON can contain half a surrogate pair."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
 class _Content:
     """A file as it is read. Ids are resolved at the end: in COCO's files categories follow the annotations."""
 
@@ -158,26 +148,28 @@ class _Content:
         self._ring_sizes, self._points, self._lengths = array("q"), array("f"), array("I")
         self._bad: list[tuple[Any, str]] = []
 
+    def _named(self, item: dict[str, Any], where: str, name: str, known: Collection[int], kind: str) -> tuple[int, str]:
+        """Returns id and name of an image or category; the name is text that UTF-8 can hold, unlike JSON's."""
+        number, value = item.get("id"), item.get(name)
+        if not is_int(number) or not isinstance(value, str):
+            raise SourceError(f"{where} has id {number!r} and {name} {value!r}. Fix the file.")
+        if number in known:
+            raise SourceError(f"{where}: {kind} id {number} occurs a second time, for {value}. Fix the file.")
+        return number, text_of(value)
+
     def add_image(self, at: int, item: dict[str, Any]) -> None:
-        where, number, name = f"{self._where}: images[{at}]", item.get("id"), item.get("file_name")
-        if not is_int(number) or not isinstance(name, str):
-            raise SourceError(f"{where} has id {number!r} and file_name {name!r}. Fix the file.")
-        if number in self._index:
-            raise SourceError(f"{where}: image id {number} occurs a second time, for {name}. Fix the file.")
+        where = f"{self._where}: images[{at}]"
+        number, name = self._named(item, where, "file_name", self._index, "image")
         size = item.get("height", 0), item.get("width", 0)
         if not all(is_int(side) and 0 <= side < 2**31 for side in size):
             raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Fix the file.")
         self._index[number] = len(self._names)
-        self._names.append(_sound(name))
+        self._names.append(name)
         self._sizes.extend(size)
 
     def add_category(self, at: int, item: dict[str, Any]) -> None:
-        where, number, name = f"{self._where}: categories[{at}]", item.get("id"), item.get("name")
-        if not is_int(number) or not isinstance(name, str):
-            raise SourceError(f"{where} has id {number!r} and name {name!r}. Fix the file.")
-        if number in self._categories:
-            raise SourceError(f"{where}: category id {number} occurs a second time, for {name}. Fix the file.")
-        self._categories[number] = _sound(name)
+        number, name = self._named(item, f"{self._where}: categories[{at}]", "name", self._categories, "category")
+        self._categories[number] = name
 
     def add_annotation(self, number: int, item: dict[str, Any]) -> None:
         name = f"annotation {item.get('id', f'number {number}')}"

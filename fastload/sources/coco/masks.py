@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 
 def parse_region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, int]]:
-    """Returns polygons, or run lengths and their height and width (else 0, 0), of an annotation's segmentation.
+    """Returns polygons, or run lengths and their height and width (else 0, 0); all are empty for no segmentation.
 
-    All are empty if there is none.
-
-    Raises:
-        ValueError: the value is no segmentation; the message continues "annotation 7 ...".
+    ValueError says what is wrong; the message continues "annotation 7 ...".
     """
     if isinstance(value, dict):
         size, counts = value.get("size"), value.get("counts")
@@ -47,13 +44,10 @@ def parse_region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, i
 
 
 def decode_counts(counts: str) -> list[int]:
-    """Returns the run lengths in COCO's compressed string.
+    """Returns the run lengths in COCO's compressed string; raises ValueError for any other.
 
     Each character holds 5 bits, low ones first, and a bit for whether more follow; from the third length on, the value
     is the difference to the length two before (as defined by maskApi.c of cocoapi).
-
-    Raises:
-        ValueError: it is no such string.
     """
     lengths: list[int] = []
     value = shift = 0
@@ -114,11 +108,7 @@ class DrawnMasks:
         return ImageHeader(height, width, channels=1, bits=8, kind="L", frames=1)
 
     def read(self, i: int) -> NDArray[np.uint8]:
-        """Returns the mask of image i, uint8 (H, W).
-
-        Raises:
-            ImageError: the size is unknown or too large, or run lengths are of another size.
-        """
+        """Returns the mask of image i, uint8 (H, W); ImageError says if its size is unknown, too large or another."""
         header, (first, last) = self.header(i), self.spans[i].tolist()
         mask = np.zeros((header.height, header.width), np.uint8)
         for a in self.drawn[first:last].tolist():

@@ -16,6 +16,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterable
+from functools import cached_property
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.sources.assemble import Draft, stem_of
@@ -53,12 +54,16 @@ class GroundTruth:
         self.devkit = {} if devkit is None else read_devkit(tree, devkit)
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}
         self.words: dict[str, str] = {}  # wnid -> words of the classes of ImageNet; empty if unknown
-        self._meta: dict[int, tuple[str, str]] = {}
         if table := next((base for base in SYNSETS if base in self.at), ""):
-            self.words = parse_synsets(tree.lines(self.at[table]))
+            for line in tree.lines(self.at[table]):
+                wnid, _, words = line.text.partition(" ")
+                if not WNID.fullmatch(wnid) or wnid in self.words:
+                    why = "occurs twice" if wnid in self.words else "is no wnid such as n01440764"
+                    raise line.error(f"{key_of(wnid)[:40]!r} {why}. Fix the line or remove the file.")
+                self.words[wnid] = key_of(words.strip())
         elif META in self.devkit:
             try:
-                self.words = dict(self.meta().values())
+                self.words = dict(self.meta.values())
             except MissingExtraError as exc:
                 draft.notes.append(f"The words of the classes stay unknown. {exc}")
         # Tiny ImageNet's table lists all synsets of WordNet: it has the words, but not which classes there are.
@@ -74,11 +79,10 @@ class GroundTruth:
         """Returns the path of a file, which may lie in the packed devkit, for messages."""
         return self.tree.where(self.at[base]) if base in self.at else f"{self.tree.path}: {base}"
 
+    @cached_property
     def meta(self) -> dict[int, tuple[str, str]]:
-        """Returns ILSVRC2012_ID -> (wnid, words)."""
-        if not self._meta:
-            self._meta = parse_meta(self.devkit[META], self.where(META))
-        return self._meta
+        """ILSVRC2012_ID -> (wnid, words)."""
+        return parse_meta(self.devkit[META], self.where(META))
 
     def by_stem(self) -> dict[str, str]:
         """Returns stem of each validation image -> wnid; empty without a table or devkit."""
@@ -89,16 +93,12 @@ class GroundTruth:
             rows = [(line, line.text.split("\t")) for line in self.tree.lines(self.at[TINY])]
             return parse_solution([(line, [stem_of(row[0]), row[1]]) for line, row in rows if len(row) > 1])
         if GROUND_TRUTH in self.devkit and META in self.devkit:
-            return parse_ground_truth(self.devkit[GROUND_TRUTH], self.meta(), self.where(GROUND_TRUTH))
+            return parse_ground_truth(self.devkit[GROUND_TRUTH], self.meta, self.where(GROUND_TRUTH))
         return {}
 
 
 def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
-    """Returns base name -> content of meta.mat and the ground truth in a packed devkit, as far as they are in it.
-
-    Raises:
-        SourceError: the devkit is damaged, or far too large.
-    """
+    """Returns base name -> content of meta.mat and the ground truth in a packed devkit, as far as they are in it."""
     import gzip
     import tarfile
 
@@ -110,26 +110,21 @@ def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
                 data = packed.read(_MAX_DEVKIT + 1)
         if len(data) > _MAX_DEVKIT:
             raise SourceError(f"{where} holds more than {_MAX_DEVKIT} bytes: this is not the devkit. Fetch it again.")
+        found = {}
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            found = {}
             for info in archive:
                 if info.size < 0:
                     raise tarfile.ReadError(f"{info.name} has the size {info.size}")
                 base = info.name.rpartition("/")[2]
                 if base in (META, GROUND_TRUTH) and info.isreg() and (file := archive.extractfile(info)):
                     found[base] = file.read()
-            return found
+        return found
     except (tarfile.TarError, OSError, EOFError, zlib.error) as exc:
         raise SourceError(f"{where} is damaged or cut short ({exc}). Copy or download it again.") from exc
 
 
 def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
-    """Returns ILSVRC2012_ID -> (wnid, words) of the 1000 classes, from meta.mat.
-
-    Raises:
-        MissingExtraError: SciPy, which reads .mat files, is not installed.
-        SourceError: the file is not the devkit's.
-    """
+    """Returns ILSVRC2012_ID -> (wnid, words) of the 1000 classes, from meta.mat; needs SciPy (MissingExtraError)."""
     import importlib.util
     import json
     import subprocess
@@ -159,11 +154,7 @@ def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
 
 
 def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str) -> dict[str, str]:
-    """Returns stem of each validation image -> wnid.
-
-    Raises:
-        SourceError: a line is no ID of `meta`.
-    """
+    """Returns stem of each validation image -> wnid; refuses a line that is no ID of `meta`."""
     wnids: dict[str, str] = {}
     for number, line in enumerate(data.split(), 1):
         known = meta.get(int(line)) if line.isdigit() and len(line) < 9 else None
@@ -177,28 +168,8 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
     return wnids
 
 
-def parse_synsets(lines: list[Line]) -> dict[str, str]:
-    """Returns wnid -> words from LOC_synset_mapping.txt.
-
-    Raises:
-        SourceError: a line has no wnid, or a wnid occurs twice.
-    """
-    words: dict[str, str] = {}
-    for line in lines:
-        wnid, _, rest = line.text.partition(" ")
-        if not WNID.fullmatch(wnid) or wnid in words:
-            why = "occurs twice" if wnid in words else "is no wnid such as n01440764"
-            raise line.error(f"{key_of(wnid)[:40]!r} {why}. Fix the line or remove the file.")
-        words[wnid] = key_of(rest.strip())
-    return words
-
-
 def parse_solution(rows: Iterable[tuple[Line, list[str]]]) -> dict[str, str]:
-    """Returns stem of each image -> wnid, from the lines of a table and the cells in them: the image, then its boxes.
-
-    Raises:
-        SourceError: a row has no wnid or different ones, or an image occurs twice.
-    """
+    """Returns stem of each image -> wnid, from the lines of a table and their cells: the image, then its boxes."""
     wnids: dict[str, str] = {}
     for line, (image, *boxes) in rows:
         if image == "ImageId":

@@ -24,17 +24,7 @@ from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.archives.members import with_parents
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
-from fastload.sources.imagenet.devkit import (
-    DEVKIT,
-    GROUND_TRUTH,
-    META,
-    SOLUTION,
-    SYNSETS,
-    TABLES,
-    TINY,
-    WNID,
-    GroundTruth,
-)
+from fastload.sources.imagenet.devkit import DEVKIT, GROUND_TRUTH, SOLUTION, SYNSETS, TABLES, TINY, WNID, GroundTruth
 from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tree import Tree, is_image, key_of
@@ -76,13 +66,10 @@ def imagenet_evidence(tree: Tree) -> list[str]:
     bases = {name.rpartition("/")[2]: name for name in tree.names if not is_image(name)}
     found = [name for base, name in bases.items() if _ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION, TINY)]
     found += [name for base, name in bases.items() if _CLASS_ARCHIVE.fullmatch(base)][:3]
-    if not found:
-        found = _class_folders(tree)
     if not found and not tree.folders:
         first = [tree.names[i] for i in tree.images()[:20].tolist()]
-        if first and all(_PREFIXED.fullmatch(name) or _NUMBERED.fullmatch(name) for name in first):
-            found = first[:3]
-    return [key_of(name) for name in found]
+        found = first[:3] if all(_PREFIXED.fullmatch(name) or _NUMBERED.fullmatch(name) for name in first) else []
+    return [key_of(name) for name in found or _class_folders(tree)]
 
 
 def _class_folders(tree: Tree) -> list[str]:
@@ -93,11 +80,12 @@ def _class_folders(tree: Tree) -> list[str]:
     others = set(leaves).difference(classes)
     for name in tree.names if others else ():
         folder, _, base = name.rpartition("/")
-        if folder in others and is_image(name) and not _NUMBERED.fullmatch(base):
-            if SPLITS.get(folder.rpartition("/")[2].lower()) != "test":
-                return []
-        elif folder in others and is_image(name) and not classes:
-            classes = [name]
+        if folder not in others or not is_image(name):
+            continue
+        if _NUMBERED.fullmatch(base):
+            classes = classes or [name]
+        elif SPLITS.get(folder.rpartition("/")[2].lower()) != "test":
+            return []
     return classes[:3]
 
 
@@ -138,7 +126,7 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if any(words.get(wnid) for wnid in classes):
         attrs["words"] = tuple(words.get(wnid, "") for wnid in classes)
     files = [(part.tree.files.take(part.rows), len(part.rows)) for part in parts]
-    samples = Samples(
+    return Samples(
         keys=keys,
         files=files[0][0] if len(files) == 1 else JoinedFiles.of(files),
         sizes=np.concatenate([part.tree.sizes[part.rows] for part in parts]),
@@ -147,7 +135,6 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         columns={"labels": Column(labels, attrs)},
         rows=np.argsort(splits.index, kind="stable"),
     )
-    return samples
 
 
 def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
@@ -251,7 +238,7 @@ def _wnids(draft: Draft, tree: Tree, keys: list[str], images: list[_NamedImage],
     unknown = flat.difference(known)
     if unknown:
         lacking = [key for key, image in zip(keys, images, strict=True) if image.stem in unknown]
-        what = f"{SOLUTION}, or ILSVRC2012_devkit_t12.tar.gz (with {META} and {GROUND_TRUTH} in it)"
+        what = f"{SOLUTION}, or ILSVRC2012_devkit_t12.tar.gz (with meta.mat and {GROUND_TRUTH} in it)"
         if known:
             what = f"a whole {next((base for base in (SOLUTION, TINY) if base in truth.at), GROUND_TRUTH)}"
         why = f"no file lists the classes of {len(lacking)} validation images: {first_few(lacking, 3)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from fastload.sources.assemble import Draft, Splits
 from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots
 from fastload.sources.listing import OnError, first_few
 from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
-from fastload.sources.tables.values import values_of
+from fastload.sources.tables.read_table import values_of
 
 OBJECTS = ("objects", "annotations")
 _BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
@@ -52,17 +51,14 @@ def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
 
 def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
     """Returns row -> why its box is wrong: infinite, partly empty, of negative size, or with swapped corners."""
-    empty = np.isnan(boxes)
+    partly = np.asarray(~np.isnan(boxes).all(axis=1) & ~np.isfinite(boxes).all(axis=1))
     sizes = boxes[:, 2:] - boxes[:, :2] if moves == "xyxy" else boxes[:, 2:]
     said = "which ends before it begins" if moves == "xyxy" else "of a negative size"
     reasons: dict[int, str] = {}
-    for wrong, why in (
-        (~empty.all(axis=1) & (empty | ~np.isfinite(boxes)).any(axis=1), ", which is not four numbers"),
-        ((sizes < 0).any(axis=1), f" ({', '.join(_NAMES[moves])}), {said}"),
-    ):
-        for row in np.flatnonzero(wrong).tolist():
-            shown = ", ".join(f"{number:g}" for number in boxes[row].tolist())
-            reasons.setdefault(row, f"has the box {shown}{why}")
+    for row in np.flatnonzero(partly | (sizes < 0).any(axis=1)).tolist():
+        shown = ", ".join(f"{number:g}" for number in boxes[row].tolist())
+        why = ", which is not four numbers" if partly[row] else f" ({', '.join(_NAMES[moves])}), {said}"
+        reasons[row] = f"has the box {shown}{why}"
     return reasons
 
 
@@ -105,10 +101,10 @@ def nested_boxes(
     draft: Draft,
     classes: tuple[str, ...] = (),
 ) -> dict[str, Column]:
-    """Returns the columns of `boxes_by_sample` from a column of objects, as Hugging Face writes them.
+    """Returns the columns of `boxes_by_sample` from a column of objects, as Hugging Face writes them; else {}.
 
     The N cells are {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...};
-    {} is returned if they hold something else. `classes` are names for the categories.
+    `classes` are names for the categories.
 
     Raises:
         SourceError: a row has not as many boxes as categories.
@@ -123,9 +119,8 @@ def nested_boxes(
                 return {}
             box = next((part[key] for key in _BOX_KEYS if key in part), None)
             label = next((part[key] for key in _LABEL_KEYS if key in part), None)
-            box = (box or []) if several else [box]
-            label = label if several else [label]
-            if not isinstance(box, list) or (label is not None and (not isinstance(label, list))):
+            box, label = (box or [], label) if several else ([box], [label])
+            if not isinstance(box, list) or not isinstance(label, (list, type(None))):
                 return {}
             if label is not None and len(label) != len(box):
                 raise SourceError(
@@ -135,12 +130,12 @@ def nested_boxes(
             owners += [i] * len(box)
             boxes += box
             labels += label or [None] * len(box)
-    array = np.zeros((0, 4), np.float32)
-    if boxes:
-        with contextlib.suppress(ValueError, TypeError):
-            array = np.array(boxes, np.float32)
-        if array.shape != (len(boxes), 4):
-            return {}
+    try:
+        array = np.array(boxes, np.float32) if boxes else np.zeros((0, 4), np.float32)
+    except (ValueError, TypeError):
+        return {}
+    if array.shape != (len(boxes), 4):
+        return {}
     draft.notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
     values, column = values_of(labels) if boxes else None, None
     if values is not None and values.kind == "int" and not values.missing.any():

@@ -27,20 +27,22 @@ class TextTable:
     values: NDArray[np.int32]  # (R, V)
     header: tuple[str, ...]  # names of the V columns; empty if the file has none
     count: int | None  # the number of rows that the first line states; None without such a line
-    lines: NDArray[np.int64]  # (R,), line number of each row, from 1
+    lines: list[int]  # line number of each row, from 1
 
-    def refuse_unless(self, good: NDArray[np.bool_], wanted: str) -> None:
-        """Refuses values for which `good`, bool (R, V), is False; `wanted` describes the allowed ones.
+    def require(self, allowed: tuple[int, ...], wanted: str) -> None:
+        """Refuses other values than those `allowed`; `wanted` describes these, and the message names the first.
 
         Raises:
-            SourceError: there are some; the message names the first, with its line.
+            SourceError: there are some.
         """
-        if good.all():
-            return
-        row, column = np.argwhere(~good)[0].tolist()
-        name = f" ({self.header[column]})" if self.header else ""
-        found = f"{self.images[row]} has the value {self.values[row, column]}{name}, expected {wanted}"
-        raise _bad_line(self.path, int(self.lines[row]), found)
+        good = np.zeros(self.values.shape, np.bool_)
+        for value in allowed:
+            good |= self.values == value
+        if not good.all():
+            row, column = np.argwhere(~good)[0].tolist()
+            name = f" ({self.header[column]})" if self.header else ""
+            found = f"{self.images[row]} has the value {self.values[row, column]}{name}, expected {wanted}"
+            raise _bad_line(self.path, self.lines[row], found)
 
     def rows_of(self, images: list[str]) -> tuple[NDArray[np.int64], list[str]]:
         """Returns the row of each image (-1 for none), and the images of the table that are not among `images`.
@@ -52,22 +54,17 @@ class TextTable:
         bare: Callable[[str], str] = str if set(self.images).intersection(images) else stem_of
         row = {bare(name): i for i, name in enumerate(self.images)}
         wanted = [bare(name) for name in images]
-        rows = np.array([row.get(name, -1) for name in wanted], np.int64)
         known = set(wanted)
-        return rows, [name for name in self.images if bare(name) not in known]
+        absent = [name for name in self.images if bare(name) not in known]
+        return np.array([row.get(name, -1) for name in wanted], np.int64), absent
 
 
 def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTable:
-    """Returns the rows of a text file.
+    """Returns the rows of a text file: its content and path, and the integers in a row.
 
     Values are separated by any number of spaces or tabs, in a .csv by commas; lines end with LF or CRLF. A line with
     the number of rows and one with the names of the columns may come first, the latter with or without a name for the
-    column of images.
-
-    Args:
-        data: content of the file.
-        path: its path.
-        num_values: integers in a row; None: as many as the header names, else as in the first row.
+    column of images. If `num_values` is None there are as many as the header names, else as in the first row.
 
     Raises:
         SourceError: a row has too few or too many values, or one that is no integer of 32 bits; an image occurs twice;
@@ -79,23 +76,23 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         return [token.strip().strip(b'"') for token in line.split(b",")] if comma else line.split()
 
     text = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-    numbers = [n for n, line in enumerate(text, 1) if line.strip()]
+    lines = [number for number, line in enumerate(text, 1) if line.strip()]
     count: int | None = None
     header: tuple[str, ...] = ()
-    start = 0
-    if numbers and len(first := split(text[numbers[0] - 1])) == 1 and first[0].isdigit():
-        count, start = int(first[0]), 1
-    if len(numbers) > start and _is_header(first := split(text[numbers[start] - 1])):
-        header, start = tuple(name.decode("utf-8", "backslashreplace") for name in first), start + 1
+    if lines and len(first := split(text[lines[0] - 1])) == 1 and first[0].isdigit():
+        count = int(first[0])
+        del lines[0]
+    if lines and _is_header(first := split(text[lines[0] - 1])):
+        header_line = lines.pop(0)
+        header = tuple(name.decode("utf-8", "backslashreplace") for name in first)
         if comma or len(header) - 1 == num_values or header[0].lower() in _IMAGE_COLUMN:
             header = header[1:]
-    lines = numbers[start:]
     if not lines:
         raise SourceError(f"{path} holds no rows. Fetch it again, or remove it to pack without it.")
     width = num_values or len(header) or max(1, len(split(text[lines[0] - 1])) - 1)
     if header and len(header) != width:
         raise SourceError(
-            f"{path}, line {numbers[start - 1]}: {len(header)} names of columns over rows of {width} values. "
+            f"{path}, line {header_line}: {len(header)} names of columns over rows of {width} values. "
             "Fetch the file again, or remove it to pack without it."
         )
     seen: dict[str, int] = {}
@@ -109,7 +106,7 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         try:
             values.extend(map(int, tokens))
         except (ValueError, OverflowError) as exc:
-            bad = text_of(next(token for token in tokens if not _is_int32(token)))
+            bad = text_of(tokens[len(values) % width])  # those before it were taken
             found = f"{text_of(name)} has the value {bad!r}, expected an integer of 32 bits"
             raise _bad_line(path, line, found) from exc
         if seen.setdefault(image, line) != line:
@@ -118,8 +115,7 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
         raise SourceError(
             f"{path}: images with more than one row ({len(twice)}): {first_few(twice)}. Remove the wrong rows."
         )
-    rows = np.frombuffer(values, np.int32).reshape(len(lines), width)
-    return TextTable(path, list(seen), rows, header, count, np.array(lines, np.int64))
+    return TextTable(path, list(seen), np.frombuffer(values, np.int32).reshape(-1, width), header, count, lines)
 
 
 def _is_header(tokens: list[bytes]) -> bool:
@@ -127,13 +123,6 @@ def _is_header(tokens: list[bytes]) -> bool:
     return not is_image(tokens[0].decode("latin-1")) and not (
         len(tokens) > 1 and all(token.removeprefix(b"-").isdigit() for token in tokens[1:])
     )
-
-
-def _is_int32(token: bytes) -> bool:
-    try:
-        return -(2**31) <= int(token) < 2**31
-    except ValueError:
-        return False
 
 
 def _bad_line(path: str, line: int, found: str) -> SourceError:

@@ -17,7 +17,7 @@ from fastload.errors import SourceError
 from fastload.format.column import Column
 from fastload.sources.assemble import Splits
 from fastload.sources.listing import SPLITS, first_few, free_name
-from fastload.sources.tables.values import Values
+from fastload.sources.tables.read_table import Values
 
 LABELS = (
     "label labels target targets class class_id classid class_idx class_index label_id category category_id classes "
@@ -38,10 +38,8 @@ _TAGS = {"|": re.compile(r"[^|]+(\|[^|]+)*"), ";": re.compile(r"[^;]+(;[^;]+)*")
 
 
 class CellTable(Protocol):
-    """Rows with named cells, as they are in a file: those of CSV, JSON lines, Parquet or Arrow.
-
-    `where` is the (first) file, for messages, `names` are the columns; `location` returns the number of a row in its
-    file, and the file, for messages; `texts` returns the cells of a column as text, "" for empty ones.
+    """Rows with named cells, as they are in files: where the first is, the columns, the file and number of a row in it
+    (for messages), and the cells of a column as text, "" for empty ones.
     """
 
     @property
@@ -169,14 +167,14 @@ def _is_free_text(values: Values) -> bool:
 
 
 def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) -> list[str]:
+    for name in frame.labels:
+        if name not in frame.columns:
+            others = f"There are {', '.join(frame.columns)}."
+            there = others if frame.columns else "All columns have another meaning already."
+            raise SourceError(f"{frame.where}: there is no column {name!r} for labels. {there}")
+        if name not in usable or usable[name].values.ndim > 1:
+            raise SourceError(f"{frame.where}: the column {name!r} can be no label: it is empty or nested.")
     if frame.labels:
-        for name in frame.labels:
-            if name not in frame.columns:
-                others = f"There are {', '.join(frame.columns)}."
-                there = others if frame.columns else "All columns have another meaning already."
-                raise SourceError(f"{frame.where}: there is no column {name!r} for labels. {there}")
-            if name not in usable or usable[name].values.ndim > 1:
-                raise SourceError(f"{frame.where}: the column {name!r} can be no label: it is empty or nested.")
         return list(frame.labels)
     plain = {plain_name(name): name for name in reversed(list(usable))}
     named = [plain[name] for name in LABELS if name in plain and usable[plain[name]].values.ndim == 1]
@@ -186,8 +184,13 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
     classes = [name for name, values in usable.items() if values.names]
     if len(classes) == 1:
         return classes
-    flat = {name: values for name, values in usable.items() if name and values.values.ndim == 1}
-    left = [name for name, values in flat.items() if not _is_free_text(values) and not _counts_rows(name, values)]
+    left = []
+    for name, values in usable.items():
+        # The index that pandas writes only numbers the rows.
+        counts = plain_name(name) in ("unnamed:_0", "index", "idx", "id", "image_id", "row") and values.kind == "int"
+        flat = bool(name) and values.values.ndim == 1
+        if flat and not _is_free_text(values) and not (counts and len(set(values.values.tolist())) == len(values)):
+            left.append(name)
     if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):
         return left
     if len(left) > 1:
@@ -195,14 +198,8 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
     return []
 
 
-def _counts_rows(name: str, values: Values) -> bool:
-    """Whether a column of one dimension only numbers the rows, as the index that pandas writes."""
-    known = plain_name(name) in ("", "unnamed:_0", "index", "idx", "id", "image_id", "row") and values.kind == "int"
-    return known and len(set(values.values.tolist())) == len(values)
-
-
 def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[dict[str, Column], dict[int, str]]:
-    names = tuple(table)
+    names, shown = tuple(table), first_few(list(table))
     infinite = {name: np.isinf(values.values) for name, values in table.items() if values.kind == "float"}
     table |= {name: replace(table[name], missing=table[name].missing | rows) for name, rows in infinite.items()}
     bad: dict[int, str] = {}
@@ -218,13 +215,13 @@ def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[d
     for name, rows in infinite.items():
         bad |= dict.fromkeys(np.flatnonzero(rows).tolist(), f"its {name} is infinite")
     labelled = np.flatnonzero(~missing)
-    if len(names) > 1 and all(values.take(labelled).is_binary() for values in table.values()):
+    if len(names) > 1 and all(values.is_binary(labelled) for values in table.values()):
         bad |= dict.fromkeys(np.flatnonzero(unlabelled).tolist(), "its labels are empty")
         vectors = np.stack([values.values == 1 for values in table.values()], axis=1).astype(np.uint8)
-        notes.append(f"Labels are the columns {first_few(list(names))}: vectors of 0 and 1.")
+        notes.append(f"Labels are the columns {shown}: vectors of 0 and 1.")
         return {"labels": Column(vectors, {"names": names})}, bad
     if len(names) > 1 and all(values.kind == "float" for values in table.values()):
-        notes.append(f"Targets are the columns {first_few(list(names))}.")
+        notes.append(f"Targets are the columns {shown}.")
         stacked = np.stack([values.values for values in table.values()], axis=1).astype(np.float32)
         return {"targets": Column(stacked, {"names": names})}, bad
     columns: dict[str, Column] = {}
@@ -250,8 +247,9 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
             return Column(np.where(given, values.values, -1).astype(np.int64)), "labels"
         notes.append(f"Targets are the column {name!r}, of floats.")
         return Column(values.values.astype(np.float32)), "targets"
-    if values.kind == "list" or (values.kind == "text" and _has_tags(values)):
-        return _tags(values, name, frame.where, notes), "labels"
+    mark = _tag_mark(values)
+    if values.kind == "list" or mark:
+        return _tags(values, mark, name, frame.where, notes), "labels"
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
         known = np.unique(values.values[given])
@@ -265,26 +263,24 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
 
 def categories(values: Values) -> Column:
     """Returns text as the index into its sorted different values, -1 for missing ones."""
-    cells = values.values.tolist()
-    classes = sorted({cell for cell, gone in zip(cells, values.missing.tolist(), strict=True) if not gone})
-    index = {cell: i for i, cell in enumerate(classes)}
-    labels = np.fromiter((index.get(cell, -1) for cell in cells), np.int64, len(cells))
-    labels[values.missing] = -1
+    given = values.values[~values.missing].tolist()
+    classes = {cell: i for i, cell in enumerate(sorted(set(given)))}
+    labels = np.full(len(values), -1, np.int64)
+    labels[~values.missing] = [classes[cell] for cell in given]
     return Column(labels, {"names": tuple(classes)})
 
 
-def _has_tags(values: Values) -> bool:
-    cells = [cell for cell in values.values.tolist() if cell]
-    return any(
-        any(mark in cell for cell in cells) and all(map(pattern.fullmatch, cells)) for mark, pattern in _TAGS.items()
-    )
+def _tag_mark(values: Values) -> str:
+    """Returns the character between the tags of cells of text that hold several; "" if they do not."""
+    cells = [cell for cell in values.values.tolist() if cell] if values.kind == "text" else []
+    marks = (mark for mark in _TAGS if any(mark in cell for cell in cells))
+    return next((mark for mark in marks if all(map(_TAGS[mark].fullmatch, cells))), "")
 
 
-def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
+def _tags(values: Values, mark: str, name: str, where: str, notes: list[str]) -> Column:
     """Returns cells of several tags ("0 3 7", "cat|dog", [0, 3]) as vectors of 0 and 1, uint8 (N, tags)."""
     cells: list[Any] = values.values.tolist()
-    if values.kind == "text":
-        mark = next(mark for mark in _TAGS if any(mark in text for text in cells))
+    if mark:
         cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in cells]
         if mark == " ":
             cells = [list(map(int, tags)) for tags in cells]
@@ -301,8 +297,7 @@ def _tags(values: Values, name: str, where: str, notes: list[str]) -> Column:
     vectors = np.zeros((len(cells), len(tags)), np.uint8)
     for row, cell in enumerate(cells):
         vectors[row, [index[tag] for tag in cell]] = 1
-    names = values.names if values.names and tags[-1] < len(values.names) else ()
-    shown = tuple(names[tag] if names else str(tag) for tag in tags)
-    said = first_few(list(shown))
-    notes.append(f"Labels are the column {name!r}, several tags a cell: vectors of 0 and 1 for {said}.")
-    return Column(vectors, {"names": shown})
+    named = bool(values.names) and tags[-1] < len(values.names)
+    shown = [values.names[tag] if named else str(tag) for tag in tags]
+    notes.append(f"Labels are the column {name!r}, several tags a cell: vectors of 0 and 1 for {first_few(shown)}.")
+    return Column(vectors, {"names": tuple(shown)})

@@ -7,8 +7,6 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -32,19 +30,15 @@ class FoundFiles(NamedTuple):
     renamed: int  # number of rows whose file has another suffix than they say
 
 
-@dataclass(eq=False)
 class ImageIndex:
     """The images of a tree by path, by name, and by name without suffix."""
 
-    tree: Tree
-    base: str = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
-    legacy: str = ""  # 8-bit encoding the table was read with, whose bytes may be those of file names
-    _paths: dict[str, int] = field(init=False)
-    _lookups: dict[bool, tuple[dict[str, int], dict[str, list[int]]]] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        names = self.tree.names
-        self._paths = {names[i]: i for i in self.tree.images().tolist()}
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.base = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
+        self.legacy = ""  # 8-bit encoding the table was read with, whose bytes may be those of file names
+        self._paths: dict[str, int] = {tree.names[i]: i for i in tree.images().tolist()}
+        self._lookups: dict[bool, tuple[dict[str, int], dict[str, list[int]]]] = {}
 
     def at(self, base: str, legacy: str = "") -> ImageIndex:
         """Returns the index of the same images for a table in another folder or encoding."""
@@ -53,16 +47,11 @@ class ImageIndex:
         return other
 
     def find(self, cells: list[str], split: list[str], *, masks: bool = False) -> FoundFiles:
-        """Returns the file of each cell.
+        """Returns the file of each of R cells ("" for none), given the split of each row ("" if unknown).
 
         A path is relative to the table's folder, else to the top of the tree. Otherwise the file counts whose path ends
         with the cell, with or without suffix; of several, the one in a folder named after the row's split, and the one
         outside of (if masks: inside) a folder of masks.
-
-        Args:
-            cells: R cells; "" for none.
-            split: split of each of the R rows; "" if unknown.
-            masks: whether masks are looked for.
 
         Raises:
             SourceError: a cell leads out of the tree.
@@ -78,9 +67,8 @@ class ImageIndex:
                 else:
                     positions[row] = found
 
-        lost = np.flatnonzero(positions < 0)
-        if len(lost) > _MANY:
-            self._find_alike(cells, split, lost, masks, positions)
+        if np.count_nonzero(positions < 0) > _MANY:
+            self._find_alike(cells, split, masks, positions)
         rows = [row for row in np.flatnonzero(positions < 0).tolist() if cells[row]]
         search(rows, [cells[row] for row in rows])
         # Rows may say 000001.jpg while the files are 000001.png. This counts only if it is so for all rows: else a
@@ -105,47 +93,39 @@ class ImageIndex:
                 stem += 1
         return whole, stem
 
-    def _find_alike(
-        self, cells: list[str], split: list[str], lost: NDArray[np.int64], masks: bool, positions: NDArray[np.int64]
-    ) -> None:
-        """Finds all cells at once that lack the same beginning and end of the path as the first cell does."""
-        if self._lookup(stems=True)[1]:
-            return  # a match might not be the only one
+    def _find_alike(self, cells: list[str], split: list[str], masks: bool, positions: NDArray[np.int64]) -> None:
+        """Finds all cells at once that lack the same beginning and end of the path as the first of them does."""
+        lost = np.flatnonzero(positions < 0).tolist()
         cell = cells[lost[0]]
-        found = self._search(cell, split[lost[0]], masks) if cell else -1
-        if isinstance(found, str) or found < 0:
-            return
-        before, middle, after = self.tree.names[found].partition(cell)
-        if not middle:
-            return
-        theirs = split_of_parts(before.split("/")[:-1])
-        rows = [row for row in lost.tolist() if cells[row] and (not theirs or split[row] in ("", theirs))]
-        positions[rows] = [self._paths.get(before + cells[row] + after, -1) for row in rows]
+        # Only if no name recurs: else a match might not be the only one.
+        found = self._search(cell, split[lost[0]], masks) if cell and not self._lookup(stems=True)[1] else -1
+        if isinstance(found, int) and found >= 0 and cell in self.tree.names[found]:
+            before, _, after = self.tree.names[found].partition(cell)
+            theirs = split_of_parts(before.split("/")[:-1])
+            rows = [row for row in lost if cells[row] and (not theirs or split[row] in ("", theirs))]
+            positions[rows] = [self._paths.get(before + cells[row] + after, -1) for row in rows]
 
     def _search(self, cell: str, split: str, masks: bool) -> int | str:
         """Returns the position of a cell's file; -1 if there is none; or why it is ambiguous or not a file."""
         if _ADDRESS.match(cell):
             return "is an address: download it first"
         path = _plain(cell)
+        how = ""
         if path.startswith("/") or _DRIVE.match(path):
-            below = self._below(path)
-            if below is None:
-                raise SourceError(
-                    f"{self.tree.path}: a table names {cell!r}, which lies outside. Give the folder that holds the "
-                    "images, or write paths relative to it."
-                )
-            return self._paths.get(below, -1)
-        for start in (self.base, ""):
+            if (below := self._below(path)) is not None:
+                return self._paths.get(below, -1)
+            how = "lies outside"
+        elif posixpath.normpath(self.base + path).startswith("../") or posixpath.normpath(self.base + path) == "..":
+            how = "leads out of the folder"
+        if how:
+            raise SourceError(
+                f"{self.tree.path}: a table names {cell!r}, which {how}. Give the folder that holds the images, or "
+                "write paths relative to it."
+            )
+        for start in (self.base,) if ".." in path else (self.base, ""):
             inside = posixpath.normpath(start + path)
-            if inside == ".." or inside.startswith("../"):
-                raise SourceError(
-                    f"{self.tree.path}: a table names {cell!r}, which leads out of the folder. Give the folder that "
-                    "holds the images, or write paths relative to it."
-                )
             if inside in self._paths:
                 return self._paths[inside]
-            if ".." in path:
-                break
         for variant in self._variants(path):
             for stems in (False, True):
                 if candidates := self._candidates(variant, stems=stems):
@@ -165,17 +145,14 @@ class ImageIndex:
             return [path, path[:-2]] if path.endswith(".0") and path[:-2].isdecimal() else [path]
         # macOS splits accents
         variants = [path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)]
-        if self.legacy:
-            variants.append(path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape"))
-        return variants
+        raw = [path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape")] if self.legacy else []
+        return variants + raw
 
     def _candidates(self, path: str, *, stems: bool) -> list[int]:
         folder, _, base = path.rpartition("/")
         one, many = self._lookup(stems=stems)
-        if base not in one:
-            return []
-        found = sorted(many.get(base) or [one[base]])
-        if not folder:
+        found = sorted(many.get(base) or [one[base]]) if base in one else []
+        if not folder or not found:
             return found
         names = self.tree.names
         return [i for i in found if f"/{names[i].rpartition('/')[0]}".endswith(f"/{folder}")]
@@ -206,10 +183,10 @@ class ImageIndex:
             candidates = [i for i in candidates if splits[i]] or candidates
         candidates = [i for i in candidates if bool(_MASK_FOLDER.search(folders[i])) == masks] or candidates
         candidates = [i for i in candidates if folders[i] == self.base.rstrip("/")] or candidates
-        if len(candidates) > 1:
-            shown = " and ".join(key_of(names[i]) for i in candidates[:3])
-            return f"may be {shown}: say which folder paths begin in with `--root`"
-        return candidates[0]
+        if len(candidates) == 1:
+            return candidates[0]
+        shown = " and ".join(key_of(names[i]) for i in candidates[:3])
+        return f"may be {shown}: say which folder paths begin in with `--root`"
 
 
 def _plain(cell: str) -> str:
@@ -230,8 +207,3 @@ def folder_splits(names: list[str]) -> list[str]:
     folders = [name.rpartition("/")[0] for name in names]
     known = {folder: split_of_parts(folder.split("/")) for folder in set(folders)}
     return [known[folder] for folder in folders]
-
-
-def common_folders(names: list[str]) -> list[tuple[str, int]]:
-    """Returns (folder, number of files) of the folders that some files lie in, fullest first."""
-    return Counter(key_of(name.rpartition("/")[0]) for name in names).most_common()

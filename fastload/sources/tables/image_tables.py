@@ -53,14 +53,12 @@ def manifest_evidence(tree: Tree) -> list[str]:
     named, usual, by_file = 0, False, False
     for i in positions:
         name = tree.names[i]
-        table = _read_head(tree, i, index.at(split_path(name)[0]))
-        if table:
-            rows, column, count = table
-            cells = list(map(str, rows.columns[rows.names.index(column)]))
+        if table := _read_head(tree, i, index.at(split_path(name)[0])):
+            column, cells, count = table
             found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
             named += count
             usual |= plain_name(column) in IMAGE_COLUMNS
-            by_file |= any(is_image(cell) for cell in cells[:_LOOKED_AT])
+            by_file |= any(map(is_image, cells[:_LOOKED_AT]))
             if _stem(name) == METADATA:
                 return found
     # A log or a list of some images may lie next to class folders.
@@ -117,18 +115,17 @@ def find_tables(
     others: list[str] = []
     for i in _table_positions(tree):
         name = tree.names[i]
+        index = index_of(split_path(name)[0])
         try:
-            table = _read(tree, i, options, index_of(split_path(name)[0]))
+            if table := _read(tree, i, options, index):
+                tables.append(table)
+            else:
+                others.append(key_of(name))
         except SourceError:
             # Only a broken table that may belong to the dataset is an error.
-            if split_of_name(name) or _stem(name) == METADATA or _read_head(tree, i, index_of(split_path(name)[0])):
+            if split_of_name(name) or _stem(name) == METADATA or _read_head(tree, i, index):
                 raise
             others.append(f"{key_of(name)} (broken)")
-            continue
-        if table:
-            tables.append(table)
-        else:
-            others.append(key_of(name))
     chosen = [table for table in tables if _stem(table.name) == METADATA]
     if not chosen:
         samples = [table for table in tables if _stem(table.name).startswith("sample_sub")]
@@ -192,13 +189,12 @@ def _read(tree: Tree, i: int, options: SourceOptions, index: ImageIndex) -> Imag
 def _with_image_column(
     rows: ParsedTable, index: ImageIndex, options: SourceOptions, count: int
 ) -> tuple[ParsedTable, str] | None:
-    """Returns the rows with a name for each column, and the column that names images; None if there is none.
-
-    `rows` may be only the first of the table, which has about `count` rows.
-    """
+    """Returns the rows (or the first of about `count`) with names of columns, and the column of images; else None."""
     if not rows.names:
         first = text_cells(column[0] for column in rows.columns)
-        if _is_header(first, index):
+        # A header names no image. A usual name counts even if there is an image called image.jpg or label.png.
+        usual = any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first)
+        if not any(map(is_image, first)) and (usual or not any(index.hits(first))):
             if twice := [name for name in first if name and first.count(name) > 1]:
                 raise SourceError(f"{rows.path}: two columns are called {twice[0]!r}. Rename one.")
             names = [name or "unnamed: 0" for name in first]
@@ -208,22 +204,10 @@ def _with_image_column(
             rows = replace(rows, names=tuple(names), notes=(*rows.notes, f"{rows.path} has no header."))
     if not rows.lines:
         return None
-    if options.image_column:
-        if options.image_column not in rows.names:
-            raise SourceError(
-                f"{rows.path}: there is no column {options.image_column!r} for images. "
-                f"There are {', '.join(rows.names)}."
-            )
-        return rows, options.image_column
-    name = _image_column(rows, index, count)
+    name = options.image_column or _image_column(rows, index, count)
+    if name and name not in rows.names:
+        raise SourceError(f"{rows.path}: there is no column {name!r} for images. There are {', '.join(rows.names)}.")
     return (rows, name) if name else None
-
-
-def _is_header(first: list[str], index: ImageIndex) -> bool:
-    """Whether a first row is a header: none of its cells names an image."""
-    # A usual name counts even if there is an image called image.jpg or label.png.
-    usual = any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first)
-    return not any(map(is_image, first)) and (usual or not any(index.hits(first)))
 
 
 def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
@@ -255,24 +239,22 @@ def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
     return min(scores)[-1] if scores else ""
 
 
-def _read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[ParsedTable, str, int] | None:
-    """Returns the first rows of a table, its column of images, and an estimate of its number of rows.
-
-    None if there is no such column, or the rows cannot be read.
-    """
+def _read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[str, list[str], int] | None:
+    """Returns the column of images of a table, its first cells, and about how many it has; None if it has none."""
     try:
         name, size = key_of(tree.names[i]), int(tree.sizes[i])
         data = tree.files.read(i) if name.lower().endswith(PARQUET) else tree.files.read_head(i, _HEAD_BYTES)
         rows = read_rows(data, name, head=len(data) < size)
         count = len(rows.lines) * size // max(1, len(data))
-        named = _with_image_column(rows, index, SourceOptions(), count)
-        if named is None:
-            return None
-        # The number of different cells if the whole table was read; else a tenth more than estimated.
-        cells = named[0].columns[named[0].names.index(named[1])]
-        return *named, len(set(map(str, cells))) if len(data) >= size else count * 11 // 10
+        found = _with_image_column(rows, index, SourceOptions(), count)
     except (SourceError, ImageError):
         return None
+    if found is None:
+        return None
+    rows, column = found
+    cells = list(map(str, rows.columns[rows.names.index(column)]))
+    # The number of different cells if the whole table was read; else a tenth more than estimated.
+    return column, cells, len(set(cells)) if len(data) >= size else count * 11 // 10
 
 
 def _stem(name: str) -> str:

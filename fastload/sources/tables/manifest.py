@@ -10,6 +10,7 @@ names of folders are not labels.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +24,10 @@ from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import OBJECTS, box_columns, columns_with_boxes, nested_boxes, spread_boxes
 from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
-from fastload.sources.tables.image_index import ImageIndex, common_folders, folder_splits
-from fastload.sources.tables.image_tables import ImageTable, find_tables, manifest_evidence, text_cells
-from fastload.sources.tables.values import Values, values_of
+from fastload.sources.tables.image_index import ImageIndex, folder_splits
+from fastload.sources.tables.image_tables import ImageTable, find_tables, text_cells
+from fastload.sources.tables.read_table import Values, values_of
 from fastload.sources.tree import Tree, key_of
-
-__all__ = ["list_manifest", "manifest_evidence"]
 
 
 def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -49,20 +48,15 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     table = {name: values_of(cells) for name, cells in rows.cells.items()}
     masks = _find_masks(draft, rows, index, sample, table, options)
     splits = Splits.of([rows.split[row] for row in first.tolist()])
-    nested = {}
-    if sample is None and (objects := next((name for name in OBJECTS if name in table), "")):
-        nested = nested_boxes(objects, rows.cells[objects], rows.location, draft)
-        if nested:
-            del table[objects]
+    objects = next((name for name in OBJECTS if name in table and sample is None), "")
+    nested = nested_boxes(objects, rows.cells[objects], rows.location, draft) if objects else {}
+    if nested:
+        del table[objects]
     frame = Frame(table, draft.where, splits, options.labels, rows.location, sample)
     columns, lost, notes = columns_with_boxes(frame, draft.on_error)
     draft.notes += notes
-    rows.leave_out(
-        draft,
-        {int(first[at]): why for at, why in lost.items()},
-        "rows without a label",
-        "Fill them in, or leave those images out",
-    )
+    unlabelled = {int(first[at]): why for at, why in lost.items()}
+    rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
     used = np.union1d(named, masks.positions if masks else [])
     unused = [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]
     draft.note("Images that no row names were left alone", unused)
@@ -83,12 +77,10 @@ class _Rows:
 
     @property
     def where(self) -> str:
-        """The first table, for messages."""
         return self.tables[0].rows.path
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns other than that of the images."""
         return list(self.cells)
 
     def location(self, row: int) -> str:
@@ -114,16 +106,13 @@ class _Rows:
         if not left_out:
             return self
         kept = np.delete(np.arange(len(self.lines)), list(left_out))
-        some = kept.tolist()
-        return replace(
-            self,
-            table=self.table[kept],
-            images=[self.images[row] for row in some],
-            cells={name: [column[row] for row in some] for name, column in self.cells.items()},
-            lines=[self.lines[row] for row in some],
-            split=[self.split[row] for row in some],
-            positions=self.positions[kept],
-        )
+
+        def some(column: list[Any]) -> list[Any]:
+            return [column[row] for row in kept.tolist()]
+
+        cells = {name: some(column) for name, column in self.cells.items()}
+        images, lines, split = some(self.images), some(self.lines), some(self.split)
+        return _Rows(self.tables, self.table[kept], images, cells, lines, split, self.positions[kept])
 
 
 def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Rows, ImageIndex]:
@@ -144,31 +133,36 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Row
         named += text_cells(columns.pop(table.image))
         for name in cells:
             cells[name] += columns.get(name) or [None] * len(table.rows.lines)
-    rows = _Rows(
-        tables=tables,
-        table=np.repeat(np.arange(len(tables)), [len(table.rows.lines) for table in tables]),
-        images=named,
-        cells=cells,
-        lines=[line for table in tables for line in table.rows.lines],
-        split=[""] * len(named),
-        positions=np.full(len(named), -1, np.int64),
-    )
-    return rows, index
+    whose = np.repeat(np.arange(len(tables)), [len(table.rows.lines) for table in tables])
+    lines = [line for table in tables for line in table.rows.lines]
+    return _Rows(tables, whose, named, cells, lines, [""] * len(named), np.full(len(named), -1, np.int64)), index
 
 
 def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOptions) -> _Rows:
-    """Returns the rows that have an image, without the column of splits; others are left out.
-
-    Splits are found by a column, else by the names of the tables, else by the folders of all images.
-    """
+    """Returns the rows that have an image. Splits are by a column, else by table, else by the folders of all images."""
     split, split_column = splits_by_column(rows, options.split_column, SPLIT_COLUMNS, draft.notes)
     if not split:
         split = [rows.tables[i].split for i in rows.table.tolist()]
         if said := [f"{table.split} ({key_of(table.name)})" for table in rows.tables if table.split]:
             draft.notes.append(f"Splits by table: {', '.join(said)}.")
-    positions, bad = _positions(draft, rows, index, split)
+    broken = dict(index.tree.broken)
+    broken |= {name.rpartition("/")[2]: reason for name, reason in index.tree.broken}
+    positions: list[int] = []
+    bad: dict[int, str] = {}
+    for table in rows.tables:
+        start = len(positions)
+        these = slice(start, start + len(table.rows.lines))
+        files = index.at(table.base, table.rows.legacy).find(rows.images[these], split[these])
+        positions += files.positions.tolist()
+        for k in np.flatnonzero(files.positions < 0).tolist():
+            name = rows.images[start + k]
+            reason = files.reasons.get(k) or broken.get(name) or broken.get(table.base + name)
+            bad[start + k] = reason or ("there is no such image" if name else "names no image")
+        if files.renamed:
+            whose = key_of(table.name)
+            draft.notes.append(f"Rows of {whose} name another suffix than the files have ({files.renamed}).")
     cells = {name: cells for name, cells in rows.cells.items() if name != split_column}
-    rows = replace(rows, cells=cells, split=split, positions=positions)
+    rows = replace(rows, cells=cells, split=split, positions=np.array(positions, np.int64))
     rows.leave_out(draft, bad, "rows without their image", "Put the images back, or leave those rows out")
     if len(bad) == len(split):
         raise SourceError(
@@ -176,7 +170,8 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
         )
     rows = rows.without(bad)
     names = [index.tree.names[i] for i in rows.positions.tolist()]
-    shown = first_few([f"{folder or 'the top'} ({count})" for folder, count in common_folders(names)], 4)
+    folders = Counter(key_of(name.rpartition("/")[0]) for name in names).most_common()
+    shown = first_few([f"{folder or 'the top'} ({count})" for folder, count in folders], 4)
     draft.notes.append(f"Images that rows name lie in {shown}. Names of folders are not labels here.")
     if any(rows.split) or not all(found := folder_splits(names)):
         return rows
@@ -184,37 +179,10 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
     return replace(rows, split=found)
 
 
-def _positions(
-    draft: Draft, rows: _Rows, index: ImageIndex, split: list[str]
-) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """Returns the position of each row's image in the tree (-1 for none), and row -> why it has none."""
-    names = rows.images
-    broken = dict(index.tree.broken)
-    broken |= {name.rpartition("/")[2]: reason for name, reason in index.tree.broken}
-    positions = np.full(len(names), -1, np.int64)
-    bad: dict[int, str] = {}
-    for i, table in enumerate(rows.tables):
-        these = np.flatnonzero(rows.table == i)
-        here = index.at(table.base, table.rows.legacy)
-        found = here.find([names[row] for row in these.tolist()], [split[row] for row in these.tolist()])
-        positions[these] = found.positions
-        for k in np.flatnonzero(found.positions < 0).tolist():
-            row = int(these[k])
-            reason = found.reasons.get(k) or broken.get(names[row]) or broken.get(table.base + names[row])
-            bad[row] = reason or ("there is no such image" if names[row] else "names no image")
-        if found.renamed:
-            whose = key_of(table.name)
-            draft.notes.append(f"Rows of {whose} name another suffix than the files have ({found.renamed}).")
-    return positions, bad
-
-
 def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | None]:
     """Returns the rows, boxes in one cell spread to four columns, and the sample of each; None if each row is one.
 
     Several rows of an image are its boxes if there are columns of boxes, else an error (unless skipped).
-
-    Raises:
-        SourceError: rows of an image are in two splits.
     """
     cells, spread = spread_boxes(rows.cells)
     if spread:
@@ -228,8 +196,10 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
     if not box_columns(cells)[1]:
         by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
         several = [by_image[k].tolist() for k in np.flatnonzero(counts > 1).tolist()]
-        said = [f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}" for these in several]
-        twice = [(rows.key(these[0]), why) for these, why in zip(several, said, strict=True)]
+        twice = [
+            (rows.key(these[0]), f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}")
+            for these in several
+        ]
         fix = "Remove the wrong rows, or leave those images out"
         draft.leave_out_all(twice, "images with more than one row", fix)
         return rows.without([row for these in several for row in these]), None
@@ -252,11 +222,7 @@ def _find_masks(
     table: dict[str, Values],
     options: SourceOptions,
 ) -> MaskFiles | None:
-    """Returns the masks of samples that a column names; removes the column from the table.
-
-    Raises:
-        SourceError: a mask has no file, or rows of one image name different masks.
-    """
+    """Returns the masks of samples that a column names; removes the column from the table."""
     notes = draft.notes
     plain = {plain_name(name): name for name in table}
     name = next((plain[known] for known in MASK_COLUMNS if known in plain), "")
@@ -266,7 +232,7 @@ def _find_masks(
     if table[name].kind == "int" and len(set(cells)) < len(cells):
         return None  # for example 0 and 1 for whether there is a mask
     base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
-    if sum(base.hits(cells[:50])) == 0:
+    if not any(base.hits(cells[:50])):
         return None  # for example run lengths
     del table[name]
     if options.masks == "none":

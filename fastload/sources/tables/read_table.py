@@ -1,4 +1,4 @@
-"""Reads tables into cells: delimited text, JSON lines and Parquet. Text is decoded and split, not interpreted."""
+"""Reads tables (delimited text, JSON lines, Parquet) into cells, and the cells of a column into values of one type."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import csv
 import io
 import itertools
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
 
@@ -17,9 +22,13 @@ DELIMITED = (".csv", ".tsv", ".txt")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 
-_BLOCK_ROWS = 4096
 _HEAD_ROWS = 50  # rows by which the delimiter is found
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"  # little endian, big endian
+
+Kind = Literal["int", "float", "text", "list", "other"]
+
+_EMPTY = {"", "nan"}  # in any column; "none" and "NA" may well be classes
+_NO_NUMBER = _EMPTY | {"na", "n/a", "null", "none", "-"}  # in a column that is otherwise numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +55,15 @@ def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
     """
     if path.lower().endswith(PARQUET):
         return _parquet(data, path)
-    if head:
-        data = _whole_lines(data)
+    if head and data[:2] in _UTF16_MARKS:
+        at = data.rfind(b"\n\0" if data[:2] == _UTF16_MARKS[0] else b"\0\n")
+        data = data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
+    elif head:
+        data = data[: data.rfind(b"\n") + 1] or data
     text, legacy, notes = _decode(data, path)
     if path.lower().endswith(JSON_LINES):
         return _json_lines(text, path, legacy, notes)
     return _delimited(text, path, legacy, notes, head)
-
-
-def _whole_lines(data: bytes) -> bytes:
-    mark = data[:2]
-    if mark not in _UTF16_MARKS:
-        return data[: data.rfind(b"\n") + 1] or data
-    at = data.rfind(b"\n\0" if mark == _UTF16_MARKS[0] else b"\0\n")
-    return data[: at + 2] if at > 0 else data[: len(data) // 2 * 2]
 
 
 def _decode(data: bytes, path: str) -> tuple[str, str, list[str]]:
@@ -97,56 +101,33 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
     delimiter = hint[-1] if first else _delimiter(lines, path)
     stream.seek(len(lines[0]) if first else 0)
     reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
-    begins: list[int] = []  # number of lines before each row, and before the next
-    # Without quotes each row is one line, which needs no counting.
-    rows = _counted(reader, begins) if '"' in text else reader
-    columns: list[list[Any]] = []
+    width = 0
+    cells: list[Any] = []  # of all rows
     numbers: list[int] = []
-    done = 0
-    while True:
-        try:
-            block = list(itertools.islice(rows, _BLOCK_ROWS))
-        except csv.Error as exc:
-            if head and columns:
-                break  # the end of data lies in a quoted cell
-            line = first + (begins[-1] if begins else reader.line_num - 1) + 1
+    begin = first + 1  # the line on which the next row begins
+    try:
+        for row in reader:
+            line, begin = begin, first + reader.line_num + 1
+            if delimiter == " ":
+                row = [cell for cell in row if cell]  # any number of spaces
+            if not row or (len(row) == 1 and not row[0].strip()):
+                continue
+            width = width or len(row)
+            if len(row) != width:
+                raise SourceError(
+                    f"{path}, line {line}: {len(row)} cells, but the first row has {width} (separator "
+                    f"{delimiter!r}). Fix the line; a cell that holds the separator must stand in quotes."
+                )
+            cells += row
+            numbers.append(line)
+    except csv.Error as exc:
+        if not (head and cells):  # else the end of data lies in a quoted cell
             raise SourceError(
-                f"{path}, line {line}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
+                f"{path}, line {begin}: {exc}. Is a quote not closed, or within a quoted cell not doubled?"
             ) from exc
-        if not block:
-            break
-        before = begins[done : done + len(block)] if begins else range(done, done + len(block))
-        lines_here = [first + n + 1 for n in before]
-        done += len(block)
-        if delimiter == " ":
-            block = [[cell for cell in row if cell] for row in block]  # any number of spaces
-        if min(map(len, block)) < 2:
-            good = [bool(row) and (len(row) > 1 or bool(row[0].strip())) for row in block]  # not an empty line
-            lines_here = list(itertools.compress(lines_here, good))
-            block = list(itertools.compress(block, good))
-        if not block:
-            continue
-        width = len(columns or block[0])
-        if set(map(len, block)) != {width}:
-            row, line = next((row, n) for row, n in zip(block, lines_here, strict=True) if len(row) != width)
-            raise SourceError(
-                f"{path}, line {line}: {len(row)} cells, but the first row has {width} (separator {delimiter!r}). "
-                "Fix the line; a cell that holds the separator must stand in quotes."
-            )
-        columns = columns or [[] for _ in range(width)]
-        for column, cells in zip(columns, zip(*block, strict=True), strict=True):
-            column.extend(cells)
-        numbers += lines_here
-    if not columns:
+    if not cells:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
-    return ParsedTable(path, (), columns, numbers, tuple(notes), legacy)
-
-
-def _counted(reader: Any, begins: list[int]) -> Iterator[list[str]]:
-    begins.append(0)
-    for row in reader:
-        begins.append(reader.line_num)
-        yield row
+    return ParsedTable(path, (), [cells[at::width] for at in range(width)], numbers, tuple(notes), legacy)
 
 
 def _delimiter(lines: list[str], path: str) -> str:
@@ -211,3 +192,114 @@ def _parquet(data: bytes, path: str) -> ParsedTable:
         why = "has two columns of one name" if table.num_rows else "holds no rows"
         raise SourceError(f"{path} {why}. Fetch it again, or give the folder of images without it.")
     return ParsedTable(path, names, columns, list(range(1, table.num_rows + 1)))
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """One column of R cells."""
+
+    kind: Kind  # of all cells that are not missing; "other" for what a packed file cannot hold (nested objects, dates)
+    # (R,) of int64, float64, str objects or list objects; lists of numbers of one length are (R, ...) of any numeric
+    # dtype. Missing cells are 0, NaN, "" or [].
+    values: NDArray[Any]
+    missing: NDArray[np.bool_]  # (R,), True for cells without a value
+    names: tuple[str, ...] = ()  # of the classes that integers stand for, if the table itself has them
+
+    def __len__(self) -> int:
+        return len(self.missing)
+
+    def texts(self) -> list[str]:
+        """Returns every cell as text; "" for missing ones."""
+        return ["" if gone else str(value) for value, gone in zip(self.values.tolist(), self.missing, strict=True)]
+
+    def is_binary(self, rows: NDArray[np.int64] | slice = slice(None)) -> bool:
+        """Whether no cell (of some rows) is missing and all are 0 or 1, or all are -1 or 1."""
+        values = self.values[rows]
+        if self.kind != "int" or values.ndim > 1 or bool(self.missing[rows].any()) or self.names:
+            return False
+        return bool(np.isin(values, (-1 if values.min(initial=0) < 0 else 0, 1)).all())
+
+
+def values_of(cells: Sequence[Any]) -> Values:
+    """Returns the values of a column of JSON values, or of text as in CSV. None is missing.
+
+    Text becomes numbers if all cells can be read as such; "1_000", which Python would read, stays text.
+    """
+    every = set(map(type, cells))
+    kinds = every - {type(None)}
+    if kinds == {str}:
+        if every == kinds:
+            with suppress(ValueError, OverflowError):
+                found = np.array(list(map(int, cells)), np.int64)
+                if not any("_" in cell for cell in cells):
+                    return Values("int", found, np.zeros(len(cells), np.bool_))
+        return _numbers_or_text(cells)
+    if kinds <= {bool, int}:
+        return _integers(cells)
+    if kinds <= {bool, int, float}:
+        missing = np.fromiter((cell is None or math.isnan(cell) for cell in cells), np.bool_, len(cells))
+        return Values("float", np.array([math.nan if cell is None else cell for cell in cells], np.float64), missing)
+    if kinds == {list}:
+        return _lists(cells)
+    if kinds & {list, dict}:
+        return other(len(cells))
+    return _numbers_or_text([None if cell is None else str(cell) for cell in cells])
+
+
+def other(rows: int) -> Values:
+    """Returns the values of a column that cannot be packed."""
+    return Values("other", np.zeros(rows, np.int64), np.zeros(rows, np.bool_))
+
+
+def nothing(rows: int) -> Values:
+    """Returns the values of a column whose cells are all missing."""
+    return Values("int", np.zeros(rows, np.int64), np.ones(rows, np.bool_))
+
+
+def _integers(cells: Sequence[Any]) -> Values:
+    missing = np.fromiter((cell is None for cell in cells), np.bool_, len(cells))
+    try:
+        return Values("int", np.array([0 if cell is None else int(cell) for cell in cells], np.int64), missing)
+    except OverflowError:  # integers beyond 64 bits are ids
+        return _text(["" if cell is None else str(cell) for cell in cells], missing)
+
+
+def _numbers_or_text(cells: Sequence[str | None]) -> Values:
+    plain = ["" if cell is None else cell.strip() for cell in cells]
+    low = [cell.lower() for cell in plain]
+    empty = np.fromiter((cell in _EMPTY for cell in low), np.bool_, len(cells))
+    if empty.all():
+        return nothing(len(cells))
+    if set(low) <= {"true", "false"}:
+        return _integers([cell == "true" for cell in low])
+    missing = np.fromiter((cell in _NO_NUMBER for cell in low), np.bool_, len(cells))
+    given = [cell for cell, gone in zip(plain, missing.tolist(), strict=True) if not gone]
+    if not given or any("_" in cell for cell in given):
+        return _text(plain, empty)
+    for cast, dtype, fill in ((int, np.int64, 0), (float, np.float64, math.nan)):
+        values = np.full(len(cells), fill, dtype)
+        try:
+            values[~missing] = list(map(cast, given))
+        except (ValueError, OverflowError):
+            continue
+        return Values("int" if cast is int else "float", values, missing)
+    return _text(plain, empty)
+
+
+def _text(cells: list[str], missing: NDArray[np.bool_]) -> Values:
+    values = np.empty(len(cells), object)
+    values[:] = cells
+    values[missing] = ""
+    return Values("text", values, missing)
+
+
+def _lists(cells: Sequence[Any]) -> Values:
+    missing = np.fromiter((cell is None for cell in cells), np.bool_, len(cells))
+    with suppress(ValueError, OverflowError):  # of different lengths, or with None among them
+        array = np.array(cells)
+        if array.ndim > 1 and array.size and array.dtype.kind in "iufb":
+            return Values("list", array.astype(np.uint8) if array.dtype.kind == "b" else array, missing)
+    values = np.empty(len(cells), object)
+    for i, cell in enumerate(cells):
+        values[i] = [] if cell is None else cell
+    return Values("list", values, missing)

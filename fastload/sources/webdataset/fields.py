@@ -20,7 +20,7 @@ from fastload.sources.assemble import Draft
 from fastload.sources.box_forms import BOXES, POINTS
 from fastload.sources.listing import first_few, free_name
 from fastload.sources.tables.frame import categories
-from fastload.sources.tables.values import Values
+from fastload.sources.tables.read_table import Values
 from fastload.sources.tree import key_of
 from fastload.sources.webdataset.samples import GroupedSamples, is_picture
 
@@ -97,12 +97,11 @@ def _read_field(field: str, grouped: GroupedSamples) -> list[Any]:
 
 def _integer(data: bytes) -> int:
     try:
-        value = int(data.decode("ascii"))
+        return int(np.int64(int(data.decode("ascii"))))
     except ValueError:
         raise ValueError(f"{data[:40]!r}, not an integer as text") from None
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value}, which does not fit 64 bits")
-    return value
+    except OverflowError:
+        raise ValueError(f"{data[:40]!r}, which does not fit 64 bits") from None
 
 
 def _json(data: bytes) -> dict[str, Any]:
@@ -144,42 +143,42 @@ def _json_columns(
 
     The label may also be text. Samples without a usable label become unusable.
     """
-    label = ""
+    label = None
     if labels or not any(name in columns for name in _LABELS):
         label = _json_label(grouped, field, values, labels or _LABELS)
-    cells = [None if i in grouped.unusable else value for i, value in enumerate(values)]
-    there = [value for value in cells if value is not None]
+    usable = np.array([i not in grouped.unusable for i in range(len(values))])
+    there = [value for i, value in enumerate(values) if usable[i]]
     found, unused = {}, []
     for name in dict.fromkeys(name for value in there for name in value):
-        kinds = {type(value.get(name)) for value in there}
-        if name == label and label and kinds == {str}:
-            texts = np.array(["" if value is None else value[name] for value in cells], object)
-            missing = np.array([value is None for value in cells])
-            found[_column_of(field, name)] = categories(Values("text", texts, missing))
+        cells = [value.get(name) for value in there]
+        kinds = set(map(type, cells))
+        if name == label and kinds == {str}:
+            texts = np.full(len(values), "", object)
+            texts[usable] = cells
+            found[_column_of(field, name)] = categories(Values("text", texts, ~usable))
             continue
         if kinds <= {bool}:
             dtype: type[np.generic] = np.uint8
-        elif kinds <= {int} and all(-(2**63) <= value[name] < 2**63 for value in there):
+        elif kinds <= {int}:
             dtype = np.int64
         elif float in kinds and kinds <= {int, float, type(None)}:
             dtype = np.float64
         else:
             unused.append(f"{name} ({', '.join(sorted(kind.__name__ for kind in kinds))})")
             continue
-        numbers = [0 if value is None else value.get(name, math.nan) for value in cells]
+        made = np.zeros(len(values), dtype)
         try:
-            made = np.array([math.nan if number is None else number for number in numbers], dtype)
-        except (OverflowError, ValueError):
+            made[usable] = [math.nan if cell is None else cell for cell in cells]
+            found[_column_of(field, name)] = Column(made)
+        except OverflowError:
             unused.append(f"{name} (numbers too large)")
-            continue
-        found[_column_of(field, name)] = Column(made)
     if unused:
         draft.notes.append(f"Not packed of {field!r}, as not numbers in every sample: {first_few(unused, 12)}.")
     return found
 
 
-def _json_label(grouped: GroupedSamples, field: str, values: list[Any], known: Sequence[str]) -> str:
-    """Returns the name in the json that is the label, "" for none; samples without a usable one become unusable."""
+def _json_label(grouped: GroupedSamples, field: str, values: list[Any], known: Sequence[str]) -> str | None:
+    """Returns the name in the json that is the label, None if none is; samples without a usable one become unusable."""
     there = {i: value for i, value in enumerate(values) if i not in grouped.unusable}
     names = {name for value in there.values() for name in value}
     kinds: dict[str, Counter[str]] = {}
@@ -188,7 +187,7 @@ def _json_label(grouped: GroupedSamples, field: str, values: list[Any], known: S
         if 2 * (kinds[name]["number"] + kinds[name]["text"]) < len(values):
             del kinds[name]
     if not kinds:
-        return ""
+        return None
     # If there is a text `class` and a number `label`, the number is the label.
     label = next((name for name in kinds if kinds[name]["number"] >= kinds[name]["text"]), next(iter(kinds)))
     kind = max(("number", "text"), key=lambda kind: kinds[label][kind])
@@ -227,11 +226,7 @@ def _name(field: str) -> str:
 
 
 def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ...]) -> dict[str, Column]:
-    """Returns the columns with the labels renamed to `labels`, which come first.
-
-    Raises:
-        OptionError: a column named by the user does not exist, or holds no integers.
-    """
+    """Returns the columns with the labels renamed to `labels`, which come first."""
     if lacking := [name for name in labels if name not in columns]:
         raise OptionError(
             f"{draft.where}: there is no column {', '.join(lacking)} for --labels; there are "
@@ -242,10 +237,10 @@ def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ..
     if len(chosen) != 1:
         return columns
     label = columns.pop(chosen[0])
-    values = label.values
-    if values.dtype.kind not in "iu" or values.ndim != 1:
+    if label.values.dtype.kind not in "iu" or label.values.ndim != 1:
+        held = f"{label.values.dtype} {label.values.shape[1:] or 'numbers'}"
         raise OptionError(
-            f"{draft.where}: the column {chosen[0]!r} holds {values.dtype} {values.shape[1:] or 'numbers'}; labels are "
-            "integers, one a sample. Name another with `--labels`."
+            f"{draft.where}: the column {chosen[0]!r} holds {held}; labels are integers, one a sample. Name another "
+            "with `--labels`."
         )
-    return {"labels": replace(label, values=values.astype(np.int64)), **columns}
+    return {"labels": replace(label, values=label.values.astype(np.int64)), **columns}

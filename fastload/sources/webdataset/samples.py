@@ -63,46 +63,36 @@ def is_mask(field: str) -> bool:
 
 
 def _open_shards(draft: Draft, tree: Tree) -> list[tuple[str, Tree]]:
-    """Returns the shard given, or all shards in a folder, by the prefix of their members' names.
-
-    Raises:
-        SourceError: there is none, or one is damaged or holds unreadable images (these unless skipped).
-    """
+    """Returns the shard given, or all shards in a folder, by the prefix of their members' names."""
     from fastload.sources.archives.archive import list_archive
 
     shards = [("", tree)]
     if not tree.archive:
-        found = [name for name in tree.names if name.lower().endswith(".tar")]
-        if not found:
+        positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(".tar")]
+        if not positions:
             packed = [name for name in tree.names if name.lower().endswith((".tar.gz", ".tgz"))]
             fix = f"Unpack them first (`gunzip {key_of(packed[0])}`)." if packed else "Is it the right folder?"
             raise SourceError(f"{tree.path} holds no shard: no .tar. {fix}")
-        others = tree.others(i for i, name in enumerate(tree.names) if name.lower().endswith(".tar"))
-        draft.note("Ignored other files", others)
+        draft.note("Ignored other files", tree.others(positions))
+        found = [tree.names[i] for i in positions]
         # By number, so that 9 precedes 10 even without leading zeros.
         found.sort(key=lambda name: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)])
         shards = [(f"{name}/", list_archive(tree.path / Path(name))) for name in found]
     for prefix, shard in shards:
         draft.leave_out_broken(shard, key_of(prefix))
     draft.trees += [shard for _, shard in shards]
-    lacking = _missing_shards([prefix for prefix, _ in shards])
+    there: dict[tuple[str, int, str], set[int]] = {}
+    for prefix, _ in shards:
+        if match := re.fullmatch(r"(.*?)(\d+)(\D*)", prefix, re.DOTALL):
+            before, digits, after = match.groups()
+            there.setdefault((before, len(digits), after), set()).add(int(digits))
+    lacking: list[str] = []  # between the first and the last number
+    for (before, width, after), numbers in there.items():
+        if min(numbers) <= 1 and max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
+            gaps = sorted(set(range(1, max(numbers))) - numbers)
+            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps]
     draft.note("Shards are missing by the numbers of the others", lacking)
     return shards
-
-
-def _missing_shards(shards: list[str]) -> list[str]:
-    """Returns the names of shards that are missing between the first and the last number."""
-    there: dict[tuple[str, int, str], set[int]] = {}
-    for shard in shards:
-        if found := re.fullmatch(r"(.*?)(\d+)(\D*)", shard, re.DOTALL):
-            before, number, after = found.groups()
-            there.setdefault((before, len(number), after), set()).add(int(number))
-    lacking: list[str] = []
-    for (before, width, after), numbers in there.items():
-        if max(numbers) < 10 * len(numbers) + 10:  # else the numbers are dates or the like
-            gaps = sorted(set(range(max(numbers))) - numbers) if min(numbers) <= 1 else []
-            lacking += [key_of(f"{before}{number:0{width}d}{after.rstrip('/')}") for number in gaps if number]
-    return lacking
 
 
 def group_samples(draft: Draft, tree: Tree) -> GroupedSamples:
@@ -164,13 +154,13 @@ def choose_images(draft: Draft, grouped: GroupedSamples, wanted: str) -> NDArray
     """
     samples, counts = grouped.samples, grouped.counts
     pictures = [field for field in counts if is_picture(field) and not is_mask(field)]
-    if not wanted:
-        _leave_out_dotted(grouped)
-    elif wanted.lower() in counts:
+    if wanted:
+        if wanted.lower() not in counts:
+            there = first_few(sorted(counts))
+            raise OptionError(f"{draft.where}: no sample has the field --image-column {wanted!r}; there are {there}.")
         pictures = [wanted.lower()]
     else:
-        there = first_few(sorted(counts))
-        raise OptionError(f"{draft.where}: no sample has the field --image-column {wanted!r}; there are {there}.")
+        _leave_out_dotted(grouped)
     images = np.full(len(samples), -1, np.int64)
     passed: Counter[str] = Counter()
     for i, sample in enumerate(samples):

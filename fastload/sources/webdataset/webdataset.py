@@ -140,13 +140,10 @@ def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:
 
 def _splits(draft: Draft, tree: Tree, shards: list[str], samples: list[Sample]) -> Splits:
     """Returns the split of each sample, by names of shards and folders: train-000000.tar, val/000000.tar."""
-    split_of_shard = [_split_of(shard or tree.path.name) for shard in shards]
+    words = [re.findall("[a-z]+", (shard or tree.path.name).lower()) for shard in shards]
+    split_of_shard = [next((SPLITS[word] for word in those if word in SPLITS), "") for those in words]
     if all(split_of_shard):
         return Splits.of([split_of_shard[sample.shard] for sample in samples])
     if any(split_of_shard):
         draft.notes.append("Not every shard names its split: all are one split, `all`.")
     return Splits.one(len(samples))
-
-
-def _split_of(shard: str) -> str:
-    return next((SPLITS[word] for word in re.findall("[a-z]+", shard.lower()) if word in SPLITS), "")

@@ -71,11 +71,8 @@ class OutputPool:
 
     def _buffer(self, num_bytes: int) -> NDArray[np.uint8] | None:
         with self._lock:
-            while True:
-                try:
-                    buffer = self._free.get_nowait()
-                except queue.Empty:
-                    break
+            while not self._free.empty():  # nobody else takes any out
+                buffer = self._free.get_nowait()
                 if num_bytes <= buffer.nbytes <= 2 * num_bytes:
                     return buffer
                 self._kept -= 1  # of another batch size: given back to the system

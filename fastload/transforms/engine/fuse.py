@@ -100,19 +100,24 @@ def _grown(current: FusedPass, index: int, transform: Any, spec: ImageSpec | Non
 
 
 def run_pass(
-    part: FusedPass, images: Images, spec: ImageSpec, draws: Draws, output: torch.Tensor | None = None
+    part: FusedPass,
+    images: Images,
+    placement: Placement,
+    spec: ImageSpec,
+    draws: Draws,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the images after a pass, (B, C, h, w) in channels_last memory; each draws from the stream of its index.
 
     Args:
         part: the pass.
         images: uint8 (B, C, H, W), or rows that are not gathered yet; not written to.
+        placement: `part.placement(spec, draws)`.
         spec: of the images.
         draws: for the batch's samples.
         output: on the CPU, memory for the result, in its shape, dtype and memory order.
     """
     device = images.samples.device if isinstance(images, ImageRows) else images.device
-    placement = part.placement(spec, draws)
     if device.type != "cpu" and spec.channels in gpu.CHANNELS and gpu.kernel_runs(device):
         images = images if _readable(images) else gathered(images)
         return _by_kernel(part, images, placement, spec, draws, device)

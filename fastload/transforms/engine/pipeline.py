@@ -138,13 +138,12 @@ def apply_transforms(
     parts = passes_of(transforms[done:], spec, first=done)
     for number, part in enumerate(parts):
         if isinstance(part, FusedPass):
+            placement = part.placement(spec, draws)
             if part.moves and "masks" in others:
-                others["masks"] = place_masks(others["masks"], part.placement(spec, draws), ignore_index, _mask_pool)
-            shown = spec
-            for index, transform in part.moves:
-                _move_coordinates(transform, moved, shown, draws.stream(index))
-                shown = transform.output(shown)
-            images = run_pass(part, images, spec, draws, output if number == len(parts) - 1 else None)
+                others["masks"] = place_masks(others["masks"], placement, ignore_index, _mask_pool)
+            if part.moves:
+                moved = placement.move(moved)
+            images = run_pass(part, images, placement, spec, draws, output if number == len(parts) - 1 else None)
         else:
             index, transform = part
             images = gathered(images)
@@ -157,24 +156,23 @@ def apply_transforms(
                     assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that move no masks"
                     others["masks"] = transform.apply_masks(others["masks"], draws.stream(index), ignore_index)
                 if transform.geometric:
-                    _move_coordinates(transform, moved, spec, draws.stream(index))
+                    for name, values in moved.items():
+                        moved[name] = _moved(transform, values, spec, draws.stream(index))
                 images = transform.apply(images, draws.stream(index))
             else:
                 followers = [name for name in others if name == "masks" or name in moved]
                 images = _called(transform, index, images, followers, kept=kept and images is fields["images"])
-        spec = ImageSpec.of(images)
+        spec = ImageSpec.of(gathered(images))
     images = gathered(images)
     if moved:
         others |= as_handed_over(moved, others, coordinates or {}, (spec.height, spec.width))
     return {name: images if name == "images" else others[name] for name in fields}
 
 
-def _move_coordinates(transform: Transform, moved: dict[str, torch.Tensor], spec: ImageSpec, draws: Draws) -> None:
-    """Moves boxes and points of images of a spec as the transform moves those."""
-    for name, values in moved.items():
-        assert isinstance(transform, MovesCoordinates), "check_pipeline refuses those that cannot move coordinates"
-        move = transform.move_points if values.shape[-1] == 2 else transform.move_boxes
-        moved[name] = move(values, spec, draws)
+def _moved(transform: Transform, values: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
+    """Returns points or boxes in images of a spec where the transform moves them."""
+    assert isinstance(transform, MovesCoordinates), "check_pipeline refuses those that cannot move coordinates"
+    return (transform.move_points if values.shape[-1] == 2 else transform.move_boxes)(values, spec, draws)
 
 
 def _called(
@@ -205,16 +203,12 @@ def _called(
 
 
 def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Mapping[str, Coordinates]) -> None:
+    unable = f"{_name(transform)} has no move_points and move_boxes to move them with the pixels"
     for name in fields:
-        if name not in coordinates and name not in COORDINATE_FIELDS:
-            continue
-        why = ""
-        if name not in coordinates:
-            why = "nothing says what its numbers are"
-        elif coordinates[name].unusable:
-            why = coordinates[name].unusable
-        elif not isinstance(transform, MovesCoordinates):
-            why = f"{_name(transform)} has no move_points and move_boxes to move them with the pixels"
+        if name in coordinates:
+            why = coordinates[name].unusable or ("" if isinstance(transform, MovesCoordinates) else unable)
+        else:
+            why = "nothing says what its numbers are" if name in COORDINATE_FIELDS else ""
         if why:
             raise OptionError(
                 f"transform: {_name(transform)} moves pixels, and the coordinates in {name} cannot follow: {why}. "
@@ -327,20 +321,15 @@ class SizeHead:
             coordinates: how fields hold boxes and points.
         """
         output = torch.empty((len(images), *self.size, self.spec.channels), dtype=self.spec.dtype, device="cpu")
-        stacked: dict[str, list[torch.Tensor]] = {name: [] for name in fields}
+        made = []
         for index, image in enumerate(images):
-            sample = {name: values[index][None] for name, values in fields.items()}
-            done = apply_transforms(
-                self.transforms,
-                {"images": image[None], **sample},
-                draws.of_samples(slice(index, index + 1)),
-                ignore_index=ignore_index,
-                coordinates=coordinates,
+            sample = {"images": image[None]} | {name: values[index][None] for name, values in fields.items()}
+            drawn = draws.of_samples(slice(index, index + 1))
+            made.append(
+                apply_transforms(self.transforms, sample, drawn, ignore_index=ignore_index, coordinates=coordinates)
             )
-            output[index] = done.pop("images")[0].permute(1, 2, 0)
-            for name, value in done.items():
-                stacked[name].append(value)
-        others = {name: torch.cat(values) for name, values in stacked.items() if values}
+            output[index] = made[-1].pop("images")[0].permute(1, 2, 0)
+        others = {name: torch.cat([one[name] for one in made]) for name in fields if made}
         return {"images": output.permute(0, 3, 1, 2), **others}
 
 

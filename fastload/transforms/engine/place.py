@@ -1,10 +1,8 @@
 """Moves the pixels of images and masks, and coordinates with them, as a `Placement` says.
 
 On the CPU, images that are large or resized go sample by sample through `resample.py`. Small ones that are only cut and
-turned are moved by calls that copy rows of many samples into a reused output, in the calling thread. torch's own
-threads are avoided on purpose: next to the loader's readers on 2 cores, a team of threads waits for its slowest member
-at each call, and mirroring fell from 78,000 to 2,400 images/s, in the calling thread from 52,000 to 19,000 (256 x
-218x178x3; `torch.where` on the whole batch: 4,000 to 6,500).
+turned are moved by calls that copy rows of many samples into a reused output, in the calling thread: next to the
+loader's readers on 2 cores, torch's own threads mirrored 2,400 images/s (256 x 218x178x3), the calling thread 19,000.
 
 On other devices one `gather` cuts and turns, its indices computed there from B drawn numbers, so that nothing waits for
 the stream. There, and for other dtypes, two products with weight matrices resize some samples at a time.
@@ -73,10 +71,7 @@ def place_varied_coordinates(
 ) -> dict[str, torch.Tensor]:
     """Returns the boxes and points among the fields, float32, moved as the (full) images are, in the form they had."""
     given = dict(fields)
-    moved = as_moved(given, coordinates)
-    for name, values in moved.items():
-        moved[name] = placement.move_points(values) if values.shape[-1] == 2 else placement.move_boxes(values)
-    return as_handed_over(moved, given, coordinates, placement.size)
+    return as_handed_over(placement.move(as_moved(given, coordinates)), given, coordinates, placement.size)
 
 
 def _cut_and_flipped(

@@ -10,7 +10,7 @@ images of a mapping or a cache they are read from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -128,6 +128,13 @@ class Placement:
         # What is left of a multiple at the edge is one pixel more.
         return replace(self, first=first // factors, window=-(-self.window // factors))
 
+    def move(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns points and boxes of the source images, in the forms of `as_moved`, as they lie in the output."""
+        return {
+            name: self.move_points(values) if values.shape[-1] == 2 else self.move_boxes(values)
+            for name, values in fields.items()
+        }
+
     def move_points(self, points: torch.Tensor) -> torch.Tensor:
         """Returns where points of the source images, float32 (B, P, 2) as (x, y) in pixels, lie in the output.
 
@@ -164,16 +171,6 @@ def resized(first: Whole, window: Whole, size: Whole) -> Placement:
     """Returns a placement that resizes each sample's own window, int64 (B, 2), to a size, int64 (B or 1, 2)."""
     zeros, turned = np.zeros_like(first), np.zeros(first.shape, np.bool_)
     return Placement(first, window, zeros + size, zeros, size, turned)
-
-
-def flips(sizes: Whole, chosen: Flags, *, axis: Literal[0, 1]) -> Placement:
-    """Returns a placement of whole images, of sizes int64 (B or 1, 2), that turns those chosen, bool (B,).
-
-    Axis 0: upside down; 1: left to right.
-    """
-    placement = windows(np.zeros((len(chosen), 2), np.int64), sizes)
-    placement.turned[:, axis] = chosen
-    return placement
 
 
 def _xy(numbers: NDArray[Any], like: torch.Tensor) -> torch.Tensor:

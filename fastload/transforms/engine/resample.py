@@ -34,11 +34,7 @@ _BLOCK_VALUES = 1 << 21
 
 
 def place_samples(
-    flat: Tensor,
-    sources: NDArray[np.int64],
-    placement: Placement,
-    output: Tensor,
-    constants: Constants | None = None,
+    flat: Tensor, sources: NDArray[np.int64], placement: Placement, output: Tensor, constants: Constants | None = None
 ) -> None:
     """Fills the output with windows of images, resized, turned and, with constants, normalized.
 

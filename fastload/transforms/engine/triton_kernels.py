@@ -1,4 +1,5 @@
-# mypy: disable-error-code="import-untyped,import-not-found,untyped-decorator,unused-ignore"
+# mypy: disable-error-code="import-untyped,import-not-found,untyped-decorator,no-untyped-def"
+# ruff: noqa: ANN001, ANN201, ANN202  # pointers, numbers and blocks are all a `tl.tensor`, or None
 """The GPU code of `gpu.fused`: one Triton kernel, in a module of its own since only Triton's users can import it.
 
 One program makes BLOCK_Y rows of BLOCK_X values of one sample. Its lanes run over the values of an output row as they
@@ -24,6 +25,7 @@ HUE = tl.constexpr(4)
 
 # Added to a value in 0..255, it leaves the nearest whole number in the low bits: 1.5 * 2**23.
 ROUNDER = tl.constexpr(12582912.0)
+RAISED_BY = tl.constexpr(8388608.0)  # 2**23
 
 
 # Compiled once, whatever the numbers and addresses of a batch are: what Triton would make of them is of no use here.
@@ -32,32 +34,22 @@ ROUNDER = tl.constexpr(12582912.0)
     do_not_specialize_on_alignment=("source rows windows ops factors sums rectangles value scale shift output".split()),
 )
 def augment(
-    source: tl.tensor,  # uint8: the images
-    rows: tl.tensor,  # int64 (B,) or None: which image each sample is
-    windows: tl.tensor,  # int32 (B, 10)
-    ops: tl.tensor,  # int32 (B, steps) or None
-    factors: tl.tensor,  # float32 (B, steps) or None
-    sums: tl.tensor,  # int64 (B,) or None: sum of the gray levels before the contrast step
-    rectangles: tl.tensor,  # int32 (B, 4) or None
-    value: tl.tensor,  # float32 (C,) or None
-    scale: tl.tensor,  # float32 (C,) or None: uint8 output
-    shift: tl.tensor,  # float32 (C,) or None
-    output: tl.tensor,  # (B, height, width, C), or None: only `sums` are made
-    stride_n: tl.tensor,
-    stride_y: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    steps: tl.tensor,
-    tiles_y: tl.tensor,
-    tiles_x: tl.tensor,
-    STRIDE_X: tl.constexpr,
-    STRIDE_C: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    source,  # uint8: the images
+    rows,  # int64 (B,) or None: which image each sample is
+    windows,  # int32 (B, 10)
+    ops,  # int32 (B, steps) or None
+    factors,  # float32 (B, steps) or None
+    sums,  # int64 (B,) or None: sum of the gray levels before the contrast step
+    rectangles,  # int32 (B, 4) or None
+    value,  # float32 (C,) or None
+    scale,  # float32 (C,) or None: uint8 output
+    shift,  # float32 (C,) or None
+    output,  # (B, height, width, C), or None: only `sums` are made
+    stride_n, stride_y, height, width, steps, tiles_y, tiles_x,
+    STRIDE_X: tl.constexpr, STRIDE_C: tl.constexpr, CHANNELS: tl.constexpr,
     LANES: tl.constexpr,  # lanes a pixel: CHANNELS, or 4 where three channels get colour steps
-    RESAMPLED: tl.constexpr,
-    BLOCK_Y: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-) -> None:
+    RESAMPLED: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     sample = program // (tiles_y * tiles_x)
     tile_y = program // tiles_x % tiles_y
@@ -68,7 +60,6 @@ def augment(
         inside = inside & (channel < CHANNELS)
     # Lanes outside work on a neighbour's value and do not store it: so their loads need no mask.
     x, channel = tl.minimum(x, width - 1), tl.minimum(channel, CHANNELS - 1)
-
     window = windows + sample * 10
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
     image = sample.to(tl.int64)
@@ -76,7 +67,6 @@ def augment(
         image = tl.load(rows + sample)
     corner = source + image * stride_n + tl.load(window).to(tl.int64) * stride_y + tl.load(window + 1) * STRIDE_X
     column = tl.load(window + 7) + tl.where(tl.load(window + 9) != 0, width - 1 - x, x)
-
     count = tl.minimum(height - tile_y * BLOCK_Y, BLOCK_Y)
     if output is None:
         target = sums + sample
@@ -93,6 +83,7 @@ def augment(
         else:
             target += lanes // LANES * CHANNELS + lanes % LANES
 
+    # Each call by itself: Triton 3.2 passes no tuples on, and one call in a loop takes other registers.
     if RESAMPLED:
         scaled_height, scaled_width = tl.load(window + 4), tl.load(window + 5)
         least = tl.minimum(window_height, window_width)
@@ -102,78 +93,48 @@ def augment(
             _paint(
                 corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
                 rectangles, value, scale, shift, output, stride_y, height, width, steps,
-                STRIDE_X, STRIDE_C, CHANNELS, 2, BLOCK_X,
+                STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 2,
             )  # fmt: skip
         elif near:
             _paint(
                 corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
                 rectangles, value, scale, shift, output, stride_y, height, width, steps,
-                STRIDE_X, STRIDE_C, CHANNELS, 3, BLOCK_X,
+                STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 3,
             )  # fmt: skip
         else:
             _paint(
                 corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
                 rectangles, value, scale, shift, output, stride_y, height, width, steps,
-                STRIDE_X, STRIDE_C, CHANNELS, 0, BLOCK_X,
+                STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 0,
             )  # fmt: skip
     else:
         _paint(
             corner, column, x, channel, inside, sample, window, tile_y * BLOCK_Y, count, target, ops, factors, sums,
             rectangles, value, scale, shift, output, stride_y, height, width, steps,
-            STRIDE_X, STRIDE_C, CHANNELS, 1, BLOCK_X,
+            STRIDE_X, STRIDE_C, CHANNELS, BLOCK_X, 1,
         )  # fmt: skip
 
 
 @triton.jit
 def _paint(
-    corner: tl.tensor,  # pointer to the window's first pixel
-    column: tl.tensor,  # (1, BLOCK_X): column of the resized window
-    x: tl.tensor,  # (1, BLOCK_X): column of the output
-    channel: tl.tensor,
-    inside: tl.tensor,
-    sample: tl.tensor,
-    window: tl.tensor,
-    first_row: tl.tensor,
-    count: tl.tensor,
-    target: tl.tensor,  # pointers (1, BLOCK_X) into the sample's first output row, or to its sum
-    ops: tl.tensor,
-    factors: tl.tensor,
-    sums: tl.tensor,
-    rectangles: tl.tensor,
-    value: tl.tensor,
-    scale: tl.tensor,
-    shift: tl.tensor,
-    output: tl.tensor,
-    stride_y: tl.tensor,
-    height: tl.tensor,
-    width: tl.tensor,
-    steps: tl.tensor,
-    STRIDE_X: tl.constexpr,
-    STRIDE_C: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    corner,  # pointer to the window's first pixel
+    column, x,  # (1, BLOCK_X): columns of the resized window and of the output
+    channel, inside, sample, window, first_row, count, target,  # target: pointers into the first row, or to the sum
+    ops, factors, sums, rectangles, value, scale, shift, output, stride_y, height, width, steps,
+    STRIDE_X: tl.constexpr, STRIDE_C: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_X: tl.constexpr,
     TAPS: tl.constexpr,  # along each axis: 1 (nothing is resized), 2, 3, or 0 for as many as it takes
-    BLOCK_X: tl.constexpr,
-) -> None:
+):  # fmt: skip
     """Makes the rows of one program, each through all its steps."""
     offset_y, flipped = tl.load(window + 6), tl.load(window + 8) != 0
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
     scaled_height, scaled_width = tl.load(window + 4), tl.load(window + 5)
-    zoom_y = window_height / scaled_height
-    zoom_x = window_width / scaled_width
+    zoom_y, zoom_x = window_height / scaled_height, window_width / scaled_width
     if TAPS == 1:
         line = corner + (offset_y * stride_y + column * STRIDE_X + channel * STRIDE_C)
         ahead = _raised(line + first_row * stride_y)  # always one row under way
     elif TAPS == 0:
-        support_x, support_y = tl.maximum(zoom_x, 1.0), tl.maximum(zoom_y, 1.0)
-        taps_x = tl.minimum((2 * window_width + scaled_width - 1) // scaled_width + 1, window_width)
-        centre_x = (column.to(tl.float32) + 0.5) * zoom_x
-        first_x = tl.maximum(centre_x - support_x + 0.5, 0.0).to(tl.int32)
-        first_x = tl.minimum(first_x, window_width - taps_x)
-        distance_x = first_x.to(tl.float32) + 0.5 - centre_x
+        first_x, distance_x, taps_x, total_x = _support(column, zoom_x, window_width, scaled_width)
         line = corner + (first_x * STRIDE_X + channel * STRIDE_C)
-        total_x = tl.zeros_like(distance_x)
-        for tap in range(taps_x):
-            total_x += _triangle(distance_x + tap, 1.0 / support_x)
     else:
         first_x, left, middle, right = _taps(column, zoom_x, window_width, TAPS)
         line = corner + (first_x * STRIDE_X + channel * STRIDE_C)
@@ -199,23 +160,13 @@ def _paint(
     first_out, step_out = tl.where(flipped, height - 1 - first_row, first_row), tl.where(flipped, -1, 1)
     for done in range(count):
         if TAPS == 1:
-            values = _lowered(ahead)
+            values = ahead - RAISED_BY
             ahead = _raised(line + tl.minimum(first_row + done + 1, height - 1) * stride_y)
         elif TAPS == 0:
             centre_y = ((first_row + done + offset_y).to(tl.float32) + 0.5) * zoom_y
-            first_y = tl.maximum(centre_y - support_y + 0.5, 0.0).to(tl.int32)
-            last_y = tl.minimum((centre_y + support_y + 0.5).to(tl.int32), window_height)
-            total_y = 0.0
-            for tap_y in range(first_y, last_y):
-                total_y += _triangle(tap_y + 0.5 - centre_y, 1.0 / support_y)
-            values = tl.zeros_like(distance_x)
-            for tap in range(taps_x):
-                blended = tl.zeros_like(distance_x)
-                for tap_y in range(first_y, last_y):
-                    weight = _triangle(tap_y + 0.5 - centre_y, 1.0 / support_y)
-                    blended += _level(line + (tap_y * stride_y + tap * STRIDE_X)) * weight
-                values += blended * _triangle(distance_x + tap, 1.0 / support_x)
-            values *= 1.0 / (total_x * total_y)
+            values = _mean(
+                line, distance_x, taps_x, total_x, zoom_x, centre_y, zoom_y, window_height, stride_y, STRIDE_X
+            )
         else:
             first_y, top, centre, bottom = _taps(first_row + done + offset_y, zoom_y, window_height, TAPS)
             # `unread` counts inside: a number carried only as a bound of this loop is lost (Triton 3.6).
@@ -248,7 +199,39 @@ def _paint(
 
 
 @triton.jit
-def _taps(position: tl.tensor, zoom: tl.tensor, window: tl.tensor, TAPS: tl.constexpr) -> tl.tensor:
+def _support(column, zoom_x, window_width, scaled_width):
+    """Returns the first tap of columns, its distance from their centres, how many taps there are, and their weight."""
+    taps_x = tl.minimum((2 * window_width + scaled_width - 1) // scaled_width + 1, window_width)
+    centre_x, support_x = (column.to(tl.float32) + 0.5) * zoom_x, tl.maximum(zoom_x, 1.0)
+    first_x = tl.minimum(tl.maximum(centre_x - support_x + 0.5, 0.0).to(tl.int32), window_width - taps_x)
+    distance_x = first_x.to(tl.float32) + 0.5 - centre_x
+    total_x = tl.zeros_like(distance_x)
+    for tap in range(taps_x):
+        total_x += _triangle(distance_x + tap, 1.0 / support_x)
+    return first_x, distance_x, taps_x, total_x
+
+
+@triton.jit
+def _mean(line, distance_x, taps_x, total_x, zoom_x, centre_y, zoom_y, window_height, stride_y, STRIDE_X: tl.constexpr):
+    """Returns an output row as the mean of all pixels that the filter's support covers."""
+    support_x, support_y = tl.maximum(zoom_x, 1.0), tl.maximum(zoom_y, 1.0)
+    first_y = tl.maximum(centre_y - support_y + 0.5, 0.0).to(tl.int32)
+    last_y = tl.minimum((centre_y + support_y + 0.5).to(tl.int32), window_height)
+    total_y = 0.0
+    for tap_y in range(first_y, last_y):
+        total_y += _triangle(tap_y + 0.5 - centre_y, 1.0 / support_y)
+    values = tl.zeros_like(distance_x)
+    for tap in range(taps_x):
+        blended = tl.zeros_like(distance_x)
+        for tap_y in range(first_y, last_y):
+            weight = _triangle(tap_y + 0.5 - centre_y, 1.0 / support_y)
+            blended += _level(line + (tap_y * stride_y + tap * STRIDE_X)) * weight
+        values += blended * _triangle(distance_x + tap, 1.0 / support_x)
+    return values * (1.0 / (total_x * total_y))
+
+
+@triton.jit
+def _taps(position, zoom, window, TAPS: tl.constexpr):
     """Returns first tap and weights of a row or column, of 2 or 3 taps within a window that has as many."""
     centre = (position.to(tl.float32) + 0.5) * zoom
     if TAPS == 2:
@@ -269,48 +252,33 @@ def _taps(position: tl.tensor, zoom: tl.tensor, window: tl.tensor, TAPS: tl.cons
 
 
 @triton.jit
-def _triangle(distance: tl.tensor, inverse: tl.tensor) -> tl.tensor:
+def _triangle(distance, inverse):
     return tl.maximum(1.0 - tl.abs(distance) * inverse, 0.0)
 
 
 @triton.jit
-def _level(pointer: tl.tensor) -> tl.tensor:
-    return _lowered(_raised(pointer))
+def _level(pointer):
+    return _raised(pointer) - RAISED_BY
 
 
 @triton.jit
-def _raised(pointer: tl.tensor) -> tl.tensor:
-    # The bits of 2**23 + level. Triton 3.6 makes a plain conversion one from 16 bits, which has a quarter of the rate.
+def _raised(pointer):
+    # The bits of RAISED_BY + level. Triton 3.6 makes a plain conversion one from 16 bits, at a quarter of the rate.
     return (tl.load(pointer).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _lowered(raised: tl.tensor) -> tl.tensor:
-    return raised - 8388608.0
-
-
-@triton.jit
-def _line(
-    first: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor, STRIDE_X: tl.constexpr, TAPS: tl.constexpr
-) -> tl.tensor:
+def _line(first, a, b, c, STRIDE_X: tl.constexpr, TAPS: tl.constexpr):
     """Returns a row of the source blended along x, from pointers to the first taps and their weights."""
     if TAPS == 2:
         line = _raised(first)
-        return _lowered(line) + (_raised(first + STRIDE_X) - line) * b
+        return line - RAISED_BY + (_raised(first + STRIDE_X) - line) * b
     else:
         return _level(first) * a + _level(first + STRIDE_X) * b + _level(first + 2 * STRIDE_X) * c
 
 
 @triton.jit
-def coloured(
-    values: tl.tensor,
-    ops: tl.tensor,
-    factors: tl.tensor,
-    sample: tl.tensor,
-    steps: tl.tensor,
-    mean: tl.tensor,
-    CHANNELS: tl.constexpr,
-) -> tl.tensor:
+def coloured(values, ops, factors, sample, steps, mean, CHANNELS: tl.constexpr):
     """Returns values after all colour steps, and each pixel's gray level before the contrast step, 0 without one."""
     gray = tl.zeros_like(values)
     if CHANNELS == 1:
@@ -349,12 +317,12 @@ def coloured(
 
 
 @triton.jit
-def _blend(level: tl.tensor, other: tl.tensor, factor: tl.tensor) -> tl.tensor:
+def _blend(level, other, factor):
     return tl.floor(tl.minimum(tl.maximum(level * factor + other * (1.0 - factor), 0.0), 255.0))
 
 
 @triton.jit
-def _turned(red: tl.tensor, green: tl.tensor, blue: tl.tensor, turns: tl.tensor) -> tl.tensor:
+def _turned(red, green, blue, turns):
     """Returns colours with their hue turned by parts of a full turn, as `colour.py` does it."""
     largest = tl.maximum(tl.maximum(red, green), blue)
     chroma = largest - tl.minimum(tl.minimum(red, green), blue)
@@ -369,7 +337,7 @@ def _turned(red: tl.tensor, green: tl.tensor, blue: tl.tensor, turns: tl.tensor)
 
 
 @triton.jit
-def _channel(hue: tl.tensor, largest: tl.tensor, chroma: tl.tensor) -> tl.tensor:
+def _channel(hue, largest, chroma):
     distance = hue - 6.0 * tl.floor(hue / 6.0)
     missing = tl.minimum(tl.maximum(tl.minimum(distance, 4.0 - distance), 0.0), 1.0)
     level = (largest - chroma * missing) * (255.999 / 255)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,7 +13,6 @@ from fastload import FormatError, MissingFileError, OptionError, SourceError, pa
 from fastload.format.header import read_header
 from fastload.profiling.bench.alone import BareTake
 from fastload.profiling.bench.benchmark import run_bench
-from fastload.profiling.bench.faults import FaultFigures, KillFigures
 from fastload.profiling.bench.passes import repeat_epochs, run_for
 from fastload.profiling.bench.rivals import plain_loaders
 from fastload.profiling.bench.steps import make_step
@@ -25,15 +23,14 @@ from fastload.profiling.meter import environment
 PACKED = {"rows": 96, "classes": "abc", "splits": {"train": 64, "val": 32}}
 
 
-def quick(**more: object) -> BenchOptions:
-    return BenchOptions(**{"seconds": 0.2, **more})  # type: ignore[arg-type]
+def quick(**more):
+    return BenchOptions(**{"seconds": 0.2, **more})
 
 
-def test_the_loader_alone_is_measured_beside_the_bare_copy(packed):
+def test_the_loader_alone_is_measured_beside_the_bare_copy(packed, tmp_path):
     found = run_bench(packed, quick())
     assert found.batch_size == 96 // 8 and found.image_shape == (3, 16, 12)
     alone = found.alone
-    assert alone is not None and alone.over_take is not None
     assert alone.samples_per_s["lowest"] > 0 and alone.over_take["count"] == alone.samples_per_s["count"]
     assert alone.bytes_per_s == pytest.approx(alone.samples_per_s["median"] * (16 * 12 * 3 + 8))
     assert found.loop is None
@@ -44,12 +41,10 @@ def test_the_loader_alone_is_measured_beside_the_bare_copy(packed):
     # It names nobody.
     assert str(packed.parent) not in text and os.uname().nodename not in json.dumps(environment())
 
-
-def test_a_file_whose_rows_are_compressed_has_no_bare_copy_and_says_why(tmp_path):
+    # Compressed rows cannot be copied.
     path = write_foreign(tmp_path / "a.h5", np.zeros((64, 8, 8, 3), np.uint8), chunk_rows=8)
     found = run_bench(path, quick(shuffle="chunk"))
-    assert found.alone is not None and found.alone.over_take is None
-    assert "compressed" in found.alone.why_no_take
+    assert found.alone.over_take is None and "compressed" in found.alone.why_no_take
 
 
 def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
@@ -57,8 +52,7 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     step = make_step("sim:4000")
     loop = run_loop(subject.shared_loader(), step, 0.2, title="t")
     subject.close()
-    assert step.samples == 8 * loop.measured.num_steps  # type: ignore[attr-defined]
-    assert loop.utilization is not None and 0 < loop.utilization <= 1
+    assert step.samples == 8 * loop.measured.num_steps and 0 < loop.utilization <= 1
     steps = loop.measured.steps
     waited_s = sum(one.wait_s for one in steps[1:])
     all_s = sum(one.duration_s for one in steps) - steps[0].wait_s
@@ -66,26 +60,20 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     assert loop.samples_per_s <= 4000 * 1.001
 
 
-def test_training_has_headspace_and_a_verdict(packed):
+def test_training_has_headspace_a_verdict_and_the_utilization_of_a_simulated_accelerator(packed):
     found = run_bench(packed, quick(batch_size=8, step="sim:0.5x"))
-    assert found.headspace is not None and found.loop is not None and found.alone is not None
     rate = 0.5 * found.alone.samples_per_s["median"]
     assert f"{rate:,.0f} images/s" in found.loop.step
     (run,) = found.runs
     assert run.headspace_samples_per_s == found.headspace["base"]["median"] <= rate * 1.001
     assert run.verdict is not None and run.title == "fastload bench file.h5"
-
-
-def test_a_real_network_has_no_utilization_without_a_gpu(packed):
     found = run_bench(packed, quick(batch_size=8, step="tiny"))
-    assert found.loop is not None and found.loop.utilization is None
-    assert found.loop.step == "tiny on cpu"
+    assert found.loop.step == "tiny on cpu" and found.loop.utilization is None  # of a real network, without a GPU
 
 
 def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
     found = run_bench(packed, quick(batch_size=8, faults=("slow-disk=5", "stall=10@4")))
     slow, stall = found.faults
-    assert isinstance(slow, FaultFigures) and isinstance(stall, FaultFigures)
     assert slow.delays >= slow.loop.measured.num_steps
     assert slow.delayed_s == pytest.approx(0.005 * slow.delays)
     assert stall.delays * 4 <= stall.loop.measured.num_steps + 4 * 16  # read ahead of the loop, never more
@@ -96,14 +84,13 @@ def test_slow_reads_are_counted_and_leave_the_loader_as_it_was(packed):
 def test_a_killed_worker_is_named_and_no_sample_is_lost_or_doubled(packed):
     found = run_bench(packed, quick(batch_size=4, split="train", faults=("kill-worker",)))
     (kill,) = found.faults
-    assert isinstance(kill, KillFigures)
     assert kill.names_worker and f"process {kill.pid} was killed by SIGKILL" in kill.error
     assert kill.each_once and kill.samples == 64
     assert kill.steps_before + kill.steps_after == 16 and kill.steps_after > 0
 
 
 @pytest.fixture
-def photos(tmp_path, image_folder: Callable[..., Path]) -> tuple[Path, Path]:
+def photos(tmp_path, image_folder):
     """A folder of PNG files, and the file that it was packed into."""
     folder = image_folder(per_class=16, suffix=".png")
     return folder, pack_images(folder, tmp_path / "photos.h5").path
@@ -120,7 +107,7 @@ def test_plain_ways_are_measured_and_trained_with(photos):
     assert len(found.runs) == 3
 
 
-def test_plain_ways_read_the_same_samples(photos):
+def test_plain_ways_read_the_same_samples_also_of_a_split(photos, packed):
     folder, path = photos
     subject = Subject(path, quick(batch_size=4, compare=True, source=folder, workers=1))
     rows = subject.rows(8, 10)
@@ -131,26 +118,12 @@ def test_plain_ways_read_the_same_samples(photos):
         assert len(expected) == len(a[0])
         assert np.array_equal(a[0].numpy(), b[0].numpy()) and a[1].tolist() == b[1].tolist()
     subject.close()
-
-
-def test_plain_ways_read_the_rows_of_a_split(packed):
     subject = Subject(packed, quick(batch_size=4, split="val", workers=1))
     rows = subject.rows(2, 10)
     (way,) = plain_loaders(subject, rows).values()
     with h5py.File(packed) as file:
         assert np.array_equal(next(iter(way))[0].permute(0, 2, 3, 1), file["images"][:][rows[0]])
     subject.close()
-
-
-def test_a_source_that_is_not_that_of_the_file_is_refused(tmp_path, image_folder: Callable[..., Path], packed):
-    folder, shown = image_folder(per_class=2), []
-    with pytest.raises(SourceError, match=r"which is in file\.h5"):
-        run_bench(packed, quick(compare=True, source=folder), show=shown.append)
-    with pytest.raises(SourceError, match="does not say which file each row came from"):
-        with h5py.File(tmp_path / "a.h5", "w") as file:
-            file["images"] = np.zeros((64, 8, 8, 3), np.uint8)
-        run_bench(tmp_path / "a.h5", quick(compare=True, source=folder), show=shown.append)
-    assert not shown
 
 
 def test_cold_goes_with_everything_else_and_says_what_stayed_in_memory(packed):
@@ -194,7 +167,15 @@ def test_bad_options_are_refused_before_anything_is_measured(packed, options, me
     assert not shown
 
 
-def test_a_file_that_is_not_there_or_has_no_images_is_refused(tmp_path, packed_copy):
+def test_a_file_that_is_not_there_or_has_no_images_or_no_such_source_is_refused(tmp_path, packed_copy, image_folder):
+    folder, shown = image_folder(per_class=2), []
+    with pytest.raises(SourceError, match=r"which is in file\.h5"):
+        run_bench(packed_copy, quick(compare=True, source=folder), show=shown.append)
+    with pytest.raises(SourceError, match="does not say which file each row came from"):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["images"] = np.zeros((64, 8, 8, 3), np.uint8)
+        run_bench(tmp_path / "a.h5", quick(compare=True, source=folder), show=shown.append)
+    assert not shown
     with pytest.raises(MissingFileError):
         run_bench(tmp_path / "absent.h5", quick())
     with h5py.File(tmp_path / "numbers.h5", "w") as file:
@@ -218,12 +199,8 @@ def test_the_bare_copy_is_that_of_the_rows(packed):
 def test_a_pass_counts_what_comes_after_the_clock_begins():
     settled = []
     found = run_for(
-        repeat_epochs([3, 4, 5], epochs=2),
-        0.0,
-        lambda batch: batch,
-        discard=1,
-        enough=lambda batches, samples, taken_s: batches >= 5,
+        repeat_epochs([3, 4, 5], epochs=2), 0.0, lambda batch: batch, enough=lambda batches, *_: batches >= 5,
         synchronize=lambda: settled.append(1),
-    )
+    )  # fmt: skip
     assert found.samples == 4 + 5 + 3 + 4 + 5
     assert len(settled) == 2

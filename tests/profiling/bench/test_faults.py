@@ -9,25 +9,13 @@ from fastload import FastLoader, OptionError, PackedDataset
 from fastload.profiling.bench.faults import DelayedDataset, Delays, Fault, parse_fault
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("slow-disk=20", Fault("slow-disk=20", 0.02, 1)),
-        ("stall=300@50", Fault("stall=300@50", 0.3, 50)),
-        ("stall=1.5@1", Fault("stall=1.5@1", 0.0015, 1)),
-        ("kill-worker", Fault("kill-worker")),
-    ],
-)
-def test_a_fault_is_parsed(text, fault):
-    assert parse_fault(text) == fault
-
-
-@pytest.mark.parametrize(
-    "text", ["", "slow-disk", "slow-disk=", "slow-disk=-1", "stall=300", "stall=300@0", "stall=@5", "kill", "stall=a@b"]
-)
-def test_what_is_no_fault_is_refused_with_those_there_are(text):
-    with pytest.raises(OptionError, match=r"slow-disk=MS.*stall=MS@EVERY.*kill-worker"):
-        parse_fault(text)
+def test_a_fault_is_parsed_and_what_is_none_is_refused_with_those_there_are():
+    faults = {"slow-disk=20": (0.02, 1), "stall=300@50": (0.3, 50), "stall=1.5@1": (0.0015, 1), "kill-worker": (0.0, 0)}
+    for text, (delay_s, every) in faults.items():
+        assert parse_fault(text) == Fault(text, delay_s, every)
+    for text in ["", *"slow-disk slow-disk= slow-disk=-1 stall=300 stall=300@0 stall=@5 kill stall=a@b".split()]:
+        with pytest.raises(OptionError, match=r"slow-disk=MS.*stall=MS@EVERY.*kill-worker"):
+            parse_fault(text)
 
 
 @given(reads=st.lists(st.integers(1, 200), max_size=50), every=st.integers(1, 7), batch_size=st.integers(1, 64))

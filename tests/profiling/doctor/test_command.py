@@ -41,33 +41,28 @@ DOCTOR = """
     command._ANSWER_S = 60
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     with command.Signals() as signals:
-        ended = command.run_command(sys.argv[1:], Path("."), signals, look=lambda _s, _pid: time.sleep(0.4))
+        ended = command.run_command(sys.argv[1:], Path("."), signals, look=lambda _pid: time.sleep(0.4))
         print(ended.code, ended.interrupted)
 """
 
 
-def write(folder: Path, name: str, text: str) -> Path:
-    (folder / name).write_text(textwrap.dedent(text))
-    return folder / name
-
-
 def start(folder: Path, *command: object) -> subprocess.Popen[str]:
     """The doctor around a command, leading a process group of its own, when the command counts already."""
-    doctor = write(folder, "doctor.py", DOCTOR)
-    write(folder, "counts.py", COUNTS)
+    for name, text in (("doctor.py", DOCTOR), ("counts.py", COUNTS)):
+        (folder / name).write_text(textwrap.dedent(text))
     process = subprocess.Popen(
-        [sys.executable, str(doctor), *map(str, command)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "doctor.py", *map(str, command)], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
     wait_for(folder / "seen", process)
     return process
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], count: int = 0) -> None:
+def wait_for(path: Path, process: subprocess.Popen[str] | None = None, count: int = 0) -> None:
     """Until the command counts, and has counted so many signals."""
     until = time.monotonic() + 600
     while not path.exists() or len(path.read_text().split()) < count:
-        assert process.poll() is None and time.monotonic() < until
+        assert (process is None or process.poll() is None) and time.monotonic() < until
         time.sleep(0.02)
 
 
@@ -98,14 +93,12 @@ def test_a_shell_that_dies_of_a_signal_leaves_no_python_behind(tmp_path):
     process.send_signal(signal.SIGUSR2)
     out, _ = process.communicate(timeout=600)
     assert out == f"{128 + signal.SIGUSR2} False\n"
-    until = time.monotonic() + 600
-    while (tmp_path / "seen").read_text() != "SIGUSR2":
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for(tmp_path / "seen", count=1)
+    assert (tmp_path / "seen").read_text() == "SIGUSR2"
 
 
 def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
-    parent = write(tmp_path, "parent.py", """
+    parent = """if True:
         import signal, subprocess, sys, time
         told = []
         signal.signal(signal.SIGTERM, lambda *_: told.append(1))
@@ -116,15 +109,15 @@ def test_workers_of_a_script_are_its_own_to_terminate(tmp_path):
         time.sleep(0.3)
         child.send_signal(signal.SIGUSR2)
         sys.exit(child.wait())
-    """)  # fmt: skip
-    process = start(tmp_path, sys.executable, parent)
+    """
+    process = start(tmp_path, sys.executable, "-c", parent)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=600)
     assert out == "9 True\n" and (tmp_path / "seen").read_text() == "SIGUSR2"
 
 
 def test_what_a_look_raises_waits_until_the_command_has_ended(tmp_path):
-    def look(_elapsed_s: float, _pid: int) -> None:
+    def look(_pid: int) -> None:
         raise RuntimeError("ours")
 
     late = "import sys, time; time.sleep(1); open(sys.argv[1], 'w').close()"
@@ -143,21 +136,16 @@ def test_a_signal_from_before_the_command_keeps_it_from_starting_and_handlers_ar
     assert [*map(signal.getsignal, numbers)] == before
 
 
-def test_without_a_witness_a_signal_counts_as_the_doctors_alone():
-    with Signals() as signals:
-        signals._witness.kill()
-        signals._witness.wait()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert signals.wait(600) == ({signal.SIGUSR1}, {signal.SIGUSR1})
-
-
-def test_a_signal_that_is_ignored_stays_so(tmp_path):
+def test_without_a_witness_a_signal_is_the_doctors_alone_and_one_that_is_ignored_stays_so(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             assert signals.wait(0.1) == (set(), set())
-            ended = run_command(["bash", "-c", "kill -HUP $$; exit 3"], tmp_path, signals)
-        assert ended.code == 3
+            assert run_command(["bash", "-c", "kill -HUP $$; exit 3"], tmp_path, signals).code == 3
+            signals._witness.kill()
+            signals._witness.wait()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert signals.wait(600) == ({signal.SIGUSR1}, {signal.SIGUSR1})
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -7,7 +7,6 @@ import glob
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -17,7 +16,8 @@ import pytest
 
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import INJECT, environment_for
-from fastload.profiling.doctor.loader_records import RecordReader
+from fastload.profiling.doctor.examine import demands_of
+from fastload.profiling.doctor.loader_records import Records
 
 SCRIPT = """
     import os, pickle, sys, warnings
@@ -84,7 +84,7 @@ def run(folder: Path, script: str, python: list[str], *words: str, **more: str) 
 def test_a_script_sees_nothing_of_it(tmp_path):
     done = run(tmp_path, SCRIPT, [sys.executable, "-W", "error"], str(tmp_path / "own"), LOCAL_WORLD_SIZE="auto")
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
-    records = RecordReader(tmp_path / "records").read()
+    records = Records(tmp_path / "records").read()
     assert [fault for fault in records.faults if "LOCAL_WORLD_SIZE" not in fault] == []
     assert sum(len(loader.steps) for loader in records.loaders) == 24
 
@@ -116,22 +116,18 @@ def test_a_trial_of_fewer_workers_keeps_the_order_and_holds_the_others_back(tmp_
     workers = 3 * len(os.sched_getaffinity(0))
     done = run(tmp_path, TRIAL.replace("WORKERS", str(workers)), [sys.executable, "-W", "ignore"])
     assert done.returncode == 0, done.stderr
-    [loader] = RecordReader(tmp_path / "records").read().loaders
+    [loader] = Records(tmp_path / "records").read().loaders
     assert {trial["limit"] for trial in loader.trials} == {0, workers // 3}
     # Where samples only wait, a third of the workers makes a third of the batches; on a busy machine some more.
-    few, all_of_them = (
-        statistics.median(trial["s"] / trial["steps"] for trial in loader.trials if bool(trial["limit"]) == limited)
-        for limited in (True, False)
-    )
-    assert few > all_of_them
+    _, few_s, all_s = demands_of(loader, cpus=2).fewer_workers
+    assert few_s > all_s
 
 
-def older_pythons() -> list[str]:
-    found = glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python"))
-    return [name for name in found if any(f"/3.{minor}." in name for minor in (9, 10, 12, 13))]
+OTHERS = glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python"))
+PYTHONS = [name for name in OTHERS if any(f"/3.{minor}." in name for minor in (9, 10, 12, 13))]
 
 
-@pytest.mark.parametrize("python", [*older_pythons(), sys.executable], ids=lambda path: Path(path).parts[-3])
+@pytest.mark.parametrize("python", [*PYTHONS, sys.executable], ids=lambda path: Path(path).parts[-3])
 def test_it_runs_in_the_users_python_and_warns_of_nothing(tmp_path, python):
     text = """
         import bz2, lzma, zlib
@@ -153,15 +149,14 @@ def test_it_runs_in_the_users_python_and_warns_of_nothing(tmp_path, python):
 
 
 def test_what_is_injected_is_a_stub_and_a_package_that_needs_the_standard_library_only():
-    assert len((INJECT / "sitecustomize.py").read_text().splitlines()) <= 30
-    modules = [INJECT / "sitecustomize.py", *Path(injected.__file__).parent.glob("*.py")]
-    assert [path.name for path in INJECT.iterdir() if path.suffix == ".py"] == ["sitecustomize.py"]
-    for path in modules:
+    stub = INJECT / "sitecustomize.py"
+    assert [*INJECT.glob("*.py")] == [stub] and len(stub.read_text().splitlines()) <= 30
+    for path in (stub, *Path(injected.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
-                assert node.module.split(".")[0] in sys.stdlib_module_names, f"{path.name}: {node.module}"
-            elif isinstance(node, ast.Import):
-                assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names), path.name
+                names = [node.module]
+            assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names, path.name
 
 
 def test_a_script_runs_when_the_package_cannot_be_imported(tmp_path):

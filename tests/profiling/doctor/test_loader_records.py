@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
 from fastload.profiling.doctor.injected.loop_side import Gpu
-from fastload.profiling.doctor.loader_records import LoaderRecord, RecordReader, Records
+from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.verdict import judge
 from fastload.timing.results import BatchWork
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
           "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
-
-
-def process(pid: int, **others: object) -> dict:
-    about = {"e": "process", "pid": pid, "rank": "", "local_world": "", "cpus": 2, "python": "3.11.7"}
-    return about | others
 
 
 def step(wall: float, **others: float) -> dict:
@@ -29,17 +24,21 @@ def step(wall: float, **others: float) -> dict:
 
 def fetch(**others: object) -> dict:
     made = {"e": "fetch", "id": 0, "t": 0.0, "wall": 0.1, "delay": 0.01}
-    made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0]}
+    made |= {"parts": {"rest": [0.1, 0.02]}, "others": {}, "out": [0.0, 0.0], "h5": [0.0, 0.0, 0]}
     return made | others
 
 
-def write(folder: Path, name: str, events: list[dict], tail: str = "") -> None:
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + tail)
+def write(folder: Path, pid: int, *events: dict, tail: str = "", **facts: object) -> Path:
+    """The file of a process with these events."""
+    process = {"e": "process", "pid": pid, "rank": "", "local_world": "", "cpus": 2, "python": "3.11.7"} | facts
+    path = folder / f"{pid}.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in (process, *events)) + tail)
+    return path
 
 
-def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.05) -> list[dict]:
+def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.05, worker: int = 2) -> list[dict]:
     """An epoch: batches that are waited for, with the steps after them."""
-    events: list[dict] = [{"e": "iter", "id": number, "t": begin, "s": 0.0, "pids": [2]}]
+    events: list[dict] = [{"e": "iter", "id": number, "t": begin, "s": 0.0, "pids": [worker]}]
     at, before = begin, None
     for one in steps:
         received = {"e": "next", "id": number, "t": at, "wait": wait, "cpu": 0.0, "into": [0.0, 0.0], "n": 8}
@@ -48,26 +47,25 @@ def loop(number: int, steps: list[dict], *, begin: float = 0.0, wait: float = 0.
     return [*events, {"e": "end", "id": number, "t": at, "wait": 0.0, "step": before}]
 
 
-def read_records(folder: Path, reader: RecordReader | None = None) -> Records:
-    reader = reader or RecordReader(folder)
-    records = reader.read()
+def read_records(folder: Path, records: Records | None = None) -> Records:
+    records = (records or Records(folder)).read()
     for loader in records.loaders:
-        reader.read_making(loader)
+        records.read_making(loader)
     return records
 
 
 def judged(folder: Path, *fetches: dict, steps: int = 4, **of_a_step: float) -> LoaderRecord:
     """The record of a loop's loader whose worker made these."""
-    write(folder, "1", [process(1), LOADER, *loop(1, [step(0.01, **of_a_step)] * steps)])
-    write(folder, "2", [process(2), *fetches])
+    write(folder, 1, LOADER, *loop(1, [step(0.01, **of_a_step)] * steps))
+    write(folder, 2, *fetches)
     [loader] = read_records(folder).loaders
     return loader
 
 
 def test_a_killed_process_leaves_what_it_had_written(tmp_path):
-    write(tmp_path, "1", [process(1), LOADER, *loop(1, [step(0.01)] * 4)[:-1]], tail='{"e":"next","id":1,"t"')
-    write(tmp_path, "2", [process(2), fetch(), fetch()])
-    write(tmp_path, "3", [], tail="\x00\x00")
+    write(tmp_path, 1, LOADER, *loop(1, [step(0.01)] * 4)[:-1], tail='{"e":"next","id":1,"t"')
+    write(tmp_path, 2, fetch(), fetch())
+    (tmp_path / "3.jsonl").write_text("\x00\x00")
     records = read_records(tmp_path)
     assert records.num_processes == 2
     [found] = records.loaders
@@ -76,20 +74,20 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
 
 def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("fastload.profiling.doctor.loader_records.MOST_FETCHES", 8)
-    line = {"e": "line", "places": [["f (a.py:3)", 20]], "count": 20}
-    loop_lines = [process(1), LOADER, *loop(1, [step(0.01)] * 4)]
-    worker_lines = [process(2), fetch(t=0.0), line, *(fetch(t=float(number)) for number in range(1, 30)),
-                    line | {"places": [["f (a.py:3)", 40]]}]  # fmt: skip
+    lines = [{"e": "line", "places": [["f (a.py:3)", count]], "count": count} for count in (20, 40)]
+    making = [fetch(t=float(number)) for number in range(30)]
+    paths = [
+        write(tmp_path, 1, *making[:1], lines[0], *making[1:], lines[1]),
+        write(tmp_path, 2, LOADER, *loop(1, [step(0.01)] * 4, worker=1)),
+    ]
     (tmp_path / "growing").mkdir()
-    write(tmp_path, "1", loop_lines)
-    write(tmp_path, "0", worker_lines)
-    reader = RecordReader(tmp_path / "growing")
-    for name in ("0.jsonl", "1.jsonl"):
-        whole = (tmp_path / name).read_text()
+    records = Records(tmp_path / "growing")
+    for path in paths:
+        whole = path.read_text()
         for end in range(0, len(whole) + 70, 70):
-            (tmp_path / "growing" / name).write_text(whole[:end])
-            reader.read()
-    [found], [grown] = read_records(tmp_path).loaders, read_records(tmp_path / "growing", reader).loaders
+            (tmp_path / "growing" / path.name).write_text(whole[:end])
+            records.read()
+    [found], [grown] = read_records(tmp_path).loaders, read_records(tmp_path / "growing", records).loaders
     assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s
     assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
     assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
@@ -118,11 +116,11 @@ def test_threads_in_h5py_wait_for_one_another_and_that_is_its_lock(tmp_path):
 
 
 def test_a_loop_that_makes_its_loader_anew_each_epoch_has_one_record_and_another_dataset_another(tmp_path):
-    events = [process(1)]
+    events = []
     for number, dataset in ((1, "D (d.py:1)"), (2, "V (d.py:9)"), (3, "D (d.py:1)")):
         events += [LOADER | {"id": number, "workers": 0, "dataset": dataset, "t": number}]
         events += loop(number, [step(0.01)] * 4, begin=float(number))
-    write(tmp_path, "1", events)
+    write(tmp_path, 1, *events)
     records = read_records(tmp_path)
     assert sorted(len(loader.epochs) for loader in records.loaders) == [1, 2]
     assert len(loader_that_binds(records).epochs) == 2
@@ -131,19 +129,17 @@ def test_a_loop_that_makes_its_loader_anew_each_epoch_has_one_record_and_another
 def test_an_epochs_start_is_part_of_its_first_wait_and_its_end_of_no_step(tmp_path):
     first = loop(1, [step(0.01)] * 3, begin=1.0)
     first[0]["t"], first[-1]["wait"] = 0.5, 0.25
-    write(tmp_path, "1", [process(1), LOADER, *first, *loop(1, [step(0.01)] * 2, begin=5.0)])
+    write(tmp_path, 1, LOADER, *first, *loop(1, [step(0.01)] * 2, begin=5.0))
     [found] = read_records(tmp_path).loaders
     assert [value for epoch in found.epochs for value in epoch] == pytest.approx([0.55, 0.25, 0.05, 0.0])
     assert [one.step.begin_s for one in found.steps] == pytest.approx([0.5, 1.06, 1.12, 5.0, 5.06])
-    assert found.steps[0].step.wait_s == pytest.approx(0.55) and found.elapsed_s == pytest.approx(
-        0.56 + 4 * 0.06 + 0.25
-    )
+    assert (found.steps[0].step.wait_s, found.elapsed_s) == pytest.approx((0.55, 0.56 + 4 * 0.06 + 0.25))
 
 
 def test_the_rank_that_waits_longest_is_judged(tmp_path):
     for rank, wait in ((0, 0.01), (1, 0.05)):
-        events = [process(10 + rank, rank=str(rank), local_world="2"), LOADER, *loop(1, [step(0.01)] * 5, wait=wait)]
-        write(tmp_path, str(rank), events)
+        events = loop(1, [step(0.01)] * 5, wait=wait)
+        write(tmp_path, 10 + rank, LOADER, *events, rank=str(rank), local_world="2")
     assert loader_that_binds(read_records(tmp_path)).process["rank"] == "1"
 
 
@@ -162,29 +158,14 @@ def test_slow_samples_are_few_and_take_far_longer():
     assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
 
 
-class FakeEvent:
-    """A CUDA event, recorded 10 ms after the one before; over as soon as the next one is."""
-
-    recorded = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        FakeEvent.recorded = self.number = FakeEvent.recorded + 1
-
-    def query(self) -> bool:
-        return self.number < FakeEvent.recorded
-
-    def elapsed_time(self, other: FakeEvent) -> float:
-        return 10.0 * (other.number - self.number)
-
-
 def test_the_gpus_time_of_a_step_is_read_when_it_is_known_and_never_waited_for():
     gpu = Gpu()
     assert gpu.mark() is None and gpu.step_s(None) is None
-    gpu.cuda = type("cuda", (), {"Event": FakeEvent, "is_initialized": staticmethod(lambda: True)})
-    first = gpu.mark()
-    assert gpu.step_s(first) is None  # the GPU is not done yet
-    second = gpu.mark()
-    assert gpu.step_s(second) == pytest.approx(0.010)
+    marks = [Mock(**{"query.return_value": False, "elapsed_time.return_value": 10.0}) for _ in range(4)]
+    gpu.cuda = Mock(**{"is_initialized.return_value": True, "Event.side_effect": marks})
+    assert gpu.step_s(gpu.mark()) is None  # the GPU is not done yet
+    marks[1].query.return_value = True
+    assert gpu.step_s(gpu.mark()) == pytest.approx(0.010)
+    marks[0].elapsed_time.assert_called_once_with(marks[1])
+    assert all(mark.record.call_count == 1 for mark in marks)
+    gpu.cuda.Event.assert_called_with(enable_timing=True)

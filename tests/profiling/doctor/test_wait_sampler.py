@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fastload.profiling.doctor.costs import Fetch
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
+from fastload.profiling.doctor.loader_records import Fetch
 from fastload.timing.results import BatchWork
 
 WAITS = {
@@ -53,26 +53,20 @@ def test_locks_are_told_from_other_waits(tmp_path, what):
     if Path("/proc/self/wchan").read_bytes() == b"" and not os.access("/proc/1/wchan", os.R_OK):
         pytest.skip("this system does not say where a thread waits")
     locked, code = WAITS[what]
-    text = "import time\n" + textwrap.dedent(code)
-    process = subprocess.Popen(
-        [sys.executable, "-c", text], cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        if '"ready"' in code:
-            assert process.stdout.readline() == b"ready\n"
-        wchan = Path(f"/proc/{process.pid}/wchan")
-        words = (b"futex", b"lock_inode") if locked or "thread" in what else (b"nanosleep",)
-        while not (any(word in wchan.read_bytes() for word in words) and all_sleep(process.pid)):
-            time.sleep(0.01)
-        looks = WaitSampler()
-        begin = time.perf_counter()
-        looks.watch([process.pid])
-        while len(looks._seen[process.pid][0]) < 15:
-            time.sleep(0.01)
-        looks.close()
-        made = Fetch(process.pid, begin, time.perf_counter() - begin, BatchWork({}), 0.5)
-        assert looks.shares([made]) == WaitShares(lock=1.0 if locked else 0.0)
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
-        process.stdout.close()
+    command = [sys.executable, "-c", "import time\n" + textwrap.dedent(code)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert '"ready"' not in code or process.stdout.readline() == b"ready\n"
+            wchan = Path(f"/proc/{process.pid}/wchan")
+            words = (b"futex", b"lock_inode") if locked or "thread" in what else (b"nanosleep",)
+            while not (any(word in wchan.read_bytes() for word in words) and all_sleep(process.pid)):
+                time.sleep(0.01)
+            looks, begin = WaitSampler(), time.perf_counter()
+            looks.pids = [process.pid]
+            while len(looks._seen[process.pid][0]) < 15:
+                time.sleep(0.01)
+            looks.close()
+            made = Fetch(process.pid, begin, time.perf_counter() - begin, BatchWork({}), 0.5)
+            assert looks.shares([made]) == WaitShares(lock=1.0 if locked else 0.0)
+        finally:
+            os.killpg(process.pid, 9)

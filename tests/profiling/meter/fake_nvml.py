@@ -10,12 +10,9 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """The functions of pynvml that are called, over devices given by index.
+    """The functions of pynvml that are called, over `gpus` devices; those named in `fails` raise at every call.
 
-    Args:
-        gpus: how many.
-        fails: names of functions that raise, at every call.
-        pids: by index, processes that compute there.
+    `pids`: by a device's index, processes that compute there.
     """
 
     NVML_CLOCK_SM = 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from late_backend import LateBackend
 
@@ -10,8 +12,6 @@ BATCH = np.zeros(2)
 
 class HandClock:
     """A `Clock` moved by hand; `behind` marks wait only when waited for, like a device at work."""
-
-    name = "by hand"
 
     def __init__(self, *, behind=False):
         self.now = 0.0
@@ -36,15 +36,16 @@ class HandClock:
 
 
 class SlowLoader:
-    """Batches that take `wait_s` each on the clock."""
+    """Batches that take `wait_s` each on the clock; to find that there are no more takes `end_s` of the real time."""
 
-    def __init__(self, clock, count=4, wait_s=1.0, batch=BATCH):
-        self.clock, self.count, self.wait_s, self.batch = clock, count, wait_s, batch
+    def __init__(self, clock, count=4, wait_s=1.0, end_s=0.0):
+        self.clock, self.count, self.wait_s, self.end_s = clock, count, wait_s, end_s
 
     def __iter__(self):
         for _ in range(self.count):
             self.clock.now += self.wait_s
-            yield self.batch
+            yield BATCH
+        time.sleep(self.end_s)
 
     def __len__(self):
         return self.count

@@ -1,4 +1,4 @@
-"""What a FastLoader tells a Meter: the same batches, and the cost of each stage where it is done."""
+"""What a FastLoader tells a Meter and a profiler: the same batches, and the cost of each stage where it is done."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 import torch
 from hand_clock import Device, HandClock, times
 from PIL import Image
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
 from fastload import FastLoader, Meter, MixedEcho, PackedDataset
+from fastload.timing import ranges
 from fastload.timing.probe import is_probed
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip
 
@@ -43,10 +45,14 @@ class Jpegs(Dataset):
         return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1), index
 
 
-def measured(loader, epochs=2):
+def rows_of(batch):
+    return batch.rows.tolist()
+
+
+def measured(loader, epochs=1, of=rows_of):
     with Meter(sample_every_s=0) as meter:
-        rows = [batch.rows.tolist() for _ in range(epochs) for batch in meter.watch(loader)]
-    return meter, rows
+        found = [of(batch) for _ in range(epochs) for batch in meter.watch(loader)]
+    return meter, found
 
 
 PIPELINE = [CenterCrop(16), Normalize((0.5,) * 3, (0.2,) * 3)]
@@ -65,7 +71,7 @@ def test_watching_changes_nothing_and_tells_the_stages(packed, name):
     options, stages = LOADERS[name]
     options = {"batch_size": B, "seed": 3, **options}
     loader, plain = FastLoader(packed, **options), FastLoader(packed, **options)
-    meter, rows = measured(loader)
+    meter, rows = measured(loader, epochs=2)
     assert rows == [batch.rows.tolist() for _ in range(2) for batch in plain]
     assert loader.state_dict() == plain.state_dict() and loader.stats.steps == plain.stats.steps
     found, demands = meter.measured(name), meter.demands()
@@ -83,7 +89,7 @@ def test_watching_changes_nothing_and_tells_the_stages(packed, name):
 
 def test_worker_processes_tell_transform_collate_and_slow_samples(packed):
     loader = FastLoader(PackedDataset(packed, transform=slow_third), B, workers=1, shuffle=False)
-    meter, rows = measured(loader, epochs=1)
+    meter, rows = measured(loader)
     loader.close()
     assert rows == np.arange(N).reshape(-1, B).tolist()
     demands = meter.demands()
@@ -96,7 +102,7 @@ def test_worker_processes_tell_transform_collate_and_slow_samples(packed):
 
 def test_a_datasets_decoding_is_told_from_its_transform(tmp_path):
     loader = FastLoader(Jpegs(tmp_path / "a.jpg"), B, workers=2)
-    meter, _ = measured(loader, epochs=1)
+    meter, _ = measured(loader)
     assert {"reading", "decoding", "transform", "collate"} <= set(meter.totals.stages)
     assert meter.totals.stages["decoding"].running_s > 0 and meter.totals.batches == N // B
     # Not watched, the same workers measure nothing.
@@ -109,7 +115,7 @@ def test_a_datasets_decoding_is_told_from_its_transform(tmp_path):
 
 
 def test_compressed_chunks_are_decoded(compressed):
-    meter, _ = measured(FastLoader(compressed, B, shuffle=False), epochs=1)
+    meter, _ = measured(FastLoader(compressed, B, shuffle=False))
     assert set(meter.totals.stages) == {"reading", "decoding"} and meter.totals.stages["decoding"].running_s > 0
 
 
@@ -117,9 +123,9 @@ def test_compressed_chunks_are_decoded(compressed):
 def test_batches_that_go_around_their_slots_are_told_too():
     ragged = [torch.zeros(3, 8 + index // B % 2, 8) for index in range(N)]  # every other batch does not fit its slot
     loader = FastLoader(ragged, B, workers=1, shuffle=False)
-    with Meter(sample_every_s=0) as meter:
-        assert [images.shape[2] for (images,) in meter.watch(loader)] == [8, 9] * (N // B // 2)
+    meter, heights = measured(loader, of=lambda batch: batch[0].shape[2])
     loader.close()
+    assert heights == [8, 9] * (N // B // 2)
     demands = meter.demands()
     assert len(demands.batches) == N // B and all(batch.stages["collate"].running_s > 0 for batch in demands.batches)
 
@@ -135,29 +141,19 @@ def test_on_a_device_what_the_copy_is_waited_for_is_told(packed):
     assert [step.copy_s for step in meter.measured().steps][::2] == [1] * (N // B)
 
 
-def test_a_meter_watches_some_epochs_and_not_others(packed):
-    loader = FastLoader(packed, B, seed=1)
-    seen = []
+def test_epochs_that_are_not_watched_or_broken_off_or_raise_are_as_without_a_meter(packed):
+    loader, plain = FastLoader(packed, B, seed=1), FastLoader(packed, B, seed=1)
     with Meter(sample_every_s=0) as meter:
-        for epoch in range(4):
-            for batch in meter.watch(loader) if epoch % 2 else loader:
-                seen.append((epoch, batch.rows.tolist()))
-    assert meter.totals.steps == 2 * N // B
-    assert seen == [(epoch, batch.rows.tolist()) for loader in [FastLoader(packed, B, seed=1)] for epoch in range(4)
-                    for batch in loader]  # fmt: skip
-
-
-def test_breaking_off_and_an_error_leave_the_loader_as_without_a_meter(packed):
-    loader = FastLoader(packed, B)
-    with Meter(sample_every_s=0) as meter:
+        seen = [rows_of(batch) for epoch in range(4) for batch in (meter.watch(loader) if epoch % 2 else loader)]
+        assert meter.totals.steps == 2 * N // B
         for _ in meter.watch(loader):
             break
         assert loader._running() is None, "the pass ended with the loop"
         with pytest.raises(ZeroDivisionError):
             for _ in meter.watch(loader):
                 _ = 1 // 0
-    assert meter.totals.steps == 2
-    assert len(list(loader)) == N // B
+    assert meter.totals.steps == 2 * N // B + 2
+    assert seen == [rows_of(batch) for _ in range(4) for batch in plain] and len(list(loader)) == N // B
 
 
 def test_a_subclass_with_its_own_iter_is_taken_as_it_is(packed):
@@ -168,6 +164,56 @@ def test_a_subclass_with_its_own_iter_is_taken_as_it_is(packed):
 
     loader = Pairs(packed, B)
     assert is_probed(FastLoader(packed, B)) and not is_probed(loader) and not is_probed([1])
-    with Meter(sample_every_s=0) as meter:
-        assert all(count == B for _, count in meter.watch(loader))
-    assert not meter.demands().is_fastload and meter.totals.stages == {}
+    meter, counts = measured(loader, of=lambda pair: pair[1])
+    assert counts == [B] * (N // B) and not meter.demands().is_fastload and meter.totals.stages == {}
+
+
+def names_of(profiler):
+    return {event.key for event in profiler.key_averages() if event.key.startswith("fastload.")}
+
+
+def test_a_profiler_shows_the_stages_and_under_a_meter_the_waits_of_any_loader(packed):
+    loader = FastLoader(packed, B, transform=[RandomHorizontalFlip()], echo=2, device=Device(HandClock()))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        assert len(list(loader)) == 2 * N // B
+    assert names_of(profiler) == {"fastload.wait", "fastload.copy", "fastload.transform"}
+    wait = next(event for event in profiler.key_averages() if event.key == "fastload.wait")
+    assert wait.count == 2 * N // B + 1  # and once to learn that there is no more
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        measured([torch.zeros(1)] * 3, of=len)
+    assert names_of(profiler) == {"fastload.wait"}
+    try:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        pytest.skip("this torch cannot record all threads")
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as profiler:
+        list(FastLoader(packed, B, transform=[RandomHorizontalFlip()]))
+    assert {"fastload.wait", "fastload.read", "fastload.transform"} <= names_of(profiler)
+
+
+def test_ranges_are_off_unless_a_meter_asks_for_them():
+    assert ranges.span("wait") is ranges.span("read")
+    with Meter(sample_every_s=0, ranges=True):
+        assert ranges.span("wait") is not ranges.span("wait")
+        with Meter(sample_every_s=0, ranges=True), ranges.span("copy"):
+            pass
+        with pytest.raises(KeyError), ranges.span("copy"):
+            raise KeyError
+    assert ranges.span("wait") is ranges.span("read")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_on_a_gpu_add_up_and_its_counters_are_read(packed_file):
+    path = packed_file(rows=256, size=(64, 64, 3), chunk_rows=32)
+    weight = torch.rand(2048, 2048, device="cuda")
+    with Meter(ranges=True, sample_every_s=0.01) as meter:
+        for (images,) in meter.watch(FastLoader(path, 16, device="cuda")):
+            for _ in range(50):  # the host runs ahead of it
+                weight = weight @ weight / 2048
+            assert images.is_cuda
+    measured = meter.measured("cuda")
+    assert measured.num_steps == 16 and all(step.compute_s > 0 for step in measured.steps[1:-1])
+    assert all(min(step.wait_s, step.copy_s, step.transform_s) >= 0 for step in measured.steps)
+    assert "GPU" in measured.environment
+    assert "gpu" in meter.absent or any("gpu0.memory_bytes" in one for one in measured.readings)

@@ -112,13 +112,8 @@ def start_chromium() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         # It reads descriptor 3 and writes 4; bash moves ours there, since a fork with a hook warns beside threads.
         command = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{from_write}', "chromium", path, *FLAGS]
-        process = subprocess.Popen(
-            [*command, f"--user-data-dir={profile}"],
-            pass_fds=(to_read, from_write),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen([*command, f"--user-data-dir={profile}"], pass_fds=(to_read, from_write), **silent)
         os.close(to_read)
         os.close(from_write)
         try:

@@ -23,18 +23,10 @@ def usual(
         step = Step(at_s, wait, 0.001, 0.001, 0.012, 32)
         steps.append(step)
         at_s += step.duration_s
-    readings = [
-        {
-            "at_s": at_s * k / 20,
-            "cpu_percent": 150.0 + k,
-            "cpu_percent.71": 80.0,
-            "disk_read_bytes_per_s": 2e8,
-            "disk_busy_percent": 60.0,
-        }
-        | {f"gpu{gpu}.utilization_percent": 70.0 - gpu for gpu in range(gpus)}
-        | {f"gpu{gpu}.memory_bytes": 3e9 for gpu in range(gpus)}
-        for k in range(20)
-    ]
+    same = {"cpu_percent.71": 80.0, "disk_read_bytes_per_s": 2e8, "disk_busy_percent": 60.0}
+    for gpu in range(gpus):
+        same |= {f"gpu{gpu}.utilization_percent": 70.0 - gpu, f"gpu{gpu}.memory_bytes": 3e9}
+    readings = [{"at_s": at_s * k / 20, "cpu_percent": 150.0 + k, **same} for k in range(20)]
     mean_s = at_s / num_steps
     verdict = Verdict(
         "decoding",

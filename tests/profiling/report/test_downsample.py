@@ -44,9 +44,7 @@ def test_few_steps_are_a_column_each_and_what_is_no_duration_counts_as_nothing()
     assert thin.samples_per_s == pytest.approx([8 / 0.111, 8 / 0.211, 8 / 0.311])
     assert into_columns([Step(0.0, 0, 0, 0, 0, 8)], 10).samples_per_s == pytest.approx([0])
     assert into_columns([Step(0.0, math.nan, math.inf, -1.0, 0.5, 8)], 10).mean_s == pytest.approx([0.5])
-
-
-def test_one_tall_step_does_not_make_the_others_flat():
+    # One tall step does not make the others flat.
     thin = into_columns(steps_of([0.01] * 500 + [30.0] + [0.01] * 499), 250)
     assert ceiling(thin) < 0.2
     assert ceiling(into_columns(steps_of([0.01, 0.02]), 10)) > 0.031

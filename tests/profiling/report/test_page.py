@@ -101,18 +101,14 @@ def test_every_element_is_closed_every_id_is_there_once_nothing_is_loaded_and_on
     assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
 
 
-def test_what_comes_from_outside_stays_text_and_what_is_not_finite_is_null_in_the_raw_data(pages):
+def test_what_comes_from_outside_stays_text_and_the_raw_data_is_what_was_measured_with_null_for_nan(pages):
     page = Page(pages["hostile"])
     assert IMG in page.text() and SCRIPT in page.text()
     assert "<img" not in pages["hostile"].split("<script")[0] and SCRIPT not in pages["hostile"]
     data = page.data()
     assert data["title"] == IMG and data["command"] == SCRIPT
     assert data["steps"][1]["copy_s"] is None and data["readings"][0]["gpu0.power_w"] is None
-
-
-def test_the_raw_data_is_what_was_measured(pages):
-    run = usual()
-    assert Page(pages["usual"]).data() == json.loads(json.dumps(run.to_dict()))
+    assert Page(pages["usual"]).data() == json.loads(json.dumps(usual().to_dict()))
     two = Page(pages["two"]).data()
     assert two["version"] == 1 and [one["title"] for one in two["runs"]] == ["bench photos.h5", "the other"]
 
@@ -130,7 +126,6 @@ def test_the_verdict_stands_on_top_with_its_change_and_evidence(pages):
 
 def test_a_change_that_is_not_worth_making_is_said_to_be_so():
     run = usual()
-    assert run.verdict is not None
     verdict = replace(run.verdict, worth_making=False, fastload_helps=False)
     text = Page(make_page([replace(run, verdict=verdict)])).text()
     assert (
@@ -150,29 +145,21 @@ def test_what_was_not_measured_is_said_with_its_reason(pages):
     assert "Nothing was measured" in Page(pages["none"]).text()
     no_headspace = Page(make_page([replace(usual(), headspace_samples_per_s=None)])).text()
     assert "was not measured in this run" in no_headspace
-
-
-def test_a_slice_of_a_gpu_has_memory_but_no_utilization():
     run = replace(usual(gpus=0), readings=({"at_s": 0.1, "gpu0.memory_bytes": 2.0**30},))
     text = Page(make_page([run])).text()
-    assert "a slice of a GPU (MIG) has none" in text and "1.00 GiB" in text
+    assert "a slice of a GPU (MIG) has none" in text and "1.0 GiB" in text
 
 
-def test_utilization_never_stands_without_what_it_means(pages):
-    for name in ("usual", "eight GPUs"):
-        text = Page(pages[name]).text()
-        assert "NVML's utilization is a duty cycle" in text and "a duty cycle" in text[: text.index("Steps over time")]
-
-
-def test_each_plot_has_its_figures_as_text(pages):
+def test_each_plot_has_its_figures_as_text_and_utilization_never_stands_without_what_it_means(pages):
     page = Page(pages["usual"])
     labels = [attrs["aria-label"] or "" for _, attrs in page.tags if attrs.get("class") == "plot"]
     assert len(labels) == 5
     assert all(re.search(r"\d", label) for label in labels)
     assert "process 71 0.80 cores" in page.text() and "GPU 0 utilization 70.0 %" in page.text()
-
-
-def test_a_spike_in_a_long_run_is_named_where_it_leaves_the_plot(pages):
+    for name in ("usual", "eight GPUs"):
+        text = Page(pages[name]).text()
+        assert "NVML's utilization is a duty cycle" in text and "a duty cycle" in text[: text.index("Steps over time")]
+    # A spike in a long run is named where it leaves the plot.
     assert re.search(r'<span class="mark centre above" style="left:5\d\.\d+%">3.00 s</span>', pages["long"])
 
 
@@ -180,16 +167,15 @@ def test_colours_come_from_the_page_and_text_is_the_pages_own(pages):
     drawings = "".join(re.findall(r"<svg.*?</svg>", pages["long"], flags=re.DOTALL))
     assert "var(--wait)" in drawings and "<text" not in drawings
     assert re.findall(r"#[0-9a-f]{3,6}", drawings) == []
+    assert " -" not in "".join(re.findall(r' d="([^"]*)"', pages["usual"]))  # nothing is drawn above its panel
     style = " ".join(Page(pages["long"]).texts["style"])
     for name in set(re.findall(r"var\(--([a-z0-9]+)\)", pages["long"])):
         assert f"--{name}:" in style
 
 
-def test_the_same_run_gives_the_same_page():
-    assert make_page([usual()]) == make_page([usual()])
+def test_the_same_run_gives_the_same_page_and_a_long_one_is_thinned(pages):
+    assert make_page([usual()]) == pages["usual"]
 
-
-def test_a_long_run_is_thinned():
     # The raw data is as long as the run; what is drawn is not.
     def drawn(steps):
         page = make_page([only_steps(usual(steps))])
@@ -202,14 +188,17 @@ def only_steps(run):
     return replace(run, readings=(), stages={})
 
 
-def test_odd_runs_give_a_page_and_no_warning():
+def test_odd_runs_give_a_page_and_no_warning_and_names_that_are_not_utf8_are_written_out(tmp_path):
+    write_report(hostile(), tmp_path / "report.html")
+    assert r"photo\udcff.h5" in (tmp_path / "report.html").read_text(encoding="utf-8")
     steps = usual(3).steps
     none = replace(steps[0], wait_s=0, copy_s=0, transform_s=0, compute_s=0)
+    run = only_steps(usual())
     strange = [
-        replace(only_steps(usual()), samples_per_s=0.0, elapsed_s=0.0),
-        replace(only_steps(usual()), steps=(none,) * 3),
-        replace(only_steps(usual()), steps=steps[:1] * 2),
-        replace(only_steps(usual()), steps=steps[::-1], headspace_samples_per_s=math.nan, num_steps=10**6),
+        replace(run, samples_per_s=0.0, elapsed_s=0.0),
+        replace(run, steps=(none,) * 3),
+        replace(run, steps=steps[:1] * 2),
+        replace(run, steps=steps[::-1], headspace_samples_per_s=math.nan, num_steps=10**6),
         Measured("", stages={"reading": Work()}),
         Measured("", readings=({"at_s": 0.0, "cpu_percent": 0.0}, {"cpu_percent": 3.0}, {})),
     ]
@@ -217,8 +206,3 @@ def test_odd_runs_give_a_page_and_no_warning():
         warnings.simplefilter("error")
         for run in strange:
             assert Page(make_page([run])).data()
-
-
-def test_names_that_are_not_utf8_are_written_out(tmp_path):
-    write_report(hostile(), tmp_path / "report.html")
-    assert r"photo\udcff.h5" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -12,10 +12,10 @@ from small_files import random_pixels, write_foreign
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow
-from fastload.profiling.tune.candidates import Candidate, TuneOptions
+from fastload.profiling.bench.steps import TouchStep
+from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
 from fastload.profiling.tune.search import Search
-from fastload.profiling.tune.tables import measured, table_of, to_dict
-from fastload.profiling.tune.trials import Runner, TrialMode
+from fastload.profiling.tune.trials import Runner
 
 PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
 BRIEF = {"seconds": 1.0, "batch_size": 32}
@@ -41,24 +41,19 @@ def test_a_compressed_file_has_its_orders_tried_and_judged(tmp_path):
     assert {"full", "ChunkWindow(1)"} <= {order.strip('"') for order in orders}
     assert all(row.mixing for row in result.rows)
     assert result.default.shuffle == "full" and any("batches of 16" in note for note in result.notes)
-    head = table_of(result).head
+    head = result.table.head
     assert "mixing" in head and "shuffle" in head and "stall" not in head
 
 
-def test_with_a_step_its_stalls_are_measured(packed):
+def test_with_a_step_its_stalls_are_measured_and_a_network_on_the_cpu_is_part_of_the_share(packed):
     result = Search(packed, TuneOptions(**BRIEF, step="sim:2000")).run()
     assert result.step.startswith("simulated accelerator")
     # The accelerator's own arithmetic: what it was given cannot be done sooner.
     assert all(row.stall_share is not None and row.samples_per_s < 2000 * 1.001 for row in result.rows)
-    assert "stall" in table_of(result).head and "; loading may take all of " in table_of(result).title
-
-
-def test_a_network_on_the_cpu_is_part_of_the_share_and_that_is_said(packed):
+    assert "stall" in result.table.head and "; loading may take all of " in result.table.title
     result = Search(packed, TuneOptions(**BRIEF, step="tiny", cpu_budget=0.9)).run()
-    assert result.step_on_cpu and "; loading and this training together may take 90% of " in table_of(result).title
-
-
-def test_a_part_of_the_loaders_own_rate_is_measured_first(packed):
+    assert result.step_on_cpu and "; loading and this training together may take 90% of " in result.table.title
+    # A part of the loader's own rate, which is measured first.
     result = Search(packed, TuneOptions(**BRIEF, step="sim:0.5x")).run()
     assert result.chosen is not None and "images/s" in result.step
 
@@ -71,19 +66,27 @@ class Samples(torch.utils.data.Dataset):
         return torch.zeros(3, 4, 4, dtype=torch.uint8), index
 
 
-def test_trials_go_on_from_epoch_to_epoch():
+class BusyStep(TouchStep):
+    """A step whose accelerator says how busy it was."""
+
+    utilization = 0.75
+
+
+def test_trials_go_on_from_epoch_to_epoch_and_a_step_stalls_as_long_as_its_accelerator_is_idle():
     made = []
 
     def make(candidate):
         made.append(FastLoader(Samples(), 16, workers=candidate.workers, shuffle=candidate.shuffle))
         return made[-1]
 
-    runner = Runner(Candidate(1, "full"), TrialMode(make, cpus=1, continues=True))
-    for _ in range(4):
-        runner.run(0.05)
-    assert len(made) == 1 and made[0].epoch >= 1
-    assert len(runner.row().trials) == 4 and len(runner.row(since=3).trials) == 1
-    runner.close()
+    traits = DataTraits(processes=True, linear=True, num_chunks=0, cpus=1)
+    for step, stall_share in ((None, None), (BusyStep(), 0.25)):
+        runner = Runner(Candidate(1, "full"), make, traits, step=step)
+        for _ in range(4):
+            assert runner.run(0.05).stall_share == stall_share
+        assert len(made) == 1 and made.pop().epoch >= 1
+        assert len(runner.row().trials) == 4 and len(runner.row(since=3).trials) == 1
+        runner.close()
 
 
 @pytest.mark.parametrize("trials", [0, 3])
@@ -95,21 +98,21 @@ def test_interrupted_it_tells_what_it_knows(packed, trials):
     result = Search(packed, TuneOptions(seconds=60.0, batch_size=32)).run(interrupting)
     assert result.interrupted and (result.chosen is not None) == (trials > 0)
     assert min(trials, 1) <= len(result.rows) <= trials
-    assert (json.loads(json.dumps(to_dict(result)))["chosen"] is not None) == (trials > 0)
+    assert (json.loads(json.dumps(result.to_dict()))["chosen"] is not None) == (trials > 0)
 
 
 def test_what_was_found_goes_into_json_and_reports(packed):
     result = Search(packed, TuneOptions(**BRIEF, cpu_budget=0.0001)).run()
     assert "all take more than" in result.chosen.reason
-    value = json.loads(json.dumps(to_dict(result), default=str))
+    value = json.loads(json.dumps(result.to_dict(), default=str))
     assert value["call"] == result.call and all(row["over_budget"] for row in value["rows"])
     assert value["rows"][0]["trials"] and value["gain"] == list(result.gain)
-    shown = measured(result, command="fastload tune")
+    shown = result.measured("fastload tune")
     assert shown.tables[0].rows and ("to paste", result.call) in shown.facts
     assert all("over" in " ".join(row) for row in shown.tables[0].rows)
 
 
-def test_split_and_cold(packed_file):
+def test_a_split_is_named_in_the_call_also_from_a_cold_cache(packed_file):
     path = packed_file(rows=100, splits={"train": 80, "val": 20}, chunk_rows=10)
     result = Search(path, TuneOptions(seconds=0.5, split="train", cold=True)).run()
     assert f'FastLoader(PackedDataset("{path}", split="train"), batch_size=10' in result.call

@@ -74,7 +74,7 @@ def test_a_cure_predicts_the_step_without_its_cost_or_what_binds_then():
     assert verdict.cures[0].step_s == pytest.approx(0.005)
 
 
-def test_what_brings_less_than_a_tenth_is_not_worth_making():
+def test_what_brings_less_than_a_tenth_is_not_worth_making_also_of_a_device_that_works_by_itself():
     assert "compute binds: only 2% of the time" in judge(demands(wait=1, compute=50)).sentence
     # A long wait that nothing shortens is not called "only": of a device that works by itself, the loop waits for data
     # while that is busy, or for the device when batches lie ready.
@@ -83,29 +83,21 @@ def test_what_brings_less_than_a_tenth_is_not_worth_making():
     assert "compute binds: though 50% of the time" in verdict.sentence
     verdict = judge(demands(wait=4, compute=50, transform=(90, 0)))
     assert not verdict.worth_making and "not worth making" in verdict.sentence and "would not help" in verdict.sentence
-
-
-def test_a_device_that_works_by_itself_is_known_from_batches_that_come_back_to_back():
-    """The loop only launches the step when it had to wait, and waits for the device when two batches lay ready."""
+    # The loop only launches the step when it had to wait, and waits for the device when two batches lay ready.
     base = demands(wait=60, compute=0.1, transform=(120, 0))
     waited, ready = base.steps[0], Step(0.0, 0.0001, 0.0, 0.0, 0.030, 16)
     verdict = judge(replace(base, steps=(waited, ready, ready, waited) * 12))
     assert verdict.cures[0].step_s >= 0.029
-
-
-def test_where_nobody_saw_what_batches_cost_no_cause_is_made_up():
+    # Where nobody saw what batches cost, no cause is made up.
     verdict = judge(replace(demands(wait=45), batches=()))
     assert verdict.cause == "" and "was not seen" in verdict.sentence and not verdict.worth_making
     assert judge(replace(demands(wait=1, compute=50), batches=())).cause == "compute"
 
 
-def test_workers_that_live_on_are_not_told_to():
+def test_a_start_is_what_an_epochs_first_batch_takes_beyond_a_usual_one_and_its_end_unless_workers_live_on():
     base = demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))
     assert "worker start-up" in [cure.cause for cure in judge(base).cures]
     assert "worker start-up" not in [cure.cause for cure in judge(replace(base, persistent=True)).cures]
-
-
-def test_a_start_is_what_an_epochs_first_batch_takes_beyond_a_usual_one_and_its_end():
     base = replace(demands(wait=10, transform=(3, 4)), epochs=((0.1, 0.0), (0.05, 0.02)), receive_s=0.003)
     assert base.startups_s == pytest.approx((0.09, 0.06)) and base.ended_s == 0.02
     unseen = replace(base, batches=())  # then a batch takes the median wait

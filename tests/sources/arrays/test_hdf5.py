@@ -5,7 +5,7 @@ import os
 import h5py
 import numpy as np
 import pytest
-from small_trees import read, refused
+from small_trees import notes_of, read, refused, values
 
 import fastload.sources.arrays.named as named
 from fastload.errors import FileChangedError
@@ -30,11 +30,11 @@ STORAGE = {
 @pytest.mark.parametrize("transposed", [False, True])
 def test_images_and_labels_are_read_in_place_where_that_is_possible(tmp_path, storage, transposed):
     options, kind = STORAGE[storage]
-    values = PIXELS.transpose(0, 3, 1, 2).copy() if transposed else PIXELS
+    pixels = PIXELS.transpose(0, 3, 1, 2).copy() if transposed else PIXELS
     if "chunks" in options and transposed:
         options = options | {"chunks": (options["chunks"][0], 3, *options["chunks"][1:3])}
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("images", data=values, **options)
+        file.create_dataset("images", data=pixels, **options)
         file["labels"] = LABELS
         file["labels"].attrs["names"] = ["a", "b", "c", "d"]
         file["mean"] = 1.5
@@ -42,9 +42,8 @@ def test_images_and_labels_are_read_in_place_where_that_is_possible(tmp_path, st
     listing = list_source(tmp_path / "a.h5")
     assert isinstance(listing.files, kind)
     assert np.array_equal(read(listing.files, range(N)), PIXELS)
-    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+    assert values(listing) == LABELS.tolist() and "mean" in notes_of(listing)
     assert listing.columns["labels"].attrs["names"] == ("a", "b", "c", "d")
-    assert any("mean" in note for note in listing.notes)
 
 
 def test_a_file_larger_than_memory_is_read_chunk_by_chunk(tmp_path, monkeypatch):
@@ -62,16 +61,16 @@ def test_a_file_larger_than_memory_is_read_chunk_by_chunk(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("pcam", [False, True])
 def test_splits_by_group_or_as_in_pcam_a_file_for_each_split_and_field(tmp_path, pcam):
-    values = RNG.integers(0, 65536, (N, 6, 5)).astype(">u2")
+    pixels = RNG.integers(0, 65536, (N, 6, 5)).astype(">u2")
     for split, some in (("train", slice(0, 6)), ("valid", slice(6, 9))):
-        for field, rows in (("x", values[some]), ("y", LABELS[some].reshape(-1, 1, 1, 1).astype(np.uint8))):
+        for field, rows in (("x", pixels[some]), ("y", LABELS[some].reshape(-1, 1, 1, 1).astype(np.uint8))):
             name = f"camelyonpatch_level_2_split_{split}_{field}.h5" if pcam else "a.hdf5"
             with h5py.File(tmp_path / name, "a") as file:
                 file[field if pcam else f"{split}/{field}"] = rows
     listing = list_source(tmp_path)
     assert listing.split_names == ("train", "val") and listing.split.tolist() == [0] * 6 + [1] * 3
-    assert np.array_equal(read(listing.files, range(N))[..., 0], values)
-    assert listing.files.dtype == np.dtype(np.uint16) and listing.columns["labels"].values.tolist() == LABELS.tolist()
+    assert np.array_equal(read(listing.files, range(N))[..., 0], pixels)
+    assert listing.files.dtype == np.dtype(np.uint16) and values(listing) == LABELS.tolist()
 
 
 FUEL = np.dtype([
@@ -94,19 +93,16 @@ def fuel(path, lines, attribute="split"):
     return path
 
 
-def test_fuels_splits_and_withheld_targets(tmp_path):
+def test_fuels_splits_by_range_or_list_and_withheld_targets(tmp_path):
     lines = [("train", "features", 0, 5, 0, 1), ("train", "targets", 0, 5, 0, 1),
              ("test", "features", 5, 8, 0, 1), ("test", "targets", 5, 8, 0, 0)]  # fmt: skip
     for attribute in ("split", "split_array"):
         listing = list_source(fuel(tmp_path / f"{attribute}.hdf5", lines, attribute))
         assert listing.split_names == ("train", "test", "other")
         assert listing.split.tolist() == [0] * 5 + [1] * 3 + [2]
-        assert listing.columns["labels"].values.tolist() == [*LABELS[:5], -1, -1, -1, LABELS[8]]
+        assert values(listing) == [*LABELS[:5], -1, -1, -1, LABELS[8]] and "withheld for 3 rows" in notes_of(listing)
         assert np.array_equal(read(listing.files, range(N)), PIXELS)
-        assert any("withheld for 3 rows" in note for note in listing.notes)
-
-
-def test_fuels_splits_may_be_lists_of_rows(tmp_path):
+    # They may also be lists of rows.
     lines = [("train", "features", 0, 0, 1, 1), ("test", "features", 2, 8, 0, 1)]
     listing = list_source(fuel(tmp_path / "a.hdf5", lines))
     assert listing.split_names == ("train", "test", "other")
@@ -126,54 +122,41 @@ def test_contradicting_splits_are_named(tmp_path, lines, reason):
     refused(reason, fuel(tmp_path / "a.hdf5", lines))
 
 
-def spoil(file, other, how):
-    match how:
-        case "external link":
-            file["labels"] = h5py.ExternalLink(other, "/x")
-        case "external storage":
-            file.create_dataset("labels", (9,), "u1", external=[(other, 0, 9)])
-        case "virtual":
-            layout = h5py.VirtualLayout((9,), "i8")
-            layout[:] = h5py.VirtualSource(other, "x", (9,))
-            file.create_virtual_dataset("labels", layout)
-        case "dangling":
-            file["labels"] = h5py.SoftLink("/nowhere")
-        case "soft and out":
-            file["hidden/out"] = h5py.ExternalLink(other, "/x")
-            file["labels"] = h5py.SoftLink("/hidden/out")
-        case "floats":
-            del file["images"]
-            file["images"] = PIXELS / 255
-        case "ragged":
-            del file["images"]
-            file.create_dataset("images", (9,), h5py.vlen_dtype(np.uint8))
-        case "unequal":
-            file["labels"] = LABELS[:4]
-        case "packed":
-            file.attrs["fastload_version"] = 1
+def virtual(file, other):
+    layout = h5py.VirtualLayout((9,), "i8")
+    layout[:] = h5py.VirtualSource(other, "x", (9,))
+    file.create_virtual_dataset("labels", layout)
 
 
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("external link", r"`labels` is a link into another file"),
-        ("external storage", r"`labels` keeps its data in another file"),
-        ("virtual", r"`labels` is a virtual dataset"),
-        ("dangling", r"`labels` leads nowhere"),
-        ("soft and out", r"link into another file|leads into another file"),
-        ("floats", r"the images are float64 .*images \* 255"),
-        ("ragged", r"images: rows of different length"),
-        ("unequal", r"unequal length: images 9, labels 4"),
-        ("packed", r"fastload packed this file.*fastload repack"),
-    ],
+def other_images(file, *args):
+    del file["images"]
+    file.create_dataset("images", *args)
+
+
+# Each changes a file of images, given the path of another file that holds /x.
+SPOILED = (
+    (lambda file, other: file.update(labels=h5py.ExternalLink(other, "/x")), "`labels` is a link into another file"),
+    (lambda file, other: file.create_dataset("labels", (9,), "u1", external=[(other, 0, 9)]), "data in another file"),
+    (virtual, "`labels` is a virtual dataset"),
+    (lambda file, _: file.update(labels=h5py.SoftLink("/nowhere")), "`labels` leads nowhere"),
+    (
+        lambda file, other: file.update({"a/b": h5py.ExternalLink(other, "/x"), "labels": h5py.SoftLink("/a/b")}),
+        "link into another file|leads into another file",
+    ),
+    (lambda file, _: other_images(file, None, None, PIXELS / 255), r"the images are float64 .*images \* 255"),
+    (lambda file, _: other_images(file, (9,), h5py.vlen_dtype(np.uint8)), "images: rows of different length"),
+    (lambda file, _: file.update(labels=LABELS[:4]), "unequal length: images 9, labels 4"),
+    (lambda file, _: file.attrs.update(fastload_version=1), "fastload packed this file.*fastload repack"),
 )
-def test_what_is_unsafe_or_wrong_is_refused_and_named(tmp_path, how, reason):
-    other = tmp_path / "secret.bin"
-    with h5py.File(other, "w") as file:
+
+
+@pytest.mark.parametrize(("change", "reason"), SPOILED)
+def test_what_is_unsafe_or_wrong_is_refused_and_named(tmp_path, change, reason):
+    with h5py.File(tmp_path / "secret.bin", "w") as file:
         file["x"] = LABELS
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = PIXELS
-        spoil(file, str(other), how)
+        change(file, str(tmp_path / "secret.bin"))
     refused(reason, tmp_path / "a.h5")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_trees import npy, read, refused
+from small_trees import notes_of, npy, read, refused, values
 
 from fastload.errors import SourceError
 from fastload.sources import SourceOptions, detect_layout, list_source
@@ -41,8 +41,7 @@ def test_images_and_labels_of_an_npz(tmp_path, name, pixels, packed):
     expected = {4: PIXELS, 3: pixels[..., None]}[pixels.ndim]
     assert np.array_equal(read(listing.files, range(N)), expected)
     assert isinstance(listing.files, MemoryRows if packed else RawRows)
-    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
-    assert listing.columns["labels"].values.dtype == np.int64
+    assert values(listing) == LABELS.tolist() and listing.columns["labels"].values.dtype == np.int64
     assert listing.keys[:2] == ("000000", "000001") and listing.split_names == ("all",)
     assert "arrays of 6 rows" in listing.notes[0]
 
@@ -50,18 +49,17 @@ def test_images_and_labels_of_an_npz(tmp_path, name, pixels, packed):
 @pytest.mark.parametrize("dtype", ["<u2", ">u2"])
 @pytest.mark.parametrize("order", "CF")
 def test_a_folder_of_npy_keeps_16_bits_and_any_memory_order(tmp_path, dtype, order):
-    values = np.array(RNG.integers(0, 65536, (N, 5, 4)), dtype=dtype, order=order)
-    np.save(tmp_path / "images.npy", values)
-    np.save(tmp_path / "labels.npy", np.asfortranarray(np.arange(2 * N).reshape(N, 2) % 2).astype(">i4"))
+    pixels, labels = np.array(RNG.integers(0, 65536, (N, 5, 4)), dtype, order=order), np.arange(2 * N).reshape(N, 2) % 2
+    np.save(tmp_path / "images.npy", pixels)
+    np.save(tmp_path / "labels.npy", np.asfortranarray(labels).astype(">i4"))
     (tmp_path / "readme.md").write_text("x")
     os.utime(tmp_path / "images.npy", ns=(1, 1))
     os.utime(tmp_path / "labels.npy", ns=(2, 2))
     listing = list_source(tmp_path)
     assert listing.mtimes_ns.tolist() == [2] * N  # a changed file beside the images is noticed
-    assert np.array_equal(read(listing.files, range(N))[..., 0], values) and listing.files.dtype == np.uint16
-    assert listing.columns["labels"].values.dtype == np.uint8
-    assert listing.columns["labels"].values.tolist() == (np.arange(2 * N).reshape(N, 2) % 2).tolist()
-    assert any("readme.md" in note for note in listing.notes)
+    assert np.array_equal(read(listing.files, range(N))[..., 0], pixels) and listing.files.dtype == np.uint16
+    assert listing.columns["labels"].values.dtype == np.uint8 and values(listing) == labels.tolist()
+    assert "readme.md" in notes_of(listing)
 
 
 def test_a_single_npy_and_an_archive_of_them(tmp_path):
@@ -97,8 +95,8 @@ def test_splits_are_found_by_names(tmp_path, way):
     assert listing.split_names == ("train", "test") and listing.split.tolist() == [0] * 6 + [1] * 2
     assert np.array_equal(read(listing.files, range(8)), np.concatenate([PIXELS, PIXELS[:2]]))
     labelled = way != "folders, one without labels"
-    assert listing.columns["labels"].values.tolist() == [*LABELS, *(LABELS[:2] if labelled else (-1, -1))]
-    assert any("no labels for test" in note for note in listing.notes) != labelled
+    assert values(listing) == [*LABELS, *(LABELS[:2] if labelled else (-1, -1))]
+    assert ("no labels for test" in notes_of(listing)) != labelled
     assert listing.keys[0] == "train/000000" and listing.keys[6] == "test/000000"
 
 
@@ -107,16 +105,13 @@ def test_token_arrays_are_a_dataset_without_images(tmp_path):
     mask = RNG.integers(0, 2, (N, 8)).astype(bool)
     source = npz(tmp_path / "text.npz", tokens=tokens, attention_mask=mask, labels=LABELS.astype(np.float32))
     listing = list_source(source)
-    assert listing.files is None and any("no images" in note for note in listing.notes)
-    assert np.array_equal(listing.columns["tokens"].values, tokens) and listing.columns["tokens"].values.dtype == "i4"
-    assert np.array_equal(listing.columns["attention_mask"].values, mask)
-    assert listing.columns["attention_mask"].values.dtype == np.uint8
-    assert listing.columns["labels"].values.tolist() == LABELS.tolist()
+    assert listing.files is None and "no images" in notes_of(listing) and values(listing) == LABELS.tolist()
+    for name, stored, dtype in (("tokens", tokens, "i4"), ("attention_mask", mask, "u1")):
+        assert np.array_equal(listing.columns[name].values, stored) and listing.columns[name].values.dtype == dtype
     targets = np.linspace(0, 1, N)  # no labels
     listing = list_source(npz(tmp_path / "text.npz", tokens=tokens, y=targets))
-    assert list(listing.columns) == ["targets", "tokens"]
-    assert listing.columns["targets"].values.tolist() == targets.tolist()
-    assert any("packed as targets" in note for note in listing.notes)
+    assert list(listing.columns) == ["targets", "tokens"] and values(listing, "targets") == targets.tolist()
+    assert "packed as targets" in notes_of(listing)
 
 
 def test_masks_names_keys_and_text_labels(tmp_path):
@@ -128,11 +123,10 @@ def test_masks_names_keys_and_text_labels(tmp_path):
     )  # fmt: skip
     listing = list_source(source)
     assert np.array_equal(read(listing.masks.files, range(N)), masks[..., 0]) and listing.masks.present.all()
-    assert listing.columns["labels"].values.tolist() == [1, 0, 2, 1, 0, 2]
-    assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
+    assert values(listing) == [1, 0, 2, 1, 0, 2] and listing.columns["labels"].attrs["names"] == ("a", "b", "c")
     assert listing.keys == tuple(f"f{i}.png" for i in range(N))
     assert listing.split_names == ("train", "val", "test") and listing.split.tolist() == [2, 0, 0, 1, 0, 2]
-    assert any("single values: mean" in note for note in listing.notes)
+    assert "single values: mean" in notes_of(listing)
 
 
 def test_reserved_and_odd_names_are_renamed_with_a_note(tmp_path):
@@ -142,8 +136,7 @@ def test_reserved_and_odd_names_are_renamed_with_a_note(tmp_path):
     listing = list_source(source)
     assert sorted(listing.columns) == ["digest_", "key_", "labels", "my_odd_name", "row_", "split_", "valid_"]
     assert listing.columns["labels"].attrs["names"] == ("a", "b", "c")
-    assert any("split is packed as split_" in note for note in listing.notes)
-    assert any("not numeric: words" in note for note in listing.notes)
+    assert "split is packed as split_" in notes_of(listing) and "not numeric: words" in notes_of(listing)
 
 
 class Evil:
@@ -192,7 +185,7 @@ REFUSED = {
         {"n": np.zeros(300), "split": np.arange(300).astype(str)}, r"split.npy: names 300 splits; 255 can be"
     ),
     "a column for one split": (
-        {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is no a for test"
+        {"train_x": PIXELS, "train_a": LABELS, "test_x": PIXELS}, "there is an array a for some splits, none for test"
     ),
 }  # fmt: skip
 
@@ -256,13 +249,13 @@ def test_integers_of_the_images_size_are_masks_whatever_their_type(tmp_path, nam
     assert np.array_equal(read(listing.masks.files, range(N)), masks.reshape(N, 5, 7))
     without = list_source(source, options=SourceOptions(masks="none"))
     assert without.masks is None and not without.columns
-    assert any("left alone, as asked for: " + name in note for note in without.notes)
+    assert f"left alone, as asked for: {name}" in notes_of(without)
 
 
 def test_arrays_that_savez_named_by_number(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", PIXELS, LABELS)
     listing = list_source(tmp_path / "a.npz")
-    assert listing.files is not None and listing.columns["labels"].values.tolist() == LABELS.tolist()
-    assert "arr_0 is taken for images, arr_1 is taken for labels" in " ".join(listing.notes)
+    assert listing.files is not None and values(listing) == LABELS.tolist()
+    assert "arr_0 is taken for images, arr_1 is taken for labels" in notes_of(listing)
     np.savez(tmp_path / "a.npz", PIXELS, LABELS, LABELS)
     refused(r"arrays without names: arr_0 uint8 .*images=\.\.\., labels=", tmp_path / "a.npz")

@@ -32,9 +32,16 @@ def features(**named: Any) -> dict[bytes, bytes]:
     return {b"huggingface": json.dumps({"info": {"features": named}}).encode()}
 
 
-def write(path: Path, rows: dict[str, Any], metadata: dict[bytes, bytes] | None = None, **options: Any) -> Path:
+def save_arrow(path: Path, table: Any) -> None:
+    """As `datasets` saves it, with a state.json."""
+    path.with_name("state.json").write_text("{}")
+    with pa.ipc.new_stream(str(path), table.schema) as out:
+        out.write_table(table)
+
+
+def write(path: Path, rows: Any, metadata: dict[bytes, bytes] | None = None, **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(rows)
+    table = pa.table(rows) if isinstance(rows, dict) else rows
     pq.write_table(table.replace_schema_metadata(metadata) if metadata else table, path, **options)
     return path
 
@@ -95,23 +102,17 @@ def test_files_that_are_missing_by_the_names_of_the_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_plain_binary_in_several_batches(tmp_path: Path, kind: Any) -> None:
+def test_plain_binary_in_several_batches_also_if_their_offsets_do_not_begin_at_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
     cells = [b"x" * (i % 7 + 1) for i in range(3000)]
-    path = write(tmp_path / "t.parquet", {"img": pa.array(cells, kind), "y": np.arange(3000)})
-    listing = list_source(path)
+    listing = list_source(write(tmp_path / "t.parquet", {"img": pa.array(cells, kind), "y": np.arange(3000)}))
     assert listing.split_names == ("all",) and listing.keys[2999] == "t.parquet/00002999"
     assert [listing.files.read(i) for i in range(0, 3000, 7)] == cells[::7]
-
-
-@pytest.mark.parametrize("sliced", [slice(0, 4), slice(2, 4)])
-def test_a_batch_whose_offsets_do_not_begin_at_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sliced: slice
-) -> None:
-    whole = pa.array([b"zero", b"one", b"2", b"three"], pa.binary())
-    path = write(tmp_path / "t.parquet", {"img": whole[sliced]})
-    monkeypatch.setattr(Shard, "batches", lambda *_: iter([(whole[sliced][:1], 0), (whole[sliced][1:], 0)]))
-    files = list_source(path).files
-    assert [files.read(i) for i in range(len(whole[sliced]))] == whole[sliced].to_pylist()  # type: ignore[union-attr]
+    some = pa.array([b"zero", b"one", b"2", b"three"], kind)[1:]
+    path = write(tmp_path / "t.parquet", {"img": some})
+    monkeypatch.setattr(Shard, "batches", lambda *_: iter([(some[:1], 0), (some[1:], 0)]))
+    assert [list_source(path).files.read(i) for i in range(3)] == some.to_pylist()  # type: ignore[union-attr]
 
 
 def test_the_temporary_file_serves_other_processes_and_goes_with_its_owner(tmp_path: Path) -> None:
@@ -226,9 +227,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, cut: int) -> None:
 
 def test_offsets_of_a_mapped_file_that_point_elsewhere_are_refused(tmp_path: Path) -> None:
     good = pa.table({"image": images((b"abcd", None), (b"efgh", None)), "label": [0, 1]})
-    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, good.schema) as writer:
-        writer.write_table(good)
-    (tmp_path / "state.json").write_text("{}")
+    save_arrow(tmp_path / "data.arrow", good)
     assert list_source(tmp_path).files.read(1) == b"efgh"  # type: ignore[union-attr]
     data = (tmp_path / "data.arrow").read_bytes()
     offsets = np.array([0, 4, 8], np.int32).tobytes()
@@ -281,13 +280,8 @@ def test_what_datasets_saves_is_read_in_place_and_as_it_reads_it(tmp_path: Path)
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_shards_are_not_kept_open_and_a_lack_of_descriptors_is_no_damage(tmp_path: Path, suffix: str) -> None:
     table = pa.table({"image": images((b"one", "a.jpg")), "label": [1]})
-    (tmp_path / "state.json").write_text("{}")
     for i in range(40):
-        if suffix == "parquet":
-            pq.write_table(table, tmp_path / f"{i:02d}.parquet")
-        else:
-            with pa.ipc.new_stream(str(tmp_path / f"{i:02d}.arrow"), table.schema) as out:
-                out.write_table(table)
+        (save_arrow if suffix == "arrow" else write)(tmp_path / f"{i:02d}.{suffix}", table)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     last = max(map(int, os.listdir("/proc/self/fd")))
     try:

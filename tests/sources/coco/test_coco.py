@@ -1,12 +1,13 @@
 import json
+import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from small_trees import archived, listed, notes_of, refused, refused_or_skipped
+from small_trees import archived, listed, notes_of, picture, refused, refused_or_skipped
 
 from fastload.errors import OptionError
 from fastload.sources import Listing, SourceOptions, detect_layout
@@ -40,11 +41,6 @@ def write(path: Path, images: list[tuple[int, str]], annotations: list[Any], **m
     # Categories stand behind the annotations, as in COCO itself.
     content = {"info": {"year": 2017}, "licenses": [], "images": listed, "annotations": annotations}
     path.write_text(json.dumps(content | {"categories": CATEGORIES} | more, indent=1))
-
-
-def picture(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((10, 16, 3), len(path.name), np.uint8)).save(path)
 
 
 @pytest.fixture
@@ -110,6 +106,8 @@ def test_semantic_masks_have_the_smaller_on_top_and_crowds_below(coco: Path) -> 
     assert not mask_of(listing, 2).any()
     header = masks.files.header(1)
     assert (header.height, header.width, header.channels, header.bits) == (10, 16, 1, 8)
+    os.utime(coco / "annotations/instances_val2017.json", ns=(0, 4 * 10**18))  # a resume notices other annotations
+    assert (listed(coco, "semantic").mtimes_ns == 4 * 10**18).all() and (listed(coco).mtimes_ns < 4 * 10**18).all()
 
 
 def test_instance_masks_count_boxes_from_1_and_ignore_crowds(coco: Path) -> None:
@@ -138,9 +136,7 @@ def test_an_archive_and_compressed_runs_give_the_same(coco: Path, tmp_path: Path
 
 
 def test_a_split_whose_images_are_not_there_is_left_with_a_note(coco: Path) -> None:
-    for path in (coco / "train2017").iterdir():
-        path.unlink()
-    (coco / "train2017").rmdir()
+    shutil.rmtree(coco / "train2017")
     # Its file is not even read.
     (coco / "annotations/instances_train2017.json").write_text("no JSON")
     listing = listed(coco)
@@ -207,10 +203,8 @@ def test_a_bad_annotation_is_named_or_skipped_with_its_image(coco: Path, more: d
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"images": [{"id": 9', "is not well-formed JSON"),
         ('{"images": [] "annotations": []}', "is not well-formed JSON: damaged at character"),
         ('{"images": [], "annotations": [], "categories": []} x', "is not well-formed JSON: there is more"),
-        ("[]", "is not well-formed JSON"),
         ("", "is not well-formed JSON: it is cut short"),
         ("[" * 100_000, "is not well-formed JSON"),
         ('{"a": ' + "[" * 200_000 + "}", "is not well-formed JSON"),

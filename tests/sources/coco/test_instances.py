@@ -45,12 +45,6 @@ def test_names_that_no_file_can_hold_are_written_out() -> None:
     assert read_instances(text.encode(), "x.json", False).names == ["\\ud800.jpg", "b.jpg"]
 
 
-def test_an_annotation_of_an_unknown_category_belongs_to_no_image() -> None:
-    content = CONTENT | {"annotations": [CONTENT["annotations"][0] | {"category_id": 4}]}
-    found = read_instances(json.dumps(content).encode(), "x.json", False)
-    assert found.image.tolist() == [-1] and found.bad == [(1, "annotation 1 has category id 4, which is not listed")]
-
-
 def test_a_file_cut_anywhere_is_named() -> None:
     text = json.dumps(CONTENT, ensure_ascii=False).encode()
     for end in range(len(text)):

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import archived, make, notes_of, refused, tar_of, values
+from small_trees import archived, make, notes_of, refused, refused_or_skipped, tar_of, values, write, write_tar
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
@@ -49,8 +49,8 @@ def devkit() -> dict[str, bytes]:
 
 @pytest.fixture
 def originals(tmp_path: Path) -> Path:
-    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of(class_tars()))
-    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({name: name.encode() for name in reversed(VAL)}))
+    write_tar(tmp_path / "ILSVRC2012_img_train.tar", class_tars())
+    write_tar(tmp_path / "ILSVRC2012_img_val.tar", {name: name.encode() for name in reversed(VAL)})
     (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(gzip.compress(tar_of(devkit())))
     return tmp_path
 
@@ -127,10 +127,6 @@ def test_the_train_archive_alone_and_unpacked_once(tmp_path: Path, name: str, fo
 def test_damage_in_a_class_archive_is_named(tmp_path: Path) -> None:
     path = tmp_path / "ILSVRC2012_img_train.tar"
     whole = class_tars()[f"{CAT}.tar"]
-    twice = io.BytesIO()
-    with tarfile.open(fileobj=twice, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("a.JPEG"))
-        archive.addfile(tarfile.TarInfo("a.JPEG"))
     for bad, message in {
         whole[:512]: "cut short",
         whole[:1024]: "no end mark",  # or the next archive's headers would be taken for its own
@@ -140,7 +136,7 @@ def test_damage_in_a_class_archive_is_named(tmp_path: Path) -> None:
         b"": "is an empty file",
         b"x" * 2000: "damaged",
         gzip.compress(whole): r"compressed as a whole \(gzip\)",
-        twice.getvalue(): "more than once: a.JPEG",
+        tar_of([("a.JPEG", b""), ("a.JPEG", b"")]): "more than once: a.JPEG",
         tar_of({}): f"without an image.*{CAT}.tar",
     }.items():
         path.write_bytes(tar_of({**class_tars(), f"{CAT}.tar": bad}))
@@ -155,12 +151,9 @@ def test_damage_in_a_class_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_links_and_bad_names_in_a_class_archive_are_refused(tmp_path: Path) -> None:
-    inner = tar_of({f"{CAT}_1.JPEG": b"1", f"../{CAT}_2.JPEG": b"2"})
-    (tmp_path / f"{CAT}.tar").write_bytes(inner)
-    (tmp_path / "x.tar").write_bytes(tar_of({f"{CAT}.tar": inner}))
-    for path in (tmp_path / "x.tar", tmp_path):
-        refused(r"`\.\.` in its name", path)
-        listing = list_source(path, on_error="skip")
+    inner = write_tar(tmp_path / f"{CAT}.tar", {f"{CAT}_1.JPEG": b"1", f"../{CAT}_2.JPEG": b"2"}).read_bytes()
+    for path in (write_tar(tmp_path / "x.tar", {f"{CAT}.tar": inner}), tmp_path):
+        listing = refused_or_skipped(r"`\.\.` in its name", path)
         assert [key for key, _ in listing.skipped] == [f"{CAT}.tar/../{CAT}_2.JPEG"]
         assert listing.keys == (f"{CAT}.tar/{CAT}_1.JPEG",)
 
@@ -191,7 +184,7 @@ def test_an_unpacked_devkit_serves_too_and_its_damage_is_named(originals: Path) 
     refused("holds more than 67108864 bytes", originals)
     (originals / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     for name, data in devkit().items():
-        (originals / name).parent.mkdir(parents=True, exist_ok=True)
+        make(originals, name)
         (originals / name).write_bytes(data)
     truth = originals / "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
     truth.write_bytes(truth.read_bytes() + b"2\n")
@@ -230,22 +223,17 @@ def test_bad_tables_are_named_with_their_line(tmp_path: Path, file: str, text: s
     refused(message, tmp_path)
 
 
-def test_classes_are_those_of_the_table_and_their_absence_is_noted(tmp_path: Path) -> None:
-    make(tmp_path, f"train/{CAT}/1.JPEG", f"train/{EEL}/1.JPEG", f"val/{CAT}/2.JPEG")
-    assert values(list_source(tmp_path)) == [0, 1, 1]
-    (tmp_path / "LOC_synset_mapping.txt").write_text("".join(f"{k} {WORDS[k]}\n" for k in WORDS))
-    listing = list_source(tmp_path)
-    assert values(listing) == [0, 2, 2]
-    assert "train: 2 images, none of 1 classes." in listing.notes
-
-
-def test_tiny_imagenet(tmp_path: Path) -> None:
-    make(tmp_path, *[f"train/{wnid}/images/{wnid}_0.JPEG" for wnid in WORDS], f"train/{CAT}/{CAT}_boxes.txt")
-    make(tmp_path, "val/images/val_0.JPEG", "val/images/val_1.JPEG", "test/images/test_0.JPEG")
-    (tmp_path / "val" / "val_annotations.txt").write_text(
-        f"val_1.JPEG\t{CAT}\t0\t1\t2\t3\nval_0.JPEG\t{DOG}\t1\t1\t2\t3\n"
-    )
-    listing = list_source(tmp_path)
+def test_classes_are_those_of_the_table_and_tiny_imagenet_has_its_own(tmp_path: Path) -> None:
+    root = make(tmp_path / "a", f"train/{CAT}/1.JPEG", f"train/{EEL}/1.JPEG", f"val/{CAT}/2.JPEG")
+    assert values(list_source(root)) == [0, 1, 1]
+    write(root / "LOC_synset_mapping.txt", "".join(f"{k} {WORDS[k]}\n" for k in WORDS))
+    listing = list_source(root)
+    assert values(listing) == [0, 2, 2] and "train: 2 images, none of 1 classes." in listing.notes
+    tiny = make(tmp_path, *[f"t/train/{wnid}/images/{wnid}_0.JPEG" for wnid in WORDS], f"t/train/{CAT}/{CAT}_boxes.txt")
+    make(tiny / "t", "val/images/val_0.JPEG", "val/images/val_1.JPEG", "test/images/test_0.JPEG")
+    rows = [f"val_1.JPEG\t{CAT}\t0\t1\t2\t3\n", f"val_0.JPEG\t{DOG}\t1\t1\t2\t3\n"]
+    write(tiny / "t/val/val_annotations.txt", "".join(rows))
+    listing = list_source(tiny / "t")
     assert listing.layout == "imagenet" and values(listing) == [0, 1, 2, 1, 2, -1]
     assert listing.split_names == ("train", "val", "test")
 
@@ -259,10 +247,8 @@ def test_other_class_folders_are_not_imagenet_and_strays_and_empty_classes_are_n
     refused(
         rf"Classes without an image \(1\): train/{DOG}", make(tmp_path / "n", f"train/{CAT}/1.JPEG", f"train/{DOG}/")
     )
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / f"{CAT}.tar").write_bytes(class_tars()[f"{CAT}.tar"])
-    zipped = archived(tmp_path / "c", tmp_path / "x.zip")
-    refused("lies in a zip, where it cannot be read in place", zipped)
+    write_tar(tmp_path / "c" / f"{CAT}.tar", {f"{CAT}_1.JPEG": b"1"})
+    refused("lies in a zip, where it cannot be read in place", archived(tmp_path / "c", tmp_path / "x.zip"))
 
 
 def test_folders_are_preferred_to_their_archives_and_flat_names_hold_the_class(originals: Path, tmp_path: Path) -> None:
@@ -270,9 +256,8 @@ def test_folders_are_preferred_to_their_archives_and_flat_names_hold_the_class(o
     listing = list_source(originals)
     assert listing.keys[0] == f"train/{EEL}/{EEL}_1.JPEG" and len(listing) == 3 + 4
     assert "Read the images of 'train' in its folder, not ILSVRC2012_img_train.tar." in listing.notes
-    one = make(tmp_path / "one", f"{CAT}/{CAT}_1.JPEG")
-    (one / f"{CAT}.tar").write_bytes(class_tars()[f"{CAT}.tar"])
-    listing = list_source(one)
+    write_tar(make(tmp_path / "one", f"{CAT}/{CAT}_1.JPEG") / f"{CAT}.tar", {f"{CAT}_2.JPEG": b"2"})
+    listing = list_source(tmp_path / "one")
     assert listing.keys == (f"{CAT}/{CAT}_1.JPEG",)
     assert f"Read the images of {CAT} in its folder, not {CAT}.tar." in listing.notes
     listing = list_source(make(tmp_path / "flat", f"{EEL}_tench.JPEG", f"{CAT}_tabby.JPEG", "README.md"))

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import json
 import sys
-import zipfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
-from PIL import Image
-from small_trees import make, notes_of, refused, refused_or_skipped, values, write
+from small_trees import archived, make, notes_of, refused, refused_or_skipped, values, write
 
-from fastload import pack_images
-from fastload.errors import MissingExtraError, SourceError
+from fastload.errors import MissingExtraError
 from fastload.sources import Listing, SourceOptions, detect_layout, list_source
 
 
@@ -68,6 +64,7 @@ def test_every_encoding_gives_the_same_names(tmp_path: Path, encoding: str) -> N
     ("file", "text", "message"),
     [
         ("t.csv", "image,label\na.jpg,1\nb.jpg,1,2\n", "line 3: 3 cells, but the first row has 2"),
+        ("t.csv", 'image,label\na.jpg,"1\n2"\nb.jpg,1,2\n', "line 4: 3 cells, but the first row has 2"),
         ("t.csv", 'image,label\na.jpg,"1\nb.jpg,1\n', "line 2: unexpected end of data"),
         ("t.csv", 'image,label\n"a.jpg"x,1\n', "line 2: "),
         ("t.csv", "image,label,label\na.jpg,1,2\n", "two columns are called 'label'"),
@@ -113,10 +110,7 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
 
 def test_a_table_inside_an_archive_names_its_neighbours(abc: Path, tmp_path: Path) -> None:
     write(abc / "t.csv", "image,label\na.jpg,1\nb.jpg,0\n")
-    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
-        for path in sorted(abc.iterdir()):
-            archive.write(path, f"photos/{path.name}")
-    listing = list_source(tmp_path / "photos.zip")
+    listing = list_source(archived(abc, tmp_path / "photos.zip", "photos"))
     assert listing.keys == ("photos/a.jpg", "photos/b.jpg") and listing.files.read(1) == b"b.jpg"
 
 
@@ -134,20 +128,30 @@ def test_ids_without_suffix_find_the_folder_of_their_split(tmp_path: Path) -> No
     refused(r"2 \(line 3 of train.csv\)", root)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = make(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "validation/cat/1.jpg")
     rows = {"train": [("cat/1.jpg", "a cat"), ("dog/2.jpg", "a dog")], "validation": [("cat/1.jpg", "x")]}
+    head, row = {"csv": ("file_name,caption\n", "{},{}\n")}.get(kind, ("", '{{"file_name": "{}", "caption": "{}"}}\n'))
     for split, pairs in rows.items():
-        if kind == "csv":
-            text = "file_name,caption\n" + "".join(f"{name},{text}\n" for name, text in pairs)
+        if kind == "parquet":
+            pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
+            import pyarrow as pa
+
+            table = pa.table([list(column) for column in zip(*pairs, strict=True)], ["file_name", "caption"])
+            pq.write_table(table, root / split / "metadata.parquet")
         else:
-            text = "".join(json.dumps({"file_name": name, "caption": text}) + "\n" for name, text in pairs)
-        write(root / split / f"metadata.{kind}", text)
+            write(root / split / f"metadata.{kind}", head + "".join(row.format(*pair) for pair in pairs))
     listing = list_source(root)
     assert listing.layout == "manifest" and listing.split_names == ("train", "val")
     assert listing.keys == ("train/cat/1.jpg", "train/dog/2.jpg", "validation/cat/1.jpg")
     assert "Names of folders are not labels here" in notes_of(listing)
+    if kind == "parquet":
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(MissingExtraError, match=r"pip install pyarrow"):
+            list_source(tmp_path)
     for split in rows:
         (root / split / f"metadata.{kind}").unlink()
     write(root / "metadata.csv", "file_name,label\ntrain/cat/1.jpg,1\nvalidation/cat/1.jpg,0\n")
@@ -177,6 +181,7 @@ CORNERS = "xmin,ymin,xmax,ymax"
         (csv("label", "cat|dog", "dog", "cat"), {"labels": [[1, 1], [0, 1], [1, 0]], "names": ("cat", "dog")}, ""),
         (csv("label", "0.0", "1.0", "2.0"), {"labels": [0, 1, 2]}, "whole numbers written as floats"),
         (csv("score", "0.5", "1", "2e1"), {"targets": [0.5, 1, 20]}, "of floats"),
+        (csv("x,y,w,h", "1,2,3,4", "5,6,7,8"), {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8]]}, "Boxes by the columns x, y"),
         (csv("x1,y1,x2,y2,label", "1,2,3,4,5", "5,6,7,8,6"),
          {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8]], "labels": [5, 6]}, ""),
         # several rows of an image are its boxes, in columns or in one cell
@@ -210,7 +215,7 @@ def test_names_and_cells_decide_what_a_column_is(abc: Path, text: str, wanted: d
         if "labels" in name:
             assert column.attrs.get("names") == wanted.get("names")
             assert column.values.dtype == (np.uint8 if name == "labels" and column.values.ndim == 2 else np.int64)
-        assert column.moves == {"boxes": "xywh", "bbox": "xyxy"}.get(name, "")
+        assert column.moves == {"boxes": "xywh", "bbox": "xywh" if "w,h" in text else "xyxy"}.get(name, "")
         assert column.values.dtype.kind != "f" or column.values.dtype == np.float32 or name == "place"
 
 
@@ -289,25 +294,30 @@ def test_a_broken_table_beside_the_dataset_does_not_stop_it_unless_it_is_part_of
 
 
 def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Path) -> None:
-    text = "image,kind,age,split?,key,caption,none\n" + "".join(
-        f"{n}.jpg,{k},{a},x,{k},{'word ' * 20}{n},\n" for n, k, a in (("a", "cat", 3), ("b", "dog", 5), ("c", "cat", 4))
-    )
-    listing = list_source(write(abc / "t.csv", text), options=SourceOptions(labels=("kind",)))
+    rows = (f"{k},{a},x,{k},{'word ' * 20}{a}," for k, a in (("cat", 3), ("dog", 5), ("cat", 4)))
+    table = write(abc / "t.csv", csv("kind,age,split?,key,caption,none", *rows))
+    listing = list_source(table, options=SourceOptions(labels=("kind",)))
     assert values(listing) == [0, 1, 0] and values(listing, "age") == [3, 5, 4]
     assert values(listing, "key_") == [0, 1, 0] and "key" not in listing.columns
     assert "caption (text, mostly different in each row)" in notes_of(listing) and "none (empty)" in notes_of(listing)
-    several = list_source(abc / "t.csv", options=SourceOptions(labels=("kind", "age")))
+    several = list_source(table, options=SourceOptions(labels=("kind", "age")))
     assert values(several, "kind") == [0, 1, 0] and values(several, "age") == [3, 5, 4]
-    refused(r"no column 'sort' for labels. There are kind, age", abc / "t.csv", options=SourceOptions(labels=("sort",)))
-    refused(r"no column 'file' for images", abc / "t.csv", options=SourceOptions(image_column="file"))
+    refused(r"no column 'sort' for labels. There are kind, age", table, options=SourceOptions(labels=("sort",)))
+    refused(r"no column 'file' for images", table, options=SourceOptions(image_column="file"))
 
 
-def test_masks_of_a_column_are_found_and_may_be_absent(tmp_path: Path) -> None:
+def test_masks_of_a_column_are_found_may_change_and_be_absent(tmp_path: Path) -> None:
     root = make(tmp_path, "images/1.jpg", "images/2.jpg", "masks/1.png", "masks/2.png")
-    listing = list_source(write(root / "t.csv", "image,mask,label\n1.jpg,masks/1.png,0\n2.jpg,2.png,1\n"))
+    table = write(root / "t.csv", "image,mask,label\n1.jpg,masks/1.png,0\n2.jpg,2.png,1\n")
+    listing = list_source(table)
     assert listing.masks is not None and listing.masks.present.all() and listing.masks.ignore_index is None
     assert [listing.masks.files.read(i) for i in range(2)] == [b"masks/1.png", b"masks/2.png"]
     assert listing.keys == ("images/1.jpg", "images/2.jpg")
+    write(root / "masks/2.png", "another mask")  # which a resume notices
+    changed = list_source(table)
+    for before, after in ((listing.sizes, changed.sizes), (listing.mtimes_ns, changed.mtimes_ns)):
+        assert (before != after).tolist() == [False, True]
+    make(root, "masks/2.png")
     partly = list_source(write(root / "t.csv", "image,mask,label\n1.jpg,,0\n2.jpg,2.png,1\n"))
     assert partly.masks is not None and partly.masks.present.tolist() == [False, True]
     assert partly.masks.ignore_index == 255 and partly.masks.files.read(1) == b"masks/2.png"
@@ -321,75 +331,24 @@ def test_masks_of_a_column_are_found_and_may_be_absent(tmp_path: Path) -> None:
     refused(r"different masks in column 'mask' \(1\): 1.jpg .line", root / "t.csv")
 
 
-def test_a_manifest_packs_with_its_masks_boxes_and_splits(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    text = "image;mask;label;split;x;y;w;h\n"
-    for i in range(6):
-        for folder, shape in (("images", (8, 12, 3)), ("masks", (8, 12))):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            Image.fromarray(rng.integers(0, 9, shape, np.uint8)).save(tmp_path / folder / f"{i}.png")
-        text += f"{i};{i};{'ab'[i % 2]};{'train' if i else 'dev'};{i};2;4;6\n"
-    report = pack_images(
-        write(tmp_path / "t.csv", text), tmp_path / "t.h5", root=tmp_path, size=(4, 6), workers=1, shuffle=False
-    )
-    assert report.layout == "manifest"
-    with h5py.File(tmp_path / "t.h5") as file:
-        keys = file["key"].asstr()[:].tolist()
-        assert keys == [f"images/{i}.png" for i in (1, 2, 3, 4, 5, 0)]
-        assert file["images"].shape == (6, 4, 6, 3) and file["masks"].shape == (6, 4, 6)
-        assert file["bbox"][0].tolist() == [0.5, 1, 2, 3] and file["labels"][:].tolist() == [1, 0, 1, 0, 1, 0]
-        assert file["split"].attrs["names"].tolist() == [b"train", b"dev"]
-
-
-def test_a_changed_mask_changes_what_a_resume_compares(abc: Path) -> None:
-    make(abc, "masks/a.png", "masks/b.png")
-    write(abc / "t.csv", "image,mask\na.jpg,masks/a.png\nb.jpg,masks/b.png\nc.jpg,\n")
-    before = list_source(abc)
-    (abc / "masks/b.png").write_text("another mask")
-    after = list_source(abc)
-    assert (before.sizes != after.sizes).tolist() == [False, True, False]
-    assert (before.mtimes_ns != after.mtimes_ns).tolist() == [False, True, False]
-
-
-def test_a_table_of_numbers_beside_class_folders_is_no_manifest(tmp_path: Path) -> None:
-    make(tmp_path, *[f"{'cat' if i % 2 else 'dog'}/{i}.png" for i in range(30)])
-    log = write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},{1 / (i + 1):.4f}\n" for i in range(12)))
-    listing = list_source(tmp_path)
-    assert listing.layout == "folder" and len(listing) == 30 and names(listing) == ("cat", "dog")
-    assert "log.csv" in notes_of(listing)
-    write(tmp_path / "list.csv", "filename,label\n" + "".join(f"{i},{i % 3}\n" for i in range(30)))
-    listing = list_source(tmp_path)
-    assert listing.layout == "manifest" and len(listing) == 30 and "Tables ignored: log.csv" in notes_of(listing)
-    assert list_source(log, options=SourceOptions(image_column="epoch")).keys[:2] == ("dog/0.png", "cat/1.png")
-
-
-def test_metadata_parquet_of_an_imagefolder_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")
-    import pyarrow as pa
-
-    for split in ("train", "test"):
-        make(tmp_path / split, "a/0.png", "b/1.png")
-        rows = {"file_name": ["a/0.png", "b/1.png"], "label": [5, 7]}
-        pq.write_table(pa.table(rows), tmp_path / split / "metadata.parquet")
-    listing = list_source(tmp_path)
-    assert listing.layout == "manifest" and listing.split_names == ("train", "test")
-    assert values(listing) == [5, 7, 5, 7] and listing.keys[2] == "test/a/0.png"
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"pip install pyarrow"):
-        list_source(tmp_path)
-
-
 def test_a_table_beside_class_folders_takes_over_only_when_it_names_them_all(tmp_path: Path) -> None:
-    make(tmp_path, *[f"{name}/{i + 4 * (name == 'b')}.png" for name in "ab" for i in range(4)])
-    write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i},0.{i}\n" for i in range(8)))
+    make(tmp_path, *[f"{'ab'[i > 79]}/{i:03d}.png" for i in range(160)])
+    log = write(tmp_path / "log.csv", "epoch,loss\n" + "".join(f"{i:03d},0.{i}\n" for i in range(160)))
     write(tmp_path / "broken.csv", 'a,"b\n')
     write(tmp_path / "readme.txt", "hello\n")
-    assert detect_layout(tmp_path)[0] == "folder"
-    write(tmp_path / "log.csv", "path,label\na/0.png,x\nb/4.png,y\n")
-    with pytest.raises(SourceError, match=r"two layouts fit: .* names about 2 .* 8.*--layout folder"):
-        detect_layout(tmp_path)
+    listing = list_source(tmp_path)
+    assert listing.layout == "folder" and names(listing) == ("a", "b") and "log.csv" in notes_of(listing)
+    assert list_source(log, options=SourceOptions(image_column="epoch")).keys[79:81] == ("a/079.png", "b/080.png")
+    write(log, "epoch,loss\n000,0.1\n001,0.2\n")
+    listed = write(tmp_path / "list.csv", "filename,label\n" + "".join(f"{i:03d},{i % 3}\n" for i in range(160)))
+    listing = list_source(tmp_path)
+    assert listing.layout == "manifest" and len(listing) == 160
+    assert "Tables ignored: broken.csv (broken), log.csv" in notes_of(listing)
+    listed.unlink()
+    write(tmp_path / "log.csv", "path,label\na/000.png,x\nb/080.png,y\n")
+    refused(r"two layouts fit: .* names about 2 .* 160.*--layout folder", tmp_path)
     assert values(list_source(tmp_path, "manifest")) == [0, 1]
-    write(tmp_path / "log.csv", "path,label\n" + "".join(f"{'ab'[i > 3]}/{i}.png,x\n" for i in range(8)))
+    write(tmp_path / "log.csv", "path,label\n" + "".join(f"{'ab'[i > 79]}/{i:03d}.png,x\n" for i in range(160)))
     assert detect_layout(tmp_path)[0] == "manifest"
 
 

@@ -48,9 +48,10 @@ def main() -> None:
         (part,) = passes_of(transforms, spec)
         assert isinstance(part, FusedPass), name
         draws = Draws(1, 2, rows.numpy())
-        expected = run_pass(part, images[rows], spec, draws)
+        placement = part.placement(spec, draws)
+        expected = run_pass(part, images[rows], placement, spec, draws)
         for given in (images[rows], ImageRows(torch.from_numpy(values), rows)):
-            got = _by_kernel(part, given, part.placement(spec, draws), spec, draws, cpu)
+            got = _by_kernel(part, given, placement, spec, draws, cpu)
             assert got.shape == expected.shape and got.dtype == expected.dtype, name
             assert got.permute(0, 2, 3, 1).is_contiguous(), name
             scale = 1 / 255 / min(part.normalize.std) if part.normalize else 1

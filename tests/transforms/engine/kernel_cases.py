@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from colour_reference import exact_steps
 from resize_cases import reference
 
+from fastload.transforms.colour import BRIGHTNESS, CONTRAST, HUE, SATURATION
 from fastload.transforms.engine.gpu import Blocks, PassTables, fused
 from fastload.transforms.engine.placement import Placement
 
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(1, 5)
 MEAN, STD = np.array([0.485, 0.456, 0.406, 0.5]), np.array([0.229, 0.224, 0.225, 0.25])
 
 
@@ -134,7 +135,8 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
         exact = reference(images[rows[b]], placement, b)
         expected = exact
         for op, factor in steps[b]:
-            expected = coloured(np.floor(expected + 0.5), int(op), float(np.float32(factor)))
+            whole = np.moveaxis(np.floor(expected + 0.5), 2, 0)
+            expected = np.moveaxis(exact_steps(whole, np.array([op], int), np.array([factor], np.float32), 255), 0, 2)
         if case.erased:
             top, left, tall, wide = rectangles[b]
             expected = expected.copy()
@@ -174,34 +176,6 @@ def stored(images: np.ndarray, layout: str, device: str) -> torch.Tensor:
         part.copy_(there)
         return part
     return there
-
-
-def coloured(pixels: np.ndarray, op: int, factor: float) -> np.ndarray:
-    """One step of torchvision's, on whole levels (H, W, C) in float64."""
-    gray = pixels if pixels.shape[2] == 1 else np.floor(pixels @ [0.2989, 0.587, 0.114])[..., None]
-    if op == 0 or (pixels.shape[2] == 1 and op > CONTRAST):
-        return pixels
-    if op == HUE:
-        return turned(pixels, factor)
-    other = {BRIGHTNESS: 0.0, CONTRAST: gray.mean(), SATURATION: gray}[op]
-    return np.floor(np.clip(factor * pixels + (1 - factor) * other, 0, 255) + 1e-9)
-
-
-def turned(pixels: np.ndarray, turns: float) -> np.ndarray:
-    red, green, blue = np.moveaxis(pixels, 2, 0)
-    value, chroma = pixels.max(axis=2), pixels.max(axis=2) - pixels.min(axis=2)
-    divisor = np.where(chroma == 0, 1, chroma)
-    sixth = np.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
-    sixth = np.where(value == red, (green - blue) / divisor, sixth)
-    sixth = (sixth + 6 * turns) % 6
-    sector, fraction = np.floor(sixth).astype(int) % 6, sixth - np.floor(sixth)
-    low, falling, rising = value - chroma, value - chroma * fraction, value - chroma * (1 - fraction)
-    channels = [
-        np.choose(sector, [value, falling, low, low, rising, value]),
-        np.choose(sector, [rising, value, value, falling, low, low]),
-        np.choose(sector, [low, low, rising, value, value, falling]),
-    ]
-    return np.floor(np.stack(channels, axis=2) * (255.999 / 255))
 
 
 def main() -> None:

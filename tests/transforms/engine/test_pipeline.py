@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batches import some_images
 from hypothesis import given
 from hypothesis import strategies as st
 from resize_cases import in_one_memory
@@ -77,11 +78,7 @@ def test_functions_are_called_with_the_image_batch_and_own_transforms_with_draws
     added = torch.from_numpy(draws.stream(1).integers(0, 5)).to(torch.uint8)[:, None, None, None]
     assert torch.equal(result["images"], 255 - fields["images"] + added)
     assert torch.equal(result["masks"], fields["masks"])
-
-
-def test_no_transforms_give_the_fields_as_they_are():
-    fields = patterned(2)
-    assert apply_transforms((), fields, Draws(0, 0, np.arange(2)))["images"] is fields["images"]
+    assert apply_transforms((), fields, draws)["images"] is fields["images"], "nothing is done, nothing copied"
 
 
 def test_check_gives_the_spec_of_the_output():
@@ -119,13 +116,11 @@ def test_pipelines_that_cannot_work_are_refused(transforms, fields, message):
         check_pipeline(transforms, SHAPE, torch.uint8, fields)
 
 
-def test_floats_before_normalize_are_refused_where_they_are_seen():
-    assert check_pipeline([lambda images: images.float(), NORMALIZE], SHAPE, torch.uint8, ["images"]) is None
+def test_floats_before_normalize_and_draws_of_another_batch_are_refused_where_they_are_seen():
+    floats = [lambda images: images.float(), NORMALIZE]
+    assert check_pipeline(floats, SHAPE, torch.uint8, ["images"]) is None
     with pytest.raises(OptionError, match="divides uint8"):
-        apply_transforms([lambda images: images.float(), NORMALIZE], patterned(2), Draws(0, 0, np.arange(2)))
-
-
-def test_draws_of_another_batch_are_refused():
+        apply_transforms(floats, patterned(2), Draws(0, 0, np.arange(2)))
     images = torch.zeros(8, 3, 12, 10, dtype=torch.uint8)
     with pytest.raises(OptionError, match="draws are for 4 samples, and the batch has 8"):
         apply_transforms([FLIP], {"images": images}, Draws(0, 0, np.arange(4)))
@@ -174,8 +169,7 @@ def making_of(transforms, dtype=torch.uint8) -> SizeHead:
 
 
 def images_of(shapes) -> list[torch.Tensor]:
-    generator = np.random.default_rng(len(shapes))
-    return [torch.from_numpy(generator.integers(0, 256, (*shape, 3), np.uint8)).permute(2, 0, 1) for shape in shapes]
+    return [some_images(1, *shape, seed=number)[0] for number, shape in enumerate(shapes)]
 
 
 def placed(images, placement) -> torch.Tensor:
@@ -217,35 +211,29 @@ def test_one_placement_gives_what_the_samples_give_one_by_one(shapes, transforms
 
 
 @pytest.mark.parametrize(
-    "transforms",
+    ("transforms", "dtype"),
     [
-        [RandomCrop(16, padding=2)],
-        [RandomCrop(32, pad_if_needed=True)],
-        [Resize(24), RandomResizedCrop(16)],
-        [RandomHorizontalFlip(), Resize(20), RandomCrop(24, pad_if_needed=True)],
+        ([RandomCrop(16, padding=2)], torch.uint8),
+        ([RandomCrop(32, pad_if_needed=True)], torch.uint8),
+        ([Resize(24), RandomResizedCrop(16)], torch.uint8),
+        ([RandomHorizontalFlip(), Resize(20), RandomCrop(24, pad_if_needed=True)], torch.uint8),
+        ([Resize(14), CenterCrop(12)], torch.uint16),
     ],
 )
-def test_what_is_no_single_placement_is_done_sample_by_sample(transforms):
+def test_what_is_no_single_placement_is_done_sample_by_sample(transforms, dtype):
     shapes = np.array([(18, 40), (30, 17), (40, 40)])
-    making, images, rows = making_of(transforms), images_of(shapes), np.array([4, 0, 7])
+    making, rows = making_of(transforms, dtype), np.array([4, 0, 7])
+    images = [image.to(dtype) for image in images_of(shapes)]
     masks = [image[0].contiguous() for image in images]
     assert making.placement(shapes, Draws(1, 2, rows)) is None
     result = making.apply_each(images, {"masks": masks}, Draws(1, 2, rows), ignore_index=255)
-    assert result["images"].permute(0, 2, 3, 1).is_contiguous()
+    assert result["images"].permute(0, 2, 3, 1).is_contiguous() and result["images"].dtype == dtype
     assert result["images"].shape == (3, 3, *making.size) and result["masks"].shape == (3, *making.size)
     for place, image in enumerate(images):
         one = {"images": image[None], "masks": masks[place][None]}
         alone = apply_transforms(transforms, one, Draws(1, 2, rows[place : place + 1]), ignore_index=255)
         assert torch.equal(result["images"][place], alone["images"][0])
         assert torch.equal(result["masks"][place], alone["masks"][0])
-
-
-def test_images_of_16_bits_are_done_sample_by_sample():
-    images = [image.to(torch.uint16) * 200 for image in images_of([(30, 20), (12, 50)])]
-    making, draws = making_of([Resize(14), CenterCrop(12)], torch.uint16), Draws(0, 0, np.arange(2))
-    assert making.placement(np.array([(30, 20), (12, 50)]), draws) is None
-    result = making.apply_each(images, {}, draws)["images"]
-    assert result.dtype == torch.uint16 and result.shape == (2, 3, 12, 12)
 
 
 def test_transforms_behind_draw_what_they_would_have_drawn():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batches import LAYOUTS, some_images
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -28,11 +29,8 @@ def placements(draw, size=(23, 19), batch=3):
     return Placement(first, windows_of, np.array([scaled] * batch), offset, np.array([size]), turned)
 
 
-def images_of(channels=3, dtype=np.uint8, memory="nhwc", size=(23, 19), batch=3) -> torch.Tensor:
-    values = np.random.default_rng(channels).integers(0, np.iinfo(dtype).max, (batch, *size, channels), dtype, True)
-    if memory == "nchw":
-        return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
-    return torch.from_numpy(values).permute(0, 3, 1, 2)
+def images_of(channels=3, dtype=np.uint8, layout="nhwc") -> torch.Tensor:
+    return some_images(3, 23, 19, dtype, channels=channels, layout=layout)
 
 
 def assert_close(result: torch.Tensor, images: torch.Tensor, placement: Placement, levels: float) -> None:
@@ -43,10 +41,10 @@ def assert_close(result: torch.Tensor, images: torch.Tensor, placement: Placemen
         assert np.abs(pixels - reference(image, placement, sample)).max() <= levels
 
 
-@given(placement=placements(), channels=st.sampled_from([1, 3, 4]), memory=st.sampled_from(["nhwc", "nchw"]))
-def test_resized_images_are_within_a_level_of_the_exact_mean(placement, channels, memory):
+@given(placement=placements(), channels=st.sampled_from([1, 3, 4]), layout=st.sampled_from(LAYOUTS))
+def test_resized_images_are_within_a_level_of_the_exact_mean(placement, channels, layout):
     # torch's uint8 resize rounds once after each axis, with 8-bit fractions at least: 1.0 of 255 in all.
-    images = images_of(channels, memory=memory)
+    images = images_of(channels, layout=layout)
     before = images.clone()
     assert_close(place_images(images, placement, OutputPool()), images, placement, 1.02)
     assert torch.equal(images, before)

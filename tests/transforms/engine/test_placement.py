@@ -6,14 +6,16 @@ from functools import reduce
 
 import numpy as np
 import torch
+from batches import some_images
 from hypothesis import given
 from hypothesis import strategies as st
 from resize_cases import varied
 
+from fastload.transforms import Draws, RandomHorizontalFlip, RandomVerticalFlip
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.buffers import OutputPool
 from fastload.transforms.engine.place import place_images, place_varied_coordinates, place_varied_masks
-from fastload.transforms.engine.placement import Placement, flips, resized, windows
+from fastload.transforms.engine.placement import Placement, resized, windows
 
 
 @st.composite
@@ -21,8 +23,8 @@ def steps(draw, size, *, resizes):
     """A placement of three images of a size, a window, a turn or (if allowed) a resized window."""
     kind = draw(st.sampled_from(["window", "mirror", "flip", *(["resize"] if resizes else [])]))
     if kind in ("mirror", "flip"):
-        flags = np.array(draw(st.lists(st.booleans(), min_size=3, max_size=3)))
-        return flips(np.array([size]), flags, axis=int(kind == "mirror"))
+        flip = (RandomHorizontalFlip if kind == "mirror" else RandomVerticalFlip)(0.5)
+        return flip.place(np.array([size]), Draws(draw(st.integers(0, 99)), 0, np.arange(3)))
     windows_of = [[draw(st.integers(1, side)) for side in size] for _ in range(3)]
     firsts = [[draw(st.integers(0, side - part)) for side, part in zip(size, one, strict=True)] for one in windows_of]
     first, window = np.array(firsts), np.array(windows_of)
@@ -42,11 +44,6 @@ def chains(draw):
     return first, placements
 
 
-def images_of(size, channels=3, dtype=np.uint8) -> torch.Tensor:
-    values = np.random.default_rng(size[0] * 31 + size[1]).integers(0, 256, (3, *size, channels), dtype)
-    return torch.from_numpy(values).permute(0, 3, 1, 2)
-
-
 def one_after_the_other(images: torch.Tensor, placements: list[Placement]) -> torch.Tensor:
     for placement in placements:
         images = place_images(images, placement, OutputPool())
@@ -56,7 +53,7 @@ def one_after_the_other(images: torch.Tensor, placements: list[Placement]) -> to
 @given(chain=chains())
 def test_joined_placements_give_what_they_give_one_after_the_other(chain):
     size, placements = chain
-    images = images_of(size)
+    images = some_images(3, *size)
     together = place_images(images, reduce(Placement.then, placements), OutputPool())
     # A turn before a resize and after it round their sums in another order.
     difference = together.to(torch.int16) - one_after_the_other(images, placements).to(torch.int16)
@@ -103,7 +100,7 @@ def test_boxes_and_points_of_joined_placements_are_those_of_one_after_the_other(
 def test_a_box_around_the_image_is_around_the_resized_and_mirrored_one():
     none = np.zeros((1, 2), np.int64)
     larger = resized(none, np.array([[10, 20]]), np.array([[30, 40]]))
-    placement = larger.then(flips(larger.sizes, np.array([True]), axis=1))
+    placement = larger.then(RandomHorizontalFlip(1).place(larger.sizes, Draws(0, 0, np.arange(1))))
     assert placement.move_boxes(torch.tensor([[0.0, 0, 20, 10]])).tolist() == [[0, 0, 40, 30]]
     assert placement.move_boxes(torch.tensor([[0.0, 0, 5, 5]])).tolist() == [[30, 0, 40, 15]]
     # torchvision's keypoints: resizing multiplies, mirroring counts from the last pixel.

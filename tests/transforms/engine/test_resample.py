@@ -53,16 +53,13 @@ def test_without_torchscript_the_same_program_runs_in_python(case, dtype):
     shapes, placement, _ = case
     constants = None if dtype == torch.uint8 else Normalize([0.5], [0.2]).scale_and_shift(torch.uint8)
     images = images_of(shapes, 1)
+    assert without_gil(*resample._PROGRAM) is not resample._place
     compiled = placed(images, placement, 1, constants, dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(torch.jit, "CompilationUnit")
         patch.setattr(resample, "without_gil", without_gil.__wrapped__)
         assert resample.without_gil(*resample._PROGRAM) is resample._place
         assert torch.equal(placed(images, placement, 1, constants, dtype), compiled)
-
-
-def test_torch_compiles_the_program():
-    assert without_gil(*resample._PROGRAM) is not resample._place
 
 
 @pytest.mark.parametrize("rows", [None, np.array([3, 0, 3])])
@@ -79,6 +76,8 @@ def test_a_batch_is_placed_from_any_memory(rows):
     picked = images.numpy() if rows is None else images.numpy()[rows]
     expected = placed(list(picked), placement, 3)
     assert all(torch.equal(result, expected) for result in results)
+    none = np.zeros((0, 2), np.int64)
+    assert placed([], resized(none, none, np.array([[4, 5]])), 3).shape == (0, 3, 4, 5)
 
 
 @given(case=varied(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
@@ -108,8 +107,3 @@ def test_a_column_of_pixels_is_resized_right_on_a_cpu_without_avx2():
     environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
     done = subprocess.run([sys.executable, "-c", COLUMN], env=environment, capture_output=True, text=True)
     assert done.stdout == f"[[245, 107]]\n{[[245, 107]] * 3}\n", done.stderr
-
-
-def test_no_samples_are_placed_nowhere():
-    none = np.zeros((0, 2), np.int64)
-    assert placed([], resized(none, none, np.array([[4, 5]])), 3).shape == (0, 3, 4, 5)

@@ -105,9 +105,8 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "parts": fetch.parts,
         "others": {part: value for part, value in others.items() if value[0] > 0},
         "out": out,
+        "h5": [*h5, num_h5_threads],
     }
-    if num_h5_threads:
-        event["h5"] = [*h5, num_h5_threads]
     durations = sorted(fetch.samples)
     if durations:
         middle = durations[len(durations) // 2]
@@ -123,13 +122,10 @@ class _Looker:
     """A thread that looks every 50 ms at the line of code a worker process is in, while it makes a batch.
 
     Only in workers: an extra thread in the main process would be noticed by a script that forks.
-
-    Attributes:
-        ident: the thread that makes a batch; 0: none does.
     """
 
     def __init__(self) -> None:
-        self.ident = 0
+        self.ident = 0  # the thread that makes a batch; 0: none does
         self._pid = 0
 
     def begin(self) -> None:

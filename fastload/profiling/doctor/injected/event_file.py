@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 clock = time.perf_counter
@@ -22,11 +23,9 @@ class EventFile:
 
     def write(self, event: dict[str, Any] | str) -> None:
         """Appends an event, given as a dict or as its JSON. If that fails, the event is lost and the script goes on."""
-        try:
+        with suppress(OSError, ValueError, TypeError):  # the folder is gone, the disk is full
             if self.folder:
                 self._append(event)
-        except (OSError, ValueError, TypeError):
-            pass  # the folder is gone, the disk is full
 
     def record_into(self, folder: str) -> str:
         """Records into this folder from now on, or stops with an empty name; returns the folder used until now."""
@@ -40,16 +39,14 @@ class EventFile:
         pid = os.getpid()
         if pid != self._pid or not self._is_ours():
             self._pid = pid
-            name = f"{pid}-{time.monotonic_ns()}.jsonl"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self._fd = os.open(os.path.join(self.folder, name), flags, 0o600)
+            path = os.path.join(self.folder, f"{pid}-{time.monotonic_ns()}.jsonl")
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._file = identity(self._fd)
-            environ = os.environ
             self._append({
                 "e": "process",
                 "pid": pid,
-                "rank": environ.get("RANK", ""),
-                "local_world": environ.get("LOCAL_WORLD_SIZE", ""),
+                "rank": os.environ.get("RANK", ""),
+                "local_world": os.environ.get("LOCAL_WORLD_SIZE", ""),
                 "cpus": available_cpus() or os.cpu_count() or 1,
                 "python": ".".join(map(str, sys.version_info[:3])),
                 "t": clock(),

@@ -7,34 +7,13 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .batch_making import fetching, looker
-from .event_file import clock, events, note_fault
+from .event_file import events, note_fault
 from .loop_side import LoaderState, asking, gpu, iterating
 from .timed_calls import DECODING, H5, LOCK, READING, metering, passing, patch, thread, timed, unpatch
-
-# Functions of a module that are timed, as what. Some releases have only some of them.
-_CALLS: dict[str, dict[str, str]] = {
-    "PIL.Image": dict.fromkeys(("open", "Image.convert", "Image.tobytes"), DECODING),
-    "PIL.ImageFile": {"ImageFile.load": DECODING},
-    "cv2": {"imread": DECODING, "imdecode": DECODING},
-    "simplejpeg": {"decode_jpeg": DECODING},
-    "turbojpeg": {"TurboJPEG.decode": DECODING},
-    "torchvision.io.image": dict.fromkeys(("read_image", "decode_image", "decode_jpeg", "decode_png"), DECODING),
-    "imageio.v2": {"imread": DECODING},
-    "imageio.v3": {"imread": DECODING},
-    "zlib": {"decompress": DECODING},
-    "bz2": {"decompress": DECODING},
-    "lzma": {"decompress": DECODING},
-    "numpy.lib.npyio": {"load": READING, "fromfile": READING},
-    "numpy": {"load": READING, "fromfile": READING},
-    "h5py._hl.dataset": dict.fromkeys(
-        ["Dataset." + name for name in "__getitem__ __setitem__ read_direct write_direct resize flush".split()], H5
-    ),
-    "multiprocessing.synchronize": {"SemLock.__enter__": LOCK},
-    "fcntl": {"flock": LOCK, "lockf": LOCK},
-}
 
 
 def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,39 +27,31 @@ def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
     return make_methods
 
 
-def _iterating_probed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `FastLoader.iterate`, to have each batch reported to a probe."""
-    begin_epoch = iterating(original)
-
-    @functools.wraps(original)
-    def iterate(self: Any, probe: Any = None) -> Any:
-        if probe is None and events.folder and thread.asked is None:
-            probe = sys.modules["fastload.timing.probe"].Probe(clock)
-        iterator = begin_epoch(self, probe)
-        state = iterator.__dict__.get("_fastload_doctor")
-        if state is not None:
-            state.probe = probe
-        return iterator
-
-    return iterate
-
-
 _into, _out = functools.partial(passing, part="into"), functools.partial(passing, part="out")
 
-# Functions of a module, and what wraps them.
-_WRAPS: dict[str, dict[str, Callable[..., Any]]] = {
-    "multiprocessing.synchronize": {"SemLock._make_methods": _making_methods},
-    "torch.utils.data._utils.fetch": {
-        "_MapDatasetFetcher.fetch": fetching,
-        "_IterableDatasetFetcher.fetch": fetching,
-    },
-    "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
+# Functions of a module, and what wraps them; or the part as which they are timed, of those that not all releases have.
+_HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
+    "PIL.Image": dict.fromkeys(("open", "Image.convert", "Image.tobytes"), DECODING),
+    "PIL.ImageFile": {"ImageFile.load": DECODING},
+    "cv2": {"imread": DECODING, "imdecode": DECODING},
+    "simplejpeg": {"decode_jpeg": DECODING},
+    "turbojpeg": {"TurboJPEG.decode": DECODING},
+    "torchvision.io.image": dict.fromkeys(("read_image", "decode_image", "decode_jpeg", "decode_png"), DECODING),
+    **{name: {"imread": DECODING} for name in ("imageio.v2", "imageio.v3")},
+    **{name: {"decompress": DECODING} for name in ("zlib", "bz2", "lzma")},
+    **{name: {"load": READING, "fromfile": READING} for name in ("numpy", "numpy.lib.npyio")},
+    "h5py._hl.dataset": dict.fromkeys(
+        ["Dataset." + name for name in "__getitem__ __setitem__ read_direct write_direct resize flush".split()], H5
+    ),
+    "fcntl": {"flock": LOCK, "lockf": LOCK},
+    "multiprocessing.synchronize": {"SemLock.__enter__": LOCK, "SemLock._make_methods": _making_methods},
     "multiprocessing.reduction": {"ForkingPickler.loads": _into, "ForkingPickler.dumps": _out},
     "multiprocessing.connection": {"_ConnectionBase.recv_bytes": _into, "_ConnectionBase.send_bytes": _out},
-    "fastload.loader.loader": {"FastLoader.iterate": _iterating_probed},
+    "torch.utils.data._utils.fetch": {f"_{kind}DatasetFetcher.fetch": fetching for kind in ("Map", "Iterable")},
+    "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
+    "fastload.loader.loader": {"FastLoader.iterate": iterating},
     "fastload.loader.iteration": {"Iteration.__next__": asking},
 }
-_HOOKED = {*_CALLS, *_WRAPS}
 
 
 def _wrap(module: Any, path: str, wrap: Callable[..., Any]) -> None:
@@ -100,13 +71,12 @@ def _wrap(module: Any, path: str, wrap: Callable[..., Any]) -> None:
 def _run_hook(module: Any) -> None:
     name = module.__name__
     try:
-        for path, part in _CALLS.get(name, {}).items():
-            try:
-                _wrap(module, path, functools.partial(timed, part=part))
-            except AttributeError:
-                pass
-        for path, wrap in _WRAPS.get(name, {}).items():
-            _wrap(module, path, wrap)
+        for path, wrap in _HOOKS[name].items():
+            if isinstance(wrap, str):
+                with suppress(AttributeError):
+                    _wrap(module, path, functools.partial(timed, part=wrap))
+            else:
+                _wrap(module, path, wrap)
         if name == "torch.utils.data.dataloader":
             torch = sys.modules["torch"]
             cuda = getattr(torch.version, "cuda", None)
@@ -117,31 +87,25 @@ def _run_hook(module: Any) -> None:
 
 
 class _Finder:
-    """Finds modules as the others on sys.meta_path do, and has those of `_HOOKED` changed right after they ran."""
+    """Finds modules as the others on sys.meta_path do, and has those of `_HOOKS` changed right after they ran."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _HOOKED:
+        if name not in _HOOKS:
             return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if finder is not self and find is not None else None
-            if spec is None:
-                continue
-            loader = spec.loader
-            # A class loads all modules that are built in; those are wrapped by `install`.
-            if hasattr(loader, "exec_module") and not isinstance(loader, type):
-                execute = loader.exec_module
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        loader: Any = getattr(spec, "loader", None)
+        # A class loads all modules that are built in; those are wrapped by `install`.
+        if hasattr(loader, "exec_module") and not isinstance(loader, type):
+            execute = loader.exec_module
 
-                def run(module: Any, _execute: Callable[[Any], None] = execute) -> None:
-                    _execute(module)
-                    _run_hook(module)
+            def run(module: Any) -> None:
+                execute(module)
+                _run_hook(module)
 
-                try:
-                    loader.exec_module = run
-                except (AttributeError, TypeError):
-                    pass  # a loader of builtin modules
-            return spec
-        return None
+            with suppress(AttributeError, TypeError):  # a loader of builtin modules
+                loader.exec_module = run
+        return spec
 
 
 _finder: Any = _Finder()
@@ -154,21 +118,19 @@ def is_installed() -> bool:
 
 def install() -> None:
     """Wraps functions of modules that are imported already, and of the others when they are imported."""
-    for name in sorted(_HOOKED):
+    for name in sorted(_HOOKS):
         if name in sys.builtin_module_names:
             __import__(name)
         if name in sys.modules:
             _run_hook(sys.modules[name])
     sys.meta_path.insert(0, _finder)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def uninstall() -> None:
     """Puts everything back as it was before `install`."""
     unpatch()
-    if is_installed():
-        sys.meta_path.remove(_finder)
+    sys.meta_path.remove(_finder)
 
 
 def record_into(folder: str) -> str:

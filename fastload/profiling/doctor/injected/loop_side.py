@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .event_file import clock, events, note_fault
@@ -18,6 +18,7 @@ from .timed_calls import Span, metering, patch, thread, waited_s
 from .worker_trial import WorkerTrial
 
 _MOST_BETWEEN = 3  # batches of other loaders within one step
+_MOST_PARTS = 64  # of a batch are looked at
 
 # Once a step: a template costs a fifth of json.dumps.
 _NEXT = '{"e":"next","id":%d,"t":%.6f,"wait":%.7f,"cpu":%.7f,"delay":%.7f,"into":[%.7f,%.7f],"n":%d,"step":%s%s}'
@@ -26,35 +27,28 @@ _STEP = '{"wall":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"copy_delay":%
 
 
 class LoaderState:
-    """One loader in the loop's process.
+    """One loader in the loop's process."""
 
-    Attributes:
-        known: (weak reference, state) of all loaders, by id.
-        epochs, nexts, next_s: of all loaders: epochs begun or ended, calls of `next()`, and the seconds in them.
-        returned: when the last batch was handed over; 0: no step is under way.
-        probe: records what a FastLoader reports of its batches.
-    """
-
-    known: dict[int, tuple[Any, LoaderState]] = {}  # noqa: RUF012
+    known: dict[int, tuple[Any, LoaderState]] = {}  # noqa: RUF012  # (weak reference, state) of all loaders, by id
+    # Of all loaders: their number, epochs begun or ended, calls of `next()`, and the seconds in them.
     count = epochs = nexts = 0
     next_s = 0.0
 
     def __init__(self, loader: Any) -> None:
         LoaderState.count += 1
         self.id = LoaderState.count
-        self.returned = 0.0
+        self.returned = 0.0  # when the last batch was handed over; 0: no step is under way
         self.process_cpu = self.delay = self.copy = self.copy_delay = 0.0
         self.gpu_mark: Any = None
         self.seen = (0, 0, 0.0)
         self.trial: WorkerTrial | None = None
-        self.probe: Any = None
+        self.probe: Any = None  # records what a FastLoader reports of its batches
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
-        try:
+        length = -1
+        with suppress(Exception):  # an iterable has none, another one raises what it likes
             length = len(dataset)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001  # an iterable has none, another one raises what it likes
-            length = -1
         events.write({
             "e": "loader",
             "id": self.id,
@@ -131,17 +125,21 @@ def _place(thing: Any) -> str:
 
 
 def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `DataLoader.__iter__`, which starts the workers."""
+    """Wraps `DataLoader.__iter__`, which starts the workers, or `FastLoader.iterate`, which reports to a probe."""
+    takes_probe = original.__name__ == "iterate"
 
     @functools.wraps(original)
-    def begin_epoch(self: Any, *args: Any) -> Any:
+    def begin_epoch(self: Any, probe: Any = None) -> Any:
         if thread.asked is not None or not events.folder:
-            return original(self, *args)  # a loader within a loader: the outer one is what the loop waits for
+            # A loader within a loader: the outer one is what the loop waits for.
+            return original(self, probe) if takes_probe else original(self)
         metering.active = True
         LoaderState.epochs += 1
         begin = clock()
         state = None
         try:
+            if takes_probe:
+                probe = probe or sys.modules["fastload.timing.probe"].Probe(clock)
             torch = sys.modules.get("torch")
             if torch is not None:  # not before the first loop: earlier imports have seen torch unchanged
                 _time_copy(torch.Tensor, "to", _moved)
@@ -151,11 +149,11 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
             state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
             note_fault("loader")
-        iterator = original(self, *args)
+        iterator = original(self, probe) if takes_probe else original(self)
         if state is None:
             return iterator
         try:
-            state.returned = 0.0
+            state.returned, state.probe = 0.0, probe
             iterator.__dict__["_fastload_doctor"] = state
             workers = [worker.pid for worker in getattr(iterator, "_workers", None) or ()]
             events.write({"e": "iter", "id": state.id, "t": begin, "s": clock() - begin, "pids": workers})
@@ -244,26 +242,19 @@ class Gpu:
 gpu = Gpu()
 
 
-def _leaves(batch: Any, depth: int = 0) -> Iterator[Any]:
-    """Yields what lies in a batch of dicts, lists and tuples."""
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)) and depth < 4:
-        for value in batch[:32]:
-            yield from _leaves(value, depth + 1)
-    else:
-        yield batch
-
-
 def _handed_over(batch: Any) -> int:
     """Returns the samples in a batch, by its tensors' first dimension; wraps `to` of classes in it, to time copies."""
-    most = 0
-    for leaf in itertools.islice(_leaves(batch), 32):
-        shape = getattr(leaf, "shape", None)
-        if isinstance(shape, tuple):  # torch.Size is one
+    most, found = 0, [batch]
+    for thing in found:  # grows by what lies in dicts, lists and tuples
+        if isinstance(thing, dict):
+            thing = list(thing.values())
+        shape = getattr(thing, "shape", None)
+        if isinstance(thing, (list, tuple)):
+            found += thing[: max(0, _MOST_PARTS - len(found))]
+        elif isinstance(shape, tuple):  # torch.Size is one
             most = max([most, *map(int, shape[:1])])
-        elif "to" in vars(type(leaf)) and callable(vars(type(leaf))["to"]):
-            _time_copy(type(leaf), "to")
+        elif "to" in vars(type(thing)) and callable(vars(type(thing))["to"]):
+            _time_copy(type(thing), "to")
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .event_file import clock, identity
@@ -21,15 +22,13 @@ class _Schedule:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.number = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self.number = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self.identity = identity(self.number)
 
     def __del__(self, _close: Callable[[int], None] = os.close, _identity: Any = identity) -> None:
-        try:
+        with suppress(OSError, AttributeError):
             if _identity(self.number) == self.identity:
                 _close(self.number)
-        except (OSError, AttributeError):
-            pass
 
 
 _local = threading.local()
@@ -79,10 +78,6 @@ class ProcessTotals(OpenFetch):
 
     Besides the parts of making a batch there are `into` and `out`, receiving and unpickling batches and pickling and
     sending them, and `inside h5py`: seconds in which at least one thread was, and thread-seconds beyond the first.
-
-    Attributes:
-        active: whether a loader is at work in this process.
-        h5_threads: which threads were in h5py.
     """
 
     def __init__(self) -> None:
@@ -91,11 +86,11 @@ class ProcessTotals(OpenFetch):
     def reset(self) -> None:
         """Begins anew, in a forked process too: it has no loop, no threads and no locks of its parent."""
         super().__init__()
-        self.active = False
+        self.active = False  # whether a loader is at work in this process
         self.guard = threading.Lock()
         self._h5_in = 0
         self._h5_since = 0.0
-        self.h5_threads: set[int] = set()
+        self.h5_threads: set[int] = set()  # that were in h5py
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         with self.guard:
@@ -114,20 +109,13 @@ class ProcessTotals(OpenFetch):
 
 
 class _Thread(threading.local):
-    """State of one thread.
-
-    Attributes:
-        stack: [seconds, CPU seconds] of the calls inside each open call.
-        fetch: the batch that it makes.
-        asked: state of the loader whose batch it waits for.
-        current: state of the loader whose batch it works on.
-    """
+    """State of one thread."""
 
     def __init__(self) -> None:
-        self.stack: list[list[float]] = []
-        self.fetch: OpenFetch | None = None
-        self.asked: Any = None
-        self.current: Any = None
+        self.stack: list[list[float]] = []  # [seconds, CPU seconds] of the calls inside each open call
+        self.fetch: OpenFetch | None = None  # the batch that it makes
+        self.asked: Any = None  # state of the loader whose batch it waits for
+        self.current: Any = None  # state of the loader whose batch it works on
 
 
 metering = ProcessTotals()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import sys
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 from .event_file import available_cpus, clock, events
@@ -41,10 +41,8 @@ class _Turns:
         worker, path = worker_id(), os.environ.get(VARIABLE, "")
         if path != self._path and worker >= 0:
             self._path, self._numbers = path, None
-            try:
+            with suppress(OSError, ValueError):
                 self._numbers = _mapped(path, os.O_RDWR)
-            except (OSError, ValueError):
-                pass
         numbers = self._numbers
         if numbers is None or not 0 < worker + 1 < len(numbers):
             return 0
@@ -80,8 +78,7 @@ class WorkerTrial:
     def __init__(self, workers: int, limit: int) -> None:
         self.workers, self.limit = workers, limit
         self.path = os.path.join(events.folder, f"{os.getpid()}-{time.monotonic_ns()}.trial")
-        zeros = struct.pack(f"{workers + 1}q", *([0] * (workers + 1)))
-        self.numbers = _mapped(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, zeros)
+        self.numbers = _mapped(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, bytes(8 * (workers + 1)))
         self.left = self.turns
         self.epoch_ends()
 
@@ -146,7 +143,7 @@ def _start_method(loader: Any) -> str:
 
 def _mapped(path: str, flags: int, content: bytes = b"") -> Any:
     """Returns the 64-bit numbers of a file, shared with other processes; `content` is written to it first."""
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, flags, 0o600)
     try:
         os.write(fd, content)
         return memoryview(mmap.mmap(fd, 0)).cast("q")

@@ -27,6 +27,12 @@ _MASK_STRENGTH = 0.5
 _NO_CLASS: Colour = (230, 30, 110)
 _HALO: Colour = (20, 20, 20)
 _DOT_RADIUS = 2
+MAX_ATTRIBUTES = 4
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+_DRAWN = {*map(chr, range(32, 127)), "·"}
+"""What Pillow's own font can draw: ASCII and little else."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +61,32 @@ class Entry(NamedTuple):
 def marks_of(
     hdf5: h5py.File, file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
 ) -> list[Marks]:
-    """Returns the marks of each row. Left out are fields of other images than the packed ones, or without a known form.
-
-    Args:
-        masks: for each row its mask, if it has one.
-    """
+    """Returns the marks of each row; without fields that belong to another image, or whose form is not known."""
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
-    shape = file.fields[POINT_FIELD].shape if POINT_FIELD in file.fields else ()
+    points_field = file.fields.get(POINT_FIELD)
+    shape = points_field.shape if points_field and points_field.attrs.get("coordinates", "aligned") == "aligned" else ()
     are_points = (len(shape) == 1 and shape[0] % 2 == 0) or shape[1:] == (2,)
-    are_points = are_points and not _of_another_image(file.fields[POINT_FIELD])
     result = []
     for row, mask in zip(rows, masks, strict=True):
-        boxes, classes = _boxes_of(hdf5, file, box_field, row) if box_field else (np.zeros((0, 4)), np.zeros(0, int))
-        points = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2) if are_points else np.zeros((0, 2))
+        boxes, classes, points = np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros((0, 2))
+        if box_field:
+            boxes = np.asarray(hdf5[box_field][row], np.float64).reshape(-1, 4)
+            if _box_form(file.fields[box_field]) == "xywh":
+                boxes[:, 2:] += boxes[:, :2]
+            classes = np.full(len(boxes), -1, np.int64)
+            if "box_labels" in file.fields and file.fields["box_labels"].shape == file.fields[box_field].shape[:-1]:
+                classes = np.asarray(hdf5["box_labels"][row], np.int64).reshape(-1)
+            real = np.isfinite(boxes).all(axis=1) & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+            real &= (boxes[:, :2] < boxes[:, 2:]).any(axis=1)  # padding is a point
+            boxes, classes = boxes[real], classes[real]
+        if are_points:
+            points = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2)
         result.append(Marks(mask, boxes, classes, points))
     return result
 
 
 def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: PackedFile) -> Image.Image:
-    """Returns an RGB thumbnail with its marks.
-
-    Args:
-        size: height and width of the image that it shows.
-    """
+    """Returns an RGB thumbnail with its marks; `size` is (height, width) of the image that it shows."""
     if marks.mask is not None:
         mask = Image.fromarray(np.ascontiguousarray(marks.mask)).resize(image.size, Image.Resampling.NEAREST)
         classes, pixels = np.asarray(mask), np.asarray(image)
@@ -135,37 +144,12 @@ def _bare_classes(file: PackedFile) -> list[int]:
     return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 256 else [])]
 
 
-def _boxes_of(hdf5: h5py.File, file: PackedFile, name: str, row: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    boxes = np.asarray(hdf5[name][row], np.float64).reshape(-1, 4)
-    if _box_form(file.fields[name]) == "xywh":
-        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    classes = np.full(len(boxes), -1, np.int64)
-    if "box_labels" in file.fields and file.fields["box_labels"].shape == file.fields[name].shape[:-1]:
-        classes = np.asarray(hdf5["box_labels"][row], np.int64).reshape(-1)
-    real = np.isfinite(boxes).all(axis=1) & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
-    real &= (boxes[:, :2] < boxes[:, 2:]).any(axis=1)  # padding is a point
-    return boxes[real], classes[real]
-
-
 def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
     """Returns the form of boxes by the names of their columns; None if unknown, or if they refer to another image."""
-    if field.shape[-1:] != (4,) or len(field.shape) > 2 or _of_another_image(field):
+    if field.shape[-1:] != (4,) or len(field.shape) > 2 or field.attrs.get("coordinates", "aligned") != "aligned":
         return None
     letters = "".join(axis_letter(name.lower()) for name in field.names)
     return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
-
-
-def _of_another_image(field: Field) -> bool:
-    """Whether the field's coordinates refer to another image than the packed one."""
-    return str(field.attrs.get("coordinates", "aligned")) != "aligned"
-
-
-MAX_ATTRIBUTES = 4
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-_DRAWN = {*map(chr, range(32, 127)), "·"}
-"""What Pillow's own font can draw: ASCII and little else."""
 
 
 def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:

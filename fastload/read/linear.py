@@ -1,19 +1,23 @@
-"""Reads rows by system calls, without a mapping, so that truncating the file is an error and does not kill the process.
+"""Rows that lie back to back in the file: copied from a mapping of it, or read by system calls.
 
-One `io_submit` reads all rows of a batch and so releases the GIL once; one `preadv` a row releases it once a row, and
-each time waits up to 5 ms for a main thread that runs Python (measured, rows of 116 kB: 33,000 images/s against 320;
-with an idle main thread both reach 105,000). `preadv` is used where the kernel has no `io_submit`.
+From a mapping a batch is one copy, for pixels with the GIL released once. Without one, truncating the file is an error
+and does not kill the process: one `io_submit` reads all rows of a batch and so releases the GIL once; one `preadv` a
+row releases it once a row, and each time waits up to 5 ms for a main thread that runs Python (measured, rows of 116 kB:
+33,000 images/s against 320; with an idle main thread both reach 105,000). `preadv` is used where the kernel has no
+`io_submit`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import queue
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,12 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError
 from fastload.format.header import PackedFile
 from fastload.system.files import read_into
+
+KEEPS_GIL = 500
+"""Elements up to which NumPy loops over an array without releasing the GIL, whose cost `system.syscalls` describes."""
+
+# Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
+_SHORT_ROW_BYTES = 256
 
 # include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
 _IOCB = np.dtype(
@@ -40,6 +50,56 @@ _QUEUE = 1024
 
 # Reads shorter than this are joined where rows are neighbours in the file; a request costs about 1 us.
 _MAX_REQUEST_BYTES = 1 << 20
+
+
+class MappedRows:
+    """Gathers rows of linear fields from one shared, read-only mapping, which outlives the descriptor.
+
+    Any thread may call it, also after a fork.
+    """
+
+    def __init__(self, fd: int, file: PackedFile, fields: Sequence[str]) -> None:
+        self._map = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self._rows: dict[str, NDArray[np.uint8]] = {}
+        self._short: dict[str, NDArray[np.void]] = {}  # rows as opaque elements, (N,)
+        for name in fields:
+            field = file.fields[name]
+            assert field.offset is not None, f"{name} is not linear"
+            # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
+            flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.offset)
+            self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
+            if 0 < field.row_bytes <= _SHORT_ROW_BYTES:
+                self._short[name] = flat.view((np.void, field.row_bytes))
+
+    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
+        """Copies rows, checked to be in range, into C-contiguous arrays of their fields' dtype, (B, ...) each."""
+        for name, out in outs.items():
+            assert out.flags.c_contiguous, "a gather needs C-contiguous memory"
+            short = self._short.get(name)
+            if short is None:
+                source = self._rows[name]
+                target = out.reshape(-1).view(np.uint8).reshape(len(rows), source.shape[1])
+                # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
+                np.take(source, rows, axis=0, out=target, mode="clip")
+                continue
+            elements = out.reshape(-1).view(short.dtype)
+            for first in range(0, len(rows), KEEPS_GIL):
+                part = slice(first, first + KEEPS_GIL)
+                elements[part] = short[rows[part]]
+
+    def rows(self, name: str) -> NDArray[np.uint8]:
+        """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; valid until `close`."""
+        return self._rows[name]
+
+    def flat(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Returns a range of the file as mapped, uint8 (num_bytes,), read-only; valid until `close`."""
+        return np.frombuffer(self._map, np.uint8, num_bytes, offset)
+
+    def close(self) -> None:
+        """Releases the mapping; it is unmapped when the last array over it is gone."""
+        self._rows.clear()
+        self._short.clear()
+        self._map = None  # type: ignore[assignment]  # closing it would raise while a view lives
 
 
 class PreadRows:
@@ -115,28 +175,25 @@ class PreadRows:
             return None
         if self._pid != os.getpid():
             self._idle, self._pid = queue.SimpleQueue(), os.getpid()
-        try:
+        with suppress(queue.Empty):
             return self._idle.get_nowait()
-        except queue.Empty:
-            pass
-        try:
+        # ENOSYS or EPERM in some sandboxes, EAGAIN when the system's requests are all taken.
+        with suppress(OSError):
             return _AioContext()
-        except OSError:
-            # ENOSYS or EPERM in some sandboxes, EAGAIN when the system's requests are all taken.
-            self._use_aio = False
-            return None
+        self._use_aio = False
+        return None
 
 
 class _AioContext:
     """One kernel context for `io_submit`; buffered reads are carried out within that call."""
 
     def __init__(self) -> None:
-        self._setup, self._destroy, self._submit, self._getevents = _SYSCALLS[platform.machine()]
+        setup, self._destroy, self._submit, self._getevents = _SYSCALLS[platform.machine()]
         # CDLL, not PyDLL: the calls release the GIL.
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._context = ctypes.c_ulong(0)
         self._events = np.empty(_QUEUE, dtype=_EVENT)
-        self._check(self._call(self._setup, _QUEUE, ctypes.addressof(self._context)))
+        self._check(self._call(setup, _QUEUE, ctypes.addressof(self._context)))
         self._pid = os.getpid()
 
     def read(

@@ -9,7 +9,7 @@ import pytest
 
 from fastload.errors import FileChangedError
 from fastload.format.header import read_header
-from fastload.read.pread import PreadRows
+from fastload.read.linear import PreadRows
 from sample_files import write_packed
 
 
@@ -31,7 +31,7 @@ def rows_of(request, tmp_path):
 )
 @pytest.mark.parametrize("request_bytes", [1 << 20, 1000, 1])
 def test_rows_in_runs_of_any_length_are_read(rows_of, rows, request_bytes, monkeypatch):
-    monkeypatch.setattr("fastload.read.pread._MAX_REQUEST_BYTES", request_bytes)
+    monkeypatch.setattr("fastload.read.linear._MAX_REQUEST_BYTES", request_bytes)
     data, reader, _ = rows_of
     out = np.empty((len(rows), 4, 4, 3), np.uint8)
     reader.gather(rows, {"images": out})
