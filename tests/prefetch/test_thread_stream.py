@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import traceback
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastload.plan import EpochPlan
 from fastload.prefetch.ring import SLACK, Ring, SlotField, private_copy
-from fastload.prefetch.thread_stream import GROUP_BYTES, ThreadStream, coalesced, group_size
+from fastload.prefetch.thread_stream import GROUP_BYTES, FillThreads, ThreadStream, coalesced, group_size
 from fastload.read.readahead import announced_ahead
 
 B, WIDTH = 4, 100_000
@@ -22,7 +22,7 @@ FIELD = SlotField("images", (B, WIDTH), np.dtype(np.uint8))
 LABELS = SlotField("labels", (B,), np.dtype(np.int64))
 
 
-def fill(planned, arrays):
+def fill(epoch, planned, arrays):
     arrays["images"][:] = (planned.rows % 251)[:, None]
     if "labels" in arrays:
         arrays["labels"][:] = planned.rows
@@ -34,7 +34,7 @@ def plan(steps):
 
 
 def stream(ring, steps=20, *, fill=fill, workers=2, group=1):
-    return ThreadStream(coalesced(plan(steps), group), fill, ring, workers=workers, group=group)
+    return ThreadStream(coalesced([(0, plan(steps))], group), fill, ring, FillThreads(workers), group=group)
 
 
 def is_right(batch):
@@ -121,33 +121,52 @@ def test_a_loop_that_keeps_one_batch_gets_no_copies_and_small_arrays_hold_no_slo
 
 def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring():
     ring = Ring([FIELD], SLACK + 2)
-    kept = list(islice(stream(ring, 25), SLACK))
-    gc.collect()
+    with closing(stream(ring, 25)) as batches:
+        kept = list(islice(batches, SLACK))
     assert sum(is_right(batch) for batch in stream(ring, 25)) == 25
     assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
 
 
-@pytest.mark.parametrize(("forgotten", "group"), [(False, 1), (True, 1), (False, 3)])
-def test_after_close_no_thread_writes_and_all_slots_are_back(forgotten, group):
+@pytest.mark.parametrize("group", [1, 3])
+def test_after_close_no_thread_writes_and_all_slots_are_back_and_the_threads_serve_the_next_stream(group):
     ring = Ring([SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))], 5)
-    batches = stream(ring, 1000, group=group)
-    next(batches)
-    if forgotten:
-        del batches
-        gc.collect()
-    else:
+    threads = FillThreads(2)
+    for _ in range(3):
+        batches = ThreadStream(coalesced([(0, plan(1000))], group), fill, ring, threads, group=group)
+        next(batches)
+        before = workers_alive()
         batches.close()
-        assert list(batches) == []
+        batches.close()
+        assert list(batches) == [] and ring.collect() == 5
+        assert set(before) <= set(workers_alive())
+    assert len(workers_alive()) <= 2
+    threads.close()
     assert not workers_alive()
-    assert all(ring.take() for _ in range(5))
+
+
+def test_epochs_follow_one_another_and_no_group_has_batches_of_two():
+    groups = list(coalesced([(4, plan(5)), (5, plan(2))], 3))
+    assert [(group.epoch, [batch.step for batch in group.members]) for group in groups] == [
+        (4, [0, 1, 2]), (4, [3, 4]), (5, [0, 1]),
+    ]  # fmt: skip
+    seen = []
+
+    def noting(epoch, planned, arrays):
+        seen.append(epoch)
+        return fill(epoch, planned, arrays)
+
+    ring = Ring([SlotField("images", (3 * B, WIDTH), np.dtype(np.uint8))], 5)
+    batches = list(ThreadStream(iter(groups), noting, ring, FillThreads(1), group=3))
+    assert [batch.planned.step for batch in batches] == [0, 1, 2, 3, 4, 0, 1] and seen == [4, 4, 5]
+    assert all(is_right(batch) for batch in batches)
 
 
 def test_the_next_batches_are_read_while_the_user_works_on_one():
     begun = [threading.Event() for _ in range(10)]
 
-    def noting(planned, arrays):
+    def noting(epoch, planned, arrays):
         begun[planned.step].set()
-        return fill(planned, arrays)
+        return fill(epoch, planned, arrays)
 
     batches = stream(Ring([FIELD], SLACK + 2), 10, fill=noting, workers=1)
     first = next(batches)
@@ -161,12 +180,13 @@ def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead():
     log = []
     ring = Ring([FIELD], 3)
 
-    def noting(planned, arrays):
+    def noting(epoch, planned, arrays):
         log.append(("read", planned.step))
-        return fill(planned, arrays)
+        return fill(epoch, planned, arrays)
 
-    groups = announced_ahead(coalesced(plan(12), 1), lambda group: log.append(("say", group[1].step)), 2)
-    batches = ThreadStream(groups, noting, ring, workers=1)
+    coming = coalesced([(0, plan(12))], 1)
+    groups = announced_ahead(coming, lambda group: log.append(("say", group.whole.step)), 2)
+    batches = ThreadStream(groups, noting, ring, FillThreads(1))
     for number, _ in enumerate(batches):
         said = [step for what, step in log if what == "say"]
         assert said == list(range(min(12, len(said)))) and len(said) <= number + 1 + 3 + 2
@@ -177,10 +197,10 @@ def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead():
 
 @pytest.mark.parametrize("group", [1, 3])
 def test_what_a_worker_raises_reaches_the_loop_in_its_turn_with_its_traceback(group):
-    def failing(planned, arrays):
+    def failing(epoch, planned, arrays):
         if planned.step == 3:
             raise LookupError("row 12 is cursed")
-        return fill(planned, arrays)
+        return fill(epoch, planned, arrays)
 
     ring = Ring([SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))], 5)
     batches = stream(ring, 20, fill=failing, group=group)
@@ -190,7 +210,8 @@ def test_what_a_worker_raises_reaches_the_loop_in_its_turn_with_its_traceback(gr
             seen.append(batch.planned.step)
     assert seen == [0, 1, 2]
     assert "in failing" in "".join(traceback.format_tb(caught.value.__traceback__))
-    assert not workers_alive()
+    del batch
+    assert list(batches) == [] and ring.collect() == 5
 
 
 def test_manual_release_hands_over_slots_and_reuses_only_those_released():
@@ -211,9 +232,9 @@ def test_manual_release_hands_over_slots_and_reuses_only_those_released():
 def test_ready_and_depth_tell_what_waits_with_the_rest_of_a_group(group):
     go = threading.Event()
 
-    def waiting(planned, arrays):
+    def waiting(epoch, planned, arrays):
         assert go.wait(600)
-        return fill(planned, arrays)
+        return fill(epoch, planned, arrays)
 
     field = SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))
     batches = stream(Ring([field], 4), 2 * group, fill=waiting, workers=1, group=group)
@@ -247,13 +268,13 @@ def test_what_comes_out_of_a_group_is_what_was_planned(num_rows, batch_size, siz
     plan = EpochPlan(range(num_rows), batch_size=batch_size, shuffle="full", ends=ends)
     filled = []
 
-    def fill(planned, arrays):
+    def fill(epoch, planned, arrays):
         filled.append(len(planned.rows))
         arrays["images"][:] = planned.rows * 10
         return 8 * len(planned.rows)
 
     ring = Ring([SlotField("images", (size * batch_size,), np.dtype(np.int64))], SLACK + 1)
-    found = list(ThreadStream(coalesced(plan.batches(0), size), fill, ring, workers=1, group=size))
+    found = list(ThreadStream(coalesced([(0, plan.batches(0))], size), fill, ring, FillThreads(1), group=size))
     assert filled[:-1] == [batch_size * size] * (len(filled) - 1)
     expected = list(plan.batches(0))
     assert len(found) == len(expected) == plan.num_steps

@@ -1,0 +1,243 @@
+"""The next epoch is read ahead while the last batches of one are in use, and nobody can tell but by the time."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_backend import Device
+from small_files import write_random
+from torch.utils.data import Dataset
+
+from fastload.dataset import PackedDataset
+from fastload.loader.loader import FastLoader
+from fastload.prefetch.process_stream import PREFETCH
+from fastload.prefetch.ring import SLACK
+from fastload.read.reader import RowReader
+from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
+
+N = 48
+PACKED = {"rows": N, "size": (20, 16, 3), "seed": 1, "chunk_rows": 8}
+
+
+def as_it_is(sample):
+    return sample
+
+
+class Noting(Dataset):
+    """Samples that hold their index; each access is noted in a file. The bad one raises, from its second access on."""
+
+    def __init__(self, path, bad=None):
+        self.path, self.bad = str(path), bad
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, index.to_bytes(1, "little"))
+        os.close(fd)
+        if index == self.bad and self.seen().count(index) > 1:
+            raise LookupError("cursed")
+        return torch.full((3, 4, 4), index, dtype=torch.uint8), index
+
+    def seen(self):
+        with open(self.path, "rb") as file:
+            return list(file.read())
+
+
+def wait_until(condition):
+    """Returns when it holds; the run's own limit ends it if it never does."""
+    while not condition():
+        time.sleep(0.002)
+
+
+def flat(lists):
+    return [row for rows in lists for row in rows]
+
+
+def content(batch):
+    return [batch.rows.tolist(), [field.tolist() for field in batch]]
+
+
+@pytest.fixture
+def read_rows(monkeypatch):
+    """Rows that reading threads were asked for, a list for each request."""
+    asked, gather = [], RowReader.gather
+
+    def noting(self, rows, outs):
+        asked.append(rows.tolist())
+        return gather(self, rows, outs)
+
+    monkeypatch.setattr(RowReader, "gather", noting)
+    return asked
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_threads_read_the_next_epoch_while_nobody_asks_for_it(packed, read_rows, device):
+    kwargs = {"workers": 1, "seed": 2, **({"device": Device()} if device else {})}
+    loader = FastLoader(packed, 8, **kwargs)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        for _ in loader:
+            pass
+    # Six batches an epoch; three of the fourth epoch fit into the ring whatever the user holds.
+    wait_until(lambda: len(read_rows) >= 3 * 6 + 2)
+    ahead = read_rows[18:20]
+    loader.set_epoch(3)
+    assert [batch.rows.tolist() for batch in loader][:2] == ahead
+    wait_until(lambda: len(read_rows) >= 4 * 6 + 2)
+    assert len(read_rows) <= 4 * 6 + SLACK + 3, "none was read twice, and no more than there are slots"
+
+
+def test_processes_make_the_next_epoch_while_nobody_asks_for_it(tmp_path):
+    data = Noting(tmp_path / "seen")
+    loader = FastLoader(data, 8, workers=2, seed=2)
+    first = [batch.rows.tolist() for batch in loader]
+    ahead = PREFETCH * 2 * 8
+    wait_until(lambda: len(data.seen()) >= 1 + N + ahead)  # the first sample tells the layout of a slot
+    loader.set_epoch(1)
+    second = [batch.rows.tolist() for batch in loader]
+    wait_until(lambda: len(data.seen()) >= 1 + 2 * N + ahead)
+    assert len(data.seen()) == 1 + 2 * N + ahead, "none was made twice"
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(N)) and first != second
+    loader.close()
+
+
+KINDS = {
+    "threads": {},
+    "transformed": {"transform": [RandomResizedCrop(8), RandomHorizontalFlip()]},
+    "echo": {"echo": 2, "transform": [RandomHorizontalFlip()]},
+    "device": {"device": True},
+    "cached": {"device": True, "cache": "device"},
+    "processes": {"python": True},
+}
+ACTIONS = st.lists(
+    st.one_of(
+        st.just(("whole",)),
+        st.tuples(st.just("break"), st.integers(1, 5)),
+        st.tuples(st.just("set_epoch"), st.integers(0, 3)),
+        st.tuples(st.just("resume"), st.integers(1, 5)),
+    ),
+    min_size=1,
+    max_size=6,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_is_as_if_each_epoch_began_by_itself(packed, kind):
+    examples = 6 if kind == "processes" else 25
+    options = {"ends": "exact", "seed": 4, "workers": 2} | KINDS[kind]
+
+    def make():
+        given = {name: value for name, value in options.items() if name != "python"}
+        if given.get("device"):
+            given["device"] = Device()
+        return FastLoader(PackedDataset(packed, transform=as_it_is) if options.get("python") else packed, 7, **given)
+
+    def expected(epoch):
+        """The batches of an epoch, of a loader that does nothing else."""
+        fresh = make()
+        fresh.set_epoch(epoch)
+        batches = [content(batch) for batch in fresh]
+        fresh.close()
+        return batches
+
+    known: dict[int, list] = {}
+
+    @settings(max_examples=examples)
+    @given(actions=ACTIONS)
+    def holds(actions):
+        loader, epoch, begun = make(), 0, False
+        for name, *numbers in actions:
+            if name == "set_epoch":
+                (epoch,), begun = numbers, False
+                loader.set_epoch(epoch)
+                continue
+            epoch, begun = epoch + begun, True
+            if epoch not in known:
+                known[epoch] = expected(epoch)
+            steps, found, state = numbers[0] if numbers else len(known[epoch]), [], {}
+            for batch in loader:
+                found.append(content(batch))
+                state = loader.state_dict()
+                if len(found) == steps:
+                    break
+            if name == "resume" and steps < len(known[epoch]):
+                loader.load_state_dict(state)
+                found += [content(batch) for batch in loader]
+                steps = len(known[epoch])
+            assert found == known[epoch][:steps]
+        loader.close()
+
+    holds()
+
+
+def test_a_validation_loader_between_finds_the_training_loaders_batches_still_there(packed, read_rows):
+    training, validation = FastLoader(packed, 8, workers=1, seed=2), FastLoader(packed, 8, workers=1, shuffle=False)
+    list(training)
+    list(validation)
+    wait_until(lambda: len(read_rows) >= 2 * (6 + 2))
+    before = len(read_rows)
+    training.set_epoch(1)
+    first = next(iter(training)).rows.tolist()
+    assert first in read_rows[:before]
+
+
+def test_an_error_of_the_next_epoch_is_raised_in_its_turn(tmp_path):
+    data = Noting(tmp_path / "seen", bad=5)
+    loader = FastLoader(data, 8, workers=1, seed=2)
+    assert len(list(loader)) == 6
+    fresh = FastLoader(Noting(tmp_path / "other"), 8, workers=1, seed=2)
+    fresh.set_epoch(1)
+    good = 0
+    for batch in fresh:
+        if 5 in batch.rows.tolist():
+            break
+        good += 1
+    fresh.close()
+    found = 0
+    with pytest.raises(Exception, match="cursed"):
+        for _ in loader:
+            found += 1
+    assert found == good
+
+
+def test_stats_and_memory_are_those_of_each_epoch(packed):
+    loader, figures = FastLoader(packed, 8, workers=2), []
+    for _ in range(4):
+        for _ in loader:
+            pass
+        stats = loader.stats
+        figures.append((stats.fresh_samples, stats.consumed_samples, stats.steps, stats.bytes_read))
+    assert len(set(figures)) == 1
+    assert len(loader._feed._ring.slots) == SLACK + 2
+    loader.close()
+
+
+def test_of_an_epoch_that_is_left_no_more_is_made_than_was_asked_for(tmp_path):
+    data = Noting(tmp_path / "seen")
+    loader = FastLoader(data, 8, workers=2, seed=2)
+    for _ in range(5):
+        for _ in loader:
+            break
+    seen = len(data.seen())
+    whole = [batch.rows.tolist() for batch in loader]
+    assert sorted(flat(whole)) == list(range(N))
+    assert seen <= 1 + 5 * 8 * (1 + PREFETCH * 2)
+    loader.close()
+
+
+def test_a_changed_file_is_noticed_though_its_batches_were_read_ahead(tmp_path):
+    path = tmp_path / "a.h5"
+    write_random(path, **PACKED)
+    loader = FastLoader(path, 8, workers=1)
+    list(loader)
+    write_random(tmp_path / "b.h5", **PACKED | {"seed": 9})
+    os.replace(tmp_path / "b.h5", path)
+    with pytest.raises(Exception, match="replaced by another file"):
+        iter(loader)
