@@ -1,6 +1,7 @@
 """Decodes one image file into one row of pixels: upright, in the channels and size asked for.
 
-JPEG is decoded by libjpeg-turbo (simplejpeg) straight into the row; what it refuses, and every other format, by Pillow.
+JPEG is decoded by libjpeg-turbo (simplejpeg, if installed) straight into the row; what it refuses, and every other
+format, by Pillow.
 Both give the pixels of `ImageOps.exif_transpose(Image.open(file)).convert("RGB")`.
 
 | the file holds | becomes |
@@ -18,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, features
 
@@ -38,7 +39,7 @@ from fastload.images.image_header import (
     png_without_tail,
     upright_size,
 )
-from fastload.images.jpeg import JpegHead, run_libjpeg, scan_jpeg
+from fastload.images.jpeg import JpegHead, has_libjpeg, run_libjpeg, scan_jpeg
 from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -111,7 +112,7 @@ def decoder_versions() -> str:
     """Returns names and versions of the decoders, for the file's attribute `decoder`: equal strings, equal pixels."""
     turbo = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else None
     pillow = f"Pillow {PIL.__version__}" + (f" (libjpeg-turbo {turbo})" if turbo else "")
-    return f"simplejpeg {simplejpeg.__version__}; {pillow}"
+    return f"simplejpeg {version('simplejpeg')}; {pillow}" if has_libjpeg() else pillow
 
 
 def _decode_jpeg(data: bytes, head: JpegHead, target: Target, out: NDArray[Any]) -> bool:

@@ -24,7 +24,7 @@ from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode import decode_unturned, upright
 from fastload.images.image_header import upright_size
-from fastload.images.jpeg import JpegHead, cut_rows, run_libjpeg, scan_jpeg
+from fastload.images.jpeg import JpegHead, cut_rows, has_libjpeg, run_libjpeg, scan_jpeg
 
 Data = bytes | memoryview
 _Scratch = NDArray[np.uint8] | None
@@ -124,7 +124,7 @@ def decode_part(
         pixels[...] = shown
         return DecodedPart(pixels, 1, top)
     head = _head_for_libjpeg(data, shape[2])
-    if orientation == 1 and head is not None:
+    if orientation == 1 and head is not None and has_libjpeg():
         top, stop = top // factor * factor, min(shape[0], -(-(top + height) // factor) * factor)
         part = _decode_rows(data, head, shape, factor, top, stop, scratch)
         if part is not None:
@@ -174,7 +174,7 @@ def _decode_jpeg(
             return pixels, shrunk
         except (ValueError, RuntimeError):
             continue
-    if on_suspect is not None:
+    if on_suspect is not None and has_libjpeg():
         on_suspect()
     pixels, found = _room(shape, scratch), upright(decode_unturned(bytes(data), shape[2]), orientation)
     if found.shape != shape:

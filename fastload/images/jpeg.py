@@ -10,13 +10,14 @@ anew: behind a restart marker at the end of a row of MCUs. Files that fastload e
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 import re
 import struct
 from typing import Any, NamedTuple
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
 _SEGMENT = struct.Struct(">BBH")  # 0xFF, marker, length of the segment counted from itself
@@ -223,6 +224,12 @@ def _between_markers(
     return cut
 
 
+@functools.cache
+def has_libjpeg() -> bool:
+    """Whether simplejpeg is installed, which calls libjpeg-turbo; without it Pillow decodes every JPEG."""
+    return importlib.util.find_spec("simplejpeg") is not None
+
+
 def run_libjpeg(
     data: bytes | bytearray | memoryview, shape: tuple[int, ...], *, factor: int = 1, out: NDArray[Any] | None = None
 ) -> NDArray[np.uint8]:
@@ -238,6 +245,10 @@ def run_libjpeg(
         ValueError, RuntimeError: the image has another shape, or libjpeg refuses it or warns of it (strict: of a
             truncated or corrupt stream it only warns).
     """
+    if not has_libjpeg():
+        raise RuntimeError("simplejpeg is not installed")
+    import simplejpeg
+
     height, width = shape[:2] if factor > 1 else (0, 0)
     pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
         data, _COLORSPACES[shape[2]], min_height=height, min_width=width, min_factor=factor, buffer=out

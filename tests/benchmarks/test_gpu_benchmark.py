@@ -30,9 +30,9 @@ def in_benchmarks(monkeypatch):
         monkeypatch.syspath_prepend(ROOT / folder)
 
 
-def run(out, *words, expect=0, device="cpu"):
-    """The records of a tiny run, by section."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run(out, *words, expect=0, device="cpu", path=""):
+    """The records of a tiny run, by section; `path` is its PYTHONPATH."""
+    environment = os.environ | {"PYTHONPATH": str(path)}
     done = subprocess.run(
         [sys.executable, SCRIPT, "--device", device, "--tiny", "--out", out, "--data", out.parent, *words],
         cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
@@ -48,8 +48,15 @@ def may_be_absent(reason):
 
 
 @pytest.mark.slow
-def test_every_section_gives_its_figures_and_nothing_is_left_behind(tmp_path):
-    records = run(tmp_path / "out", "--set", "all")
+def test_every_section_gives_its_figures_without_optional_packages_and_leaves_nothing_behind(
+    tmp_path, tmp_path_factory
+):
+    blocked = tmp_path_factory.mktemp("blocked")
+    names = ("simplejpeg", "hdf5plugin", "zstandard")
+    (blocked / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({names!r}))\n")
+    records = run(tmp_path / "out", "--set", "all", path=blocked)
+    seconds = records["sanity"]["figures"]["imports that fail"]["seconds"]
+    assert all("ModuleNotFoundError" in seconds[name] for name in names)
     assert list(records) == SECTIONS
     for record in records.values():
         assert "error" not in record and "skipped" not in record, record
