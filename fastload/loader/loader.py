@@ -62,7 +62,9 @@ class FastLoader:
     the workers.
 
     Each `iter()` after the first one is the next epoch, unless `set_epoch` or `load_state_dict` came in between; it
-    ends the iteration before it.
+    ends the iteration before it. The first batches of the next epoch are read ahead into the same memory while the last
+    ones of an epoch are in use, and thrown away if another iteration follows. Threads and processes stay until
+    `close()`, or until the loader is gone.
 
     Args:
         source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
