@@ -17,6 +17,7 @@ CUDA is reached through a `Backend`, so that the rules above are tested without 
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import abstractmethod
 from collections import deque
@@ -128,6 +129,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         self._slots_in_copy = slots_in_copy
         self.probe: Probe | None = None
         self.ahead: EpochPlan | None = None
+        self._pid = os.getpid()
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
 
@@ -151,7 +153,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         """Waits for copies that still run, gives back their slots, and closes the source."""
         self.ahead = None
         try:
-            if self._backend is not None:
+            if self._backend is not None and self._pid == os.getpid():  # a forked child has no device
                 self._begun.clear()
                 self._give_back(self._backend)
         finally:

@@ -177,7 +177,7 @@ class ProcessFeed:
 
     def skip_before(self, stream: int) -> None:
         """Lets the workers skip the batches of streams with lower numbers; they finish the sample they are at."""
-        if not self._closed:
+        if not self._closed and self._pid == os.getpid():  # a fork's feed has no workers, but the same memory
             self._wanted.view(0, 8).view(np.int64)[0] = stream
 
     def begin_pass(self) -> None:
@@ -328,6 +328,7 @@ class ProcessStream(BatchStream):
                 if result.error is not None:
                     raise result.error
                 if result.slot >= 0:
+                    assert not result.skipped, "only what an earlier stream asked for is skipped"
                     break
                 if result.layout is not None:
                     feed.prepare(result.layout)
@@ -358,7 +359,12 @@ class ProcessStream(BatchStream):
             self._feed.take_back(ring, under_way.popleft()[1], kept=result.kept)
 
     def ready(self) -> bool:
-        self._skip_stale(waiting=False)
+        try:
+            self._skip_stale(waiting=False)
+        except BaseException:  # a dead worker, or Ctrl-C between a result and its slot
+            self._results = None
+            self._feed.close(kill=True)
+            raise
         return self._results is not None and self._results.waiting()
 
     def depth(self) -> int | None:

@@ -48,6 +48,7 @@ class BatchResult(NamedTuple):
     layout: SampleLayout | None = None  # without a slot: of the first sample, if that was asked for
     fields: Mapping[str, Any] = {}  # collated, by name: all of them, or of a filled slot those without an array in it
     found: str = ""  # the structure of collated samples in words
+    skipped: bool = False  # whether nothing was made, since nobody waits for it any more
     kept: bool = False  # whether the user's code still refers to a part of the slot, which must not be used again
     work: BatchWork | None = None  # what it cost, if that was asked for
     error: FastloadError | None = None  # came instead; raised in the training process
@@ -77,8 +78,10 @@ class Filler(Dataset[Any]):
         """Carries out a request."""
         self._num_made = 0
         try:
-            if not len(request.rows) or (request.layout is not None and self._is_stale(request)):
+            if not len(request.rows):
                 return BatchResult(request.slot)
+            if request.layout is not None and self._is_stale(request):
+                return BatchResult(request.slot, skipped=True)
             random.seed(request.seed)
             torch.manual_seed(request.seed)
             np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
@@ -133,7 +136,7 @@ class Filler(Dataset[Any]):
         num_written = 0
         for index in range(len(rows)):
             if self._is_stale(request):
-                return BatchResult(request.slot, kept=_any_referenced(gathered))
+                return BatchResult(request.slot, skipped=True, kept=_any_referenced(gathered))
             self._num_made = index
             # Not by zip, which keeps the last tuple that it gave.
             given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
+from child_processes import in_a_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_backend import Device
@@ -15,8 +18,11 @@ from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
+from fastload.prefetch.inputs import as_input
 from fastload.prefetch.process_stream import PREFETCH
-from fastload.prefetch.ring import SLACK
+from fastload.prefetch.ring import SLACK, slot_bytes
+from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
+from fastload.prefetch.shared_memory import SharedMemory
 from fastload.read.reader import RowReader
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
@@ -241,3 +247,48 @@ def test_a_changed_file_is_noticed_though_its_batches_were_read_ahead(tmp_path):
     os.replace(tmp_path / "b.h5", path)
     with pytest.raises(Exception, match="replaced by another file"):
         iter(loader)
+
+
+def test_what_nobody_waits_for_is_skipped_also_in_the_middle_of_a_batch():
+    memory, wanted, made = SharedMemory(), SharedMemory(), []
+    wanted.extend(8)
+    newest = wanted.view(0, 8).view(np.int64)
+
+    class Samples(Dataset):
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            made.append(index)
+            if index == 2:
+                newest[0] += 1  # the loop is left while this sample is made
+            return torch.full((3, 4, 4), index, dtype=torch.uint8), index
+
+    filler = Filler(as_input(Samples()), memory, wanted, batch_size=4)
+    layout = filler[BatchRequest(-1, np.arange(1), 0, None, 0)].layout
+    memory.extend(slot_bytes(layout.slot_fields(4)))
+    made.clear()
+    newest[0] = 5
+    request = BatchRequest(0, np.arange(4), 0, layout, 5)
+    assert filler[request].skipped and made == [0, 1, 2]
+    assert filler[request] == BatchResult(0, skipped=True) and made == [0, 1, 2]
+    assert not filler[request._replace(rows=np.arange(3, 7), stream=6)].skipped and made == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_fork_that_drops_the_loader_leaves_the_workers_of_its_parent_at_work(packed):
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 4, workers=2, seed=3)
+    fresh = FastLoader(packed, 4, seed=3)
+    batches = iter(loader)
+    found = [content(next(batches))]
+
+    def drop():
+        nonlocal loader, batches
+        loader.close()
+        del loader, batches
+        gc.collect()
+
+    in_a_fork(drop)
+    found += [content(batch) for batch in batches]
+    assert found == [content(batch) for batch in fresh]
+    assert [content(batch) for batch in loader] == [content(batch) for batch in fresh]
+    loader.close()
