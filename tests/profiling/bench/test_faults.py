@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload import FastLoader, OptionError, PackedDataset
+from fastload.prefetch.ring import SLACK
 from fastload.profiling.bench.faults import DelayedDataset, Delays, Fault, parse_fault
 
 
@@ -31,9 +32,10 @@ def test_batches_are_the_same_and_held_up_as_often_as_asked(packed_file):
     slow = DelayedDataset(path)
     slow.delays = Delays(Fault("slow-disk=1", 0.001, 1), 4)
     plain = FastLoader(PackedDataset(path), 4, seed=3, shuffle="full", ends="drop")
-    delayed = FastLoader(slow, 4, seed=3, shuffle="full", ends="drop")
+    delayed = FastLoader(slow, 4, seed=3, shuffle="full", ends="drop", workers=2)
     for a, b in zip(plain, delayed, strict=True):
         assert np.array_equal(a[0].numpy(), b[0].numpy())
     delayed.close()
-    assert slow.delays.count == 10
-    assert slow.delays.seconds == pytest.approx(0.01)
+    # Of the next epoch no more is read ahead than there are slots.
+    assert 10 <= slow.delays.count <= 10 + SLACK + 2
+    assert slow.delays.seconds == pytest.approx(0.001 * slow.delays.count)
