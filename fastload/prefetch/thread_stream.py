@@ -12,11 +12,13 @@ coalesced).
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import queue
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -188,6 +190,19 @@ class _Request:
     done: bool = False  # whether the thread has given it back
 
 
+# The interpreter ends daemon threads where they are, and one that is in a call of torch then aborts the process.
+_living: weakref.WeakSet[FillThreads] = weakref.WeakSet()
+_EXIT_S = 10.0
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Lets all threads finish the batch that they are at, as long as that does not take too long."""
+    for threads in list(_living):
+        threads.drop()
+        threads.close(_EXIT_S)
+
+
 class FillThreads:
     """Threads that fill slots, for one stream after another; they start with the first request.
 
@@ -202,6 +217,7 @@ class FillThreads:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
+        _living.add(self)
 
     def put(self, request: _Request) -> None:
         """Lets a thread fill a slot."""
@@ -223,17 +239,16 @@ class FillThreads:
         dropped: list[_Request] = []
         with suppress(queue.Empty):
             while True:
-                request = self._requests.get_nowait()
-                assert request is not None, "close() is not called before the stream is closed"
-                dropped.append(request)
+                if (request := self._requests.get_nowait()) is not None:
+                    dropped.append(request)
         return dropped
 
     def may_wait(self) -> bool:
         """Whether the caller may wait for the threads: it is none of them, where garbage collection may run."""
         return threading.current_thread() not in self._threads
 
-    def close(self) -> None:
-        """Ends the threads. Returns when none is left; requests put later start new ones."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ends the threads. Returns when none is left, or after the timeout; requests put later start new ones."""
         may_wait, threads, self._threads = self.may_wait(), self._threads, []
         if self._pid != os.getpid():  # a forked child has none of them
             return
@@ -241,7 +256,7 @@ class FillThreads:
             self._requests.put(None)
         for thread in threads:
             if may_wait and thread.ident is not None:
-                thread.join()
+                thread.join(timeout_s)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.

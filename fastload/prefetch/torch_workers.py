@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection, forkserver
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -86,8 +86,8 @@ class Workers(_MultiProcessingDataLoaderIter):
         self._began |= result[0]
         return result
 
-    def _shutdown_workers(self) -> None:
-        if self._owner == os.getpid():
+    def _shutdown_workers(self, _getpid: Callable[[], int] = os.getpid) -> None:
+        if self._owner == _getpid():  # found before the globals are gone, when the interpreter ends
             super()._shutdown_workers()
 
 

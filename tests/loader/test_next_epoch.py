@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from child_processes import in_a_fork
+from child_processes import in_a_fork, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_backend import Device
@@ -292,3 +292,20 @@ def test_a_fork_that_drops_the_loader_leaves_the_workers_of_its_parent_at_work(p
     assert found == [content(batch) for batch in fresh]
     assert [content(batch) for batch in loader] == [content(batch) for batch in fresh]
     loader.close()
+
+
+@pytest.mark.parametrize("last", ["pass", "it = iter(loader); next(it)"])
+def test_a_script_may_end_while_the_next_epoch_is_read(packed, last):
+    # A thread that the interpreter ends within a call of torch aborts the process.
+    script = f"""
+import sys
+from fastload import FastLoader
+from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
+
+loader = FastLoader(sys.argv[1], 8, transform=[RandomResizedCrop(256), RandomHorizontalFlip()])
+for batch in loader:
+    pass
+{last}
+"""
+    for _ in range(3):
+        run_python("-c", script, packed)
