@@ -5,7 +5,7 @@
     python benchmarks/bench_loader.py --quick            tiny sizes, to see that it runs; the figures mean nothing
 
 `take`, `take-train`, `take-python`: FastLoader over one thread of `np.take(mapped, rows, out=slot)` into a ring of as
-many slots, with the same rows: the bare copy that no loader can beat by much. 1.0 means that plan, ring and hand-over
+many slots, with as many rows, shuffled alike: the bare copy that no loader can beat by much. 1.0 means that plan, ring and hand-over
 cost nothing. In `take` the main thread consumes: it touches each page of each batch, in the order of memory
 (`take-untouched`: nothing; `take-read`: it reads every byte, and the base reads what it copied as well). In the other
 two a thread consumes while the main thread trains a small net or runs pure Python.
@@ -70,9 +70,8 @@ def loader_rows(loader: FastLoader) -> Rows:
 
 
 def loader_pixels(loader: FastLoader, epochs: int) -> Iterator[NDArray[Any]]:
-    """Batches of pixels, (B, H, W, C), as they lie in memory; the same rows each epoch."""
+    """Batches of pixels, (B, H, W, C), as they lie in memory, of the next epochs."""
     for _ in range(epochs):
-        loader.set_epoch(0)
         yield from harness.pixels_of(loader)
 
 
