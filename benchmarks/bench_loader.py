@@ -5,8 +5,8 @@
     python benchmarks/bench_loader.py --quick            tiny sizes, to see that it runs; the figures mean nothing
 
 `take`, `take-train`, `take-python`: FastLoader over one thread of `np.take(mapped, rows, out=slot)` into a ring of as
-many slots, with as many rows, shuffled alike: the bare copy that no loader can beat by much. 1.0 means that plan, ring and hand-over
-cost nothing. In `take` the main thread consumes: it touches each page of each batch, in the order of memory
+many slots, with as many rows, shuffled alike: the bare copy that no loader can beat by much. 1.0 means that plan, ring
+and hand-over cost nothing. In `take` the main thread consumes: it touches each page of each batch, in the order of memory
 (`take-untouched`: nothing; `take-read`: it reads every byte, and the base reads what it copied as well). In the other
 two a thread consumes while the main thread trains a small net or runs pure Python.
 `between-*` is the shape of a training loop instead: the main thread takes a batch, works 3 ms, takes the next;
