@@ -6,7 +6,7 @@
 
 `take`, `take-train`, `take-python`: FastLoader over one thread of `np.take(mapped, rows, out=slot)` into a ring of as
 many slots, with as many rows, shuffled alike: the bare copy that no loader can beat by much. 1.0 means that plan, ring
-and hand-over cost nothing. In `take` the main thread consumes: it touches each page of each batch, in the order of memory
+and hand-over cost nothing. In `take` the main thread consumes: it touches each page of each batch, in memory order
 (`take-untouched`: nothing; `take-read`: it reads every byte, and the base reads what it copied as well). In the other
 two a thread consumes while the main thread trains a small net or runs pure Python.
 `between-*` is the shape of a training loop instead: the main thread takes a batch, works 3 ms, takes the next;
