@@ -29,7 +29,7 @@ from torch.utils.data import Subset
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
-from fastload.profiling.bench.simulated import SimulatedAccelerator
+from fastload.profiling.bench.steps import SimulatedAccelerator
 from fastload.transforms import RandomResizedCrop
 
 BATCH_SIZE = 256
