@@ -24,8 +24,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Subset
-
 import fastload
 import harness
 from fastload import FastLoader, PackedDataset
@@ -63,7 +61,7 @@ class Bench:
             transform=as_it_is if kind == "processes" else None,
         )
         return FastLoader(
-            Subset(dataset, range(rows)) if rows else dataset, self.batch_size, workers=2, share=None,
+            dataset.select(range(rows)) if rows else dataset, self.batch_size, workers=2, share=None,
             transform=[RandomResizedCrop(160)] if kind == "jpeg" else [],
         )  # fmt: skip
 
