@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pickle import PicklingError
 from typing import Any, NamedTuple, cast
@@ -32,14 +32,13 @@ from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
-from fastload.prefetch.sample_layout import SampleLayout, as_array
+from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import announced
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
-from fastload.transforms import check_pipeline
 
 _log = logging.getLogger("fastload")
 
@@ -88,18 +87,16 @@ class ProcessFeed:
 
     The processes and the ring they fill stay from one epoch and stream to the next. What is left of a stream that was
     closed early they skip.
-
-    Attributes:
-        short_switches: see `ThreadFeed`.
     """
 
-    short_switches = False
+    short_switches = False  # see `ThreadFeed`
 
     def __init__(self, options: Resolved) -> None:
         self.requests = Requests()
         self.warned = False  # of changing samples
         self._options = options
         self.num_workers = options.num_workers
+        self.watched = options.auto_workers  # whether waits are measured
         self._streams = 0
         self.passes = 0
         self.has_begun = False  # whether a batch of this pass was handed over
@@ -173,7 +170,7 @@ class ProcessFeed:
             except BaseException:
                 self.close(kill=True)
                 raise
-            return ProcessStream(self, self._workers, resources.pop_all(), number=number, watched=options.auto_workers)
+            return ProcessStream(self, self._workers, resources.pop_all(), number)
 
     def skip_before(self, stream: int) -> None:
         """Lets the workers skip the batches of streams with lower numbers; they finish the sample they are at."""
@@ -233,7 +230,7 @@ class ProcessFeed:
         """Makes the ring, now that the layout of a sample is known."""
         options = self._options
         if options.augmentation.transforms:
-            _check_samples(options.augmentation.transforms, options.data.name, layout)
+            check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
         self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
@@ -284,34 +281,15 @@ class ProcessFeed:
             self.close()
 
 
-def _check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
-    """Raises OptionError if transforms do not fit the samples."""
-    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
-    if leaf is None:
-        raise OptionError(
-            f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
-            f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
-        )
-    if leaf.shape[0] not in (1, 3, 4) and leaf.shape[2] in (1, 3, 4):
-        raise OptionError(
-            f"transform: {name}: the samples' image is {leaf.shape}, as (height, width, channels), and transforms take "
-            f"(C, H, W). Give torch.from_numpy(image).permute(2, 0, 1) as the sample's image."
-        )
-    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
-
-
 class ProcessStream(BatchStream):
     """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
-    def __init__(
-        self, feed: ProcessFeed, results: Workers, resources: ExitStack, *, number: int, watched: bool
-    ) -> None:
+    def __init__(self, feed: ProcessFeed, results: Workers, resources: ExitStack, number: int) -> None:
         self._feed = feed
         self._results: Workers | None = results
         self._resources = resources
         self._number = number
-        self._watched = watched
+        self._watched = feed.watched
         self._pid = os.getpid()
 
     def __next__(self) -> FilledBatch:

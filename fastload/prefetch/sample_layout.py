@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.errors import OptionError
 from fastload.prefetch.ring import SampleForm, SlotField
+from fastload.transforms import check_pipeline
 
 _IMAGE_KEYS = ("images", "image")
 _LABEL_KEYS = ("labels", "label", "target")
@@ -181,3 +183,20 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
                 found[i] = "labels"
                 break
     return SampleForm(tuple(found), keys)
+
+
+def check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
+    """Raises OptionError if transforms do not fit the samples."""
+    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
+    if leaf is None:
+        raise OptionError(
+            f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
+            f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
+        )
+    if leaf.shape[0] not in (1, 3, 4) and leaf.shape[2] in (1, 3, 4):
+        raise OptionError(
+            f"transform: {name}: the samples' image is {leaf.shape}, as (height, width, channels), and transforms take "
+            f"(C, H, W). Give torch.from_numpy(image).permute(2, 0, 1) as the sample's image."
+        )
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)

@@ -12,19 +12,14 @@ coalesced).
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import queue
-import sys
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
 from itertools import islice, takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +27,13 @@ from numpy.typing import NDArray
 from fastload.dataset import as_handed_over
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, Epochs
+from fastload.prefetch.fill_threads import Fill, FillThreads, Group, Request
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
-from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot, SlotField
+from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.timing.probe import WorkerInfo
-from fastload.timing.ranges import span
-from fastload.timing.results import BatchWork
-from fastload.timing.stopwatch import Stopwatch
 
 # Announced beyond what has a slot or was drawn: enough for a disk to work on, and not much of the memory.
 AHEAD_BYTES = 64 * 2**20
@@ -50,18 +43,6 @@ Item = TypeVar("Item")
 
 GROUP_BYTES = 12 * 2**20
 """Bytes that are filled at a time, about, where batches are smaller."""
-
-
-class Group(NamedTuple):
-    """Batches of one epoch that are filled at a time."""
-
-    epoch: int
-    members: list[PlannedBatch]
-    whole: PlannedBatch  # of all their rows
-
-
-Fill = Callable[[int, PlannedBatch, Mapping[str, NDArray[Any]]], int]
-"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
 
 
 class ThreadFeed:
@@ -176,94 +157,6 @@ def announced(
     return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth)
 
 
-@dataclass(eq=False)
-class _Request:
-    """Batches that a thread is to fill a slot with, and what came of it."""
-
-    group: Group
-    slot: Slot
-    fill: Fill
-    results: queue.SimpleQueue[_Request]  # where the thread gives it back
-    bytes_read: int = 0  # copied into the slot
-    work: BatchWork | None = None  # what it cost, if that is measured
-    error: BaseException | None = None  # came instead
-    done: bool = False  # whether the thread has given it back
-
-
-# The interpreter ends daemon threads where they are, and one that is in a call of torch then aborts the process.
-_living: weakref.WeakSet[FillThreads] = weakref.WeakSet()
-_EXIT_S = 10.0
-
-
-@atexit.register
-def _end_threads() -> None:
-    """Lets all threads finish the batch that they are at, as long as that does not take too long."""
-    for threads in list(_living):
-        threads.drop()
-        threads.close(_EXIT_S)
-
-
-class FillThreads:
-    """Threads that fill slots, for one stream after another; they start with the first request.
-
-    Attributes:
-        number: of threads.
-        timed: whether they measure what a batch costs.
-    """
-
-    def __init__(self, number: int, *, timed: bool = False) -> None:
-        self.number = number
-        self.timed = timed
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._pid = os.getpid()
-        _living.add(self)
-
-    def put(self, request: _Request) -> None:
-        """Lets a thread fill a slot."""
-        self._requests.put(request)
-        if self._threads:
-            return
-        # The threads know the queue and not this object, so that it can be collected, and end them.
-        for i in reversed(range(self.number)):
-            following = self._threads[0] if self._threads else None
-            thread = threading.Thread(
-                target=_work, args=(self._requests, following, self.timed), name=f"fastload-worker-{i}", daemon=True
-            )
-            self._threads.insert(0, thread)
-        # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
-        self._threads[0].start()
-
-    def drop(self) -> list[_Request]:
-        """Takes back the requests that no thread has begun."""
-        dropped: list[_Request] = []
-        with suppress(queue.Empty):
-            while True:
-                if (request := self._requests.get_nowait()) is not None:
-                    dropped.append(request)
-        return dropped
-
-    def may_wait(self) -> bool:
-        """Whether the caller may wait for the threads: it is none of them, where garbage collection may run."""
-        return threading.current_thread() not in self._threads
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Ends the threads. Returns when none is left, or after the timeout; requests put later start new ones."""
-        may_wait, threads, self._threads = self.may_wait(), self._threads, []
-        if self._pid != os.getpid():  # a forked child has none of them
-            return
-        for _ in threads:
-            self._requests.put(None)
-        for thread in threads:
-            if may_wait and thread.ident is not None:
-                thread.join(timeout_s)
-
-    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
-        if getattr(self, "_threads", None) and not _is_finalizing():
-            self.close()
-
-
 class ThreadStream(BatchStream):
     """Batches in the order planned, filled ahead of their use by threads. An iterator for one thread; `close` ends it.
 
@@ -293,9 +186,9 @@ class ThreadStream(BatchStream):
         self._threads = threads
         self._group = group
         self._present = present
-        self._begun: deque[_Request] = deque()  # with a slot, in order; the first is handed over next
+        self._begun: deque[Request] = deque()  # with a slot, in order; the first is handed over next
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
-        self._results: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._begin()
 
@@ -309,7 +202,7 @@ class ThreadStream(BatchStream):
             if not self._begun:
                 raise StopIteration
             while not self._begun[0].done:
-                self._results.get().done = True
+                self._done_one.get()
             if (error := self._begun[0].error) is not None:
                 raise error
             request = self._begun.popleft()
@@ -332,13 +225,10 @@ class ThreadStream(BatchStream):
 
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""
-        while not self._results.empty():
-            self._results.get().done = True
         return bool(self._split) or (bool(self._begun) and self._begun[0].done and self._begun[0].error is None)
 
     def depth(self) -> int:
         """Returns how many batches next() would give without waiting, one after the other."""
-        self.ready()
         done = takewhile(lambda request: request.done, self._begun)
         return len(self._split) + sum(len(request.group.members) for request in done)
 
@@ -352,7 +242,7 @@ class ThreadStream(BatchStream):
                 self._split.clear()
                 if self._threads.may_wait():  # else the feed does before its next stream
                     while not all(request.done for request in self._begun):
-                        self._results.get().done = True
+                        self._done_one.get()
                     while self._begun:
                         self._ring.give_back(self._begun.popleft().slot)
         finally:
@@ -360,37 +250,14 @@ class ThreadStream(BatchStream):
 
     def _begin(self) -> None:
         """Gives every free slot to a thread."""
+        while not self._done_one.empty():  # only who waits needs them
+            self._done_one.get()
         for _ in range(self._ring.collect()):
             group = next(self._coming, None)
             if group is None:
                 return
-            self._begun.append(_Request(group, self._ring.free.popleft(), self._fill, self._results))
+            self._begun.append(Request(group, self._ring.free.popleft(), self._fill, self._done_one))
             self._threads.put(self._begun[-1])
-
-
-def _work(requests: queue.SimpleQueue[_Request | None], following: threading.Thread | None, timed: bool) -> None:
-    """Fills requested batches until None is requested; the body of a thread, which starts the following one."""
-    stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
-    while (request := requests.get()) is not None:
-        try:
-            if stopwatch is not None:
-                stopwatch.begin()
-            with span("read"):
-                whole, count = request.group.whole, len(request.group.whole.rows)
-                # The last request of an epoch may not fill its slot.
-                arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
-                if "row" in arrays:
-                    arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
-                request.bytes_read = request.fill(request.group.epoch, whole, arrays)
-            if stopwatch is not None:
-                request.work = stopwatch.end()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
-            request.error = error
-        request.results.put(request)
-        del request
-        if following is not None:
-            following.start()
-            following = None
 
 
 def group_size(batch_bytes: int, num_steps: int) -> int:

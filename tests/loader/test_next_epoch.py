@@ -294,11 +294,14 @@ def test_a_fork_that_drops_the_loader_leaves_the_workers_of_its_parent_at_work(p
     loader.close()
 
 
-@pytest.mark.parametrize("last", ["pass", "it = iter(loader); next(it)"])
+@pytest.mark.parametrize("last", ["pass", "it = iter(loader); next(it)", "handlers.append(loader.close)"])
 def test_a_script_may_end_while_the_next_epoch_is_read(packed, last):
     # A thread that the interpreter ends within a call of torch aborts the process.
     script = f"""
-import sys
+import atexit, sys
+
+handlers = []
+atexit.register(lambda: [handler() for handler in handlers])  # runs after those of modules imported later
 from fastload import FastLoader
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 

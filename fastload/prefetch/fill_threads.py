@@ -1,0 +1,155 @@
+"""Threads that fill slots of the ring, for one stream of batches after another."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from fastload.plan import PlannedBatch
+from fastload.prefetch.ring import Slot
+from fastload.timing.ranges import span
+from fastload.timing.results import BatchWork
+from fastload.timing.stopwatch import Stopwatch
+
+
+class Group(NamedTuple):
+    """Batches of one epoch that are filled at a time."""
+
+    epoch: int
+    members: list[PlannedBatch]
+    whole: PlannedBatch  # of all their rows
+
+
+Fill = Callable[[int, PlannedBatch, Mapping[str, NDArray[Any]]], int]
+"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
+
+
+@dataclass(eq=False)
+class Request:
+    """Batches that a thread is to fill a slot with, and what came of it."""
+
+    group: Group
+    slot: Slot
+    fill: Fill
+    done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
+    bytes_read: int = 0  # copied into the slot
+    work: BatchWork | None = None  # what it cost, if that is measured
+    error: BaseException | None = None  # came instead
+    done: bool = False  # whether no thread will write to the slot any more
+
+    def finish(self) -> None:
+        """Says that it is done. Set before it is queued: Ctrl-C may lose what a queue gives, and never that."""
+        self.done = True
+        self.done_one.put(None)
+
+
+# The interpreter ends daemon threads where they are, and one that is in a call of torch then aborts the process.
+_living: weakref.WeakSet[FillThreads] = weakref.WeakSet()
+_EXIT_S = 10.0
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Lets all threads finish the batch that they are at, as long as that does not take too long."""
+    for threads in list(_living):
+        for request in threads.drop():
+            # So that a later exit handler may close the stream, and nobody takes them for filled.
+            request.error = RuntimeError("the interpreter is ending: no more batches are read")
+            request.finish()
+        threads.close(_EXIT_S)
+
+
+class FillThreads:
+    """Threads that fill slots, for one stream after another; they start with the first request.
+
+    Attributes:
+        number: of threads.
+        timed: whether they measure what a batch costs.
+    """
+
+    def __init__(self, number: int, *, timed: bool = False) -> None:
+        self.number = number
+        self.timed = timed
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+        _living.add(self)
+
+    def put(self, request: Request) -> None:
+        """Lets a thread fill a slot."""
+        self._requests.put(request)
+        if self._threads:
+            return
+        # The threads know the queue and not this object, so that it can be collected, and end them.
+        for i in reversed(range(self.number)):
+            following = self._threads[0] if self._threads else None
+            thread = threading.Thread(
+                target=_work, args=(self._requests, following, self.timed), name=f"fastload-worker-{i}", daemon=True
+            )
+            self._threads.insert(0, thread)
+        # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
+        self._threads[0].start()
+
+    def drop(self) -> list[Request]:
+        """Takes back the requests that no thread has begun."""
+        dropped: list[Request] = []
+        with suppress(queue.Empty):
+            while True:
+                if (request := self._requests.get_nowait()) is not None:
+                    dropped.append(request)
+        return dropped
+
+    def may_wait(self) -> bool:
+        """Whether the caller may wait for the threads: it is none of them, where garbage collection may run."""
+        return threading.current_thread() not in self._threads
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ends the threads. Returns when none is left, or after the timeout; requests put later start new ones."""
+        may_wait, threads, self._threads = self.may_wait(), self._threads, []
+        if self._pid != os.getpid():  # a forked child has none of them
+            return
+        for _ in threads:
+            self._requests.put(None)
+        for thread in threads:
+            if may_wait and thread.ident is not None:
+                thread.join(timeout_s)
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
+        if getattr(self, "_threads", None) and not _is_finalizing():
+            self.close()
+
+
+def _work(requests: queue.SimpleQueue[Request | None], following: threading.Thread | None, timed: bool) -> None:
+    """Fills requested batches until None is requested; the body of a thread, which starts the following one."""
+    stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
+    while (request := requests.get()) is not None:
+        try:
+            if stopwatch is not None:
+                stopwatch.begin()
+            with span("read"):
+                whole, count = request.group.whole, len(request.group.whole.rows)
+                # The last request of an epoch may not fill its slot.
+                arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
+                if "row" in arrays:
+                    arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
+                request.bytes_read = request.fill(request.group.epoch, whole, arrays)
+            if stopwatch is not None:
+                request.work = stopwatch.end()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
+            request.error = error
+        request.finish()
+        del request
+        if following is not None:
+            following.start()
+            following = None
