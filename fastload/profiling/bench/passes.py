@@ -43,13 +43,9 @@ class TimedPass:
         return self.samples / self.seconds if self.seconds else 0.0
 
 
-def repeat_epochs(
-    loader: Iterable[Any], *, epochs: int | None = None, same: Callable[[], object] | None = None
-) -> Iterator[Any]:
-    """Yields a loader's batches, epoch after epoch, without end if `epochs` is None; calls `same` before each epoch."""
+def repeat_epochs(loader: Iterable[Any], *, epochs: int | None = None) -> Iterator[Any]:
+    """Yields a loader's batches, epoch after epoch, without end if `epochs` is None."""
     for _ in itertools.count() if epochs is None else range(epochs):
-        if same is not None:
-            same()
         yield from loader
 
 

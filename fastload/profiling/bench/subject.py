@@ -137,7 +137,7 @@ class Subject:
         loader: FastLoader | None = None,
         finish: Callable[[], object] | None = None,
     ) -> TimedPass:
-        """Runs one pass over the first epoch, again and again, from a cold page cache if asked for.
+        """Runs one pass over the next epochs, from a cold page cache if asked for.
 
         Args:
             work: called with each batch; returns its number of samples.
@@ -146,7 +146,7 @@ class Subject:
         """
         self.make_cold()
         loader = loader or self.shared_loader()
-        batches = repeat_epochs(loader, epochs=self.epochs, same=lambda: loader.set_epoch(0))
+        batches = repeat_epochs(loader, epochs=self.epochs)
         return run_for(batches, seconds, work, discard=int(len(loader) > 1), synchronize=finish or self.synchronize)
 
     def synchronize(self) -> None:
