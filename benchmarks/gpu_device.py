@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend, DeviceMemory
+from fastload.timing.clocks import HostClock
 from gpu_meter import PretendNvml
 
 _CALIBRATION_CYCLES = 50_000_000
@@ -152,10 +153,7 @@ class HostBackend(Backend):
     """What `FastLoader` asks of a device, with memory and no streams: its device stage and caches run without one."""
 
     def __init__(self) -> None:
-        pass
-
-    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
-        return np.empty(num_bytes, np.uint8)
+        self.clock = HostClock()
 
     def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None]:
         return lambda: None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
@@ -11,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
+from fastload.timing.clocks import Clock, CudaClock
+
+_log = logging.getLogger("fastload")
 
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
@@ -30,17 +37,20 @@ class Backend:
 
     Args:
         device: a CUDA device; without an index, the current one.
+
+    Attributes:
+        clock: marks on the caller's current stream.
     """
+
+    clock: Clock
 
     def __init__(self, device: torch.device) -> None:
         index = _index(device)
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        # The host waits for its marks while the device has steps left: nothing is late if it sleeps, and spinning would
+        # take a CPU from the readers.
+        self.clock = CudaClock(self.device.index, blocking=True)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-
-    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns pinned host memory, uint8 (num_bytes,), page-aligned; freed with the array's last view."""
-        array: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
-        return array
 
     def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
         """Pins host memory that is allocated already; returns a function that undoes it, None if it cannot."""
@@ -49,13 +59,18 @@ class Backend:
         # Registered for whichever device is current, and without the flag for that one only.
         with torch.cuda.device(self.device):
             if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)) == 0:
-                return lambda: runtime.cudaHostUnregister(address) and None
+                return functools.partial(self._unpin, runtime, address)
             try:
                 # The failure stays the runtime's last error, and the next launch would raise it as its own: clear it.
                 torch.zeros(1, device=self.device)
             except RuntimeError:
                 pass
         return None
+
+    def _unpin(self, runtime: Any, address: int) -> None:
+        # On another device the runtime would first make a context there, some hundred MB of its memory.
+        with torch.cuda.device(self.device):
+            runtime.cudaHostUnregister(address)
 
     def side_stream(self) -> AbstractContextManager[Any]:
         """Returns a context within which work and memory belong to the side stream."""
@@ -104,6 +119,50 @@ class Backend:
         compute.wait_event(event)
         for tensor in tensors:
             tensor.record_stream(compute)
+
+
+class Pins:
+    """Host memory that is pinned for a device, exactly as large as it is: torch's own comes in powers of two.
+
+    It is unpinned by `close`, or when this object is gone, after the device has done all its work; it lives until then.
+    In a forked process, which has no device, nothing is done.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._pinned: list[tuple[NDArray[np.uint8], Callable[[], None]]] = []
+        self._refused = False
+        self._pid = os.getpid()
+        weakref.finalize(self, _unpin, backend, self._pinned, self._pid).atexit = False
+
+    def add(self, memory: NDArray[np.uint8]) -> bool:
+        """Pins memory, uint8 (num_bytes,), that begins on a page; False where the system does not let it be pinned."""
+        unpin = self._backend.pin(memory)
+        if unpin is not None:
+            self._pinned.append((memory, unpin))
+        return unpin is not None
+
+    def add_if_possible(self, memory: NDArray[np.uint8]) -> None:
+        """Pins memory of slots. Where that is not possible it stays as it is, and the log says so once."""
+        if not self._refused and not self.add(memory):
+            self._refused = True
+            # Copies are right without, only slower: the driver stages them, and the host waits.
+            _log.warning(
+                "%d bytes of host memory could not be pinned (`ulimit -l`?): copies to %s take longer",
+                memory.nbytes, getattr(self._backend, "device", "the device"),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Waits until the device has done all its work, and unpins the memory."""
+        _unpin(self._backend, self._pinned, self._pid)
+
+
+def _unpin(backend: Backend, pinned: list[tuple[NDArray[np.uint8], Callable[[], None]]], pid: int) -> None:
+    if pid != os.getpid() or not pinned:
+        return
+    backend.drain()  # a copy or a kernel may still read it
+    while pinned:
+        pinned.pop()[1]()
 
 
 def open_backend(device: str | torch.device | Backend | None) -> Backend | None:

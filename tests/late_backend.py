@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from fastload.device import Backend, DeviceMemory
+from fastload.timing.clocks import Clock, HostClock
 
 POISON = 0xEE
 NOT_YET_COPIED = 0xDD
@@ -18,6 +19,7 @@ NOT_YET_COPIED = 0xDD
 @dataclass
 class LateEvent:
     after: int  # copies that must have run before it has happened
+    at: float = 0.0  # when it happens on a device that has times
 
 
 class LateBackend(Backend):
@@ -38,20 +40,25 @@ class LateBackend(Backend):
         self.compute_waits_for = LateEvent(0)
         self.readers: list[int] = []
         self.room = DeviceMemory(free=2**40, total=2**40)
-        self.pinned = 0
+        self.pinned, self.pinnable = 0, 2**40
         self.computing = False
-
-    def allocate(self, num_bytes):
-        return np.full(num_bytes, POISON, dtype=np.uint8)
+        self.clock = HostClock()
 
     def pin(self, memory):
+        if self.pinned + memory.nbytes > self.pinnable:
+            return None
+        assert not memory.ctypes.data % 4096, "the system pins whole pages"
+        memory.fill(POISON)
         self.pinned += memory.nbytes
+        first = memory.ctypes.data
+        memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
 
         def undo():
             assert not self.computing, "a kernel may still read this memory"
+            inside = [first <= host.data_ptr() < first + memory_bytes for _, host in self.queue]
+            assert not any(inside), "a copy still reads this memory"
             self.pinned -= memory_bytes
 
-        memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
         return undo
 
     def memory(self):
@@ -59,7 +66,7 @@ class LateBackend(Backend):
 
     def empty(self, shape, dtype):
         assert self.inside, "memory that the side stream did not ask for may still be read by another"
-        return self.garbage(torch.empty(shape, dtype=dtype))
+        return self.garbage(torch.empty(shape, dtype=dtype, device="cpu"))
 
     def garbage(self, tensor):
         tensor.view(torch.uint8).fill_(NOT_YET_COPIED)
@@ -130,3 +137,94 @@ class Device(LateBackend):
     def hand_over(self, event, tensors):
         super().hand_over(event, tensors)
         self.compute()
+
+
+class StreamClock(Clock):
+    """Marks on the compute stream of a `TimedDevice`; each is dropped once at most, and never looked at afterwards."""
+
+    def __init__(self, device):
+        self.device = device
+        self.live = {}  # when each mark happens
+        self.marks = 0
+        self.pid = os.getpid()
+
+    def mark(self):
+        assert self.pid == os.getpid(), "a forked process has no device"
+        self.marks += 1
+        self.live[self.marks] = max(self.device.now, self.device.busy_until)
+        return self.marks
+
+    def is_done(self, mark):
+        assert self.pid == os.getpid(), "a forked process has no device"
+        return self.device.now >= self.live[mark]
+
+    def wait(self, mark):
+        self.device.now = max(self.device.now, self.live[mark])
+
+    def between_s(self, earlier, later):
+        assert self.is_done(earlier) and self.is_done(later), "the time between two marks is known when both happened"
+        return self.live[later] - self.live[earlier]
+
+    def drop(self, mark):
+        del self.live[mark]
+
+
+class TimedDevice(LateBackend):
+    """A device with a time line for each of its streams, beside a host whose time passes when someone says so.
+
+    Args:
+        copy_s: time that a copy takes on the side stream.
+        queue: launches that the driver holds; a host that launches more is blocked until the first has ended.
+    """
+
+    def __init__(self, *, copy_s=0.0, queue=1000):
+        super().__init__(patience=1)
+        self.copy_s, self.queue_length = copy_s, queue
+        self.now = 0.0  # the host's time
+        self.busy_until = 0.0  # when the compute stream will have done all that it was given
+        self.copied_at = 0.0  # when the side stream will have
+        self.worked_until = self.idle_s = 0.0  # end of the last kernel; times in which none ran, before each
+        self.ends = deque()
+        self.clock = StreamClock(self)
+
+    def work(self, seconds):
+        """Launches a kernel on the compute stream."""
+        self.launch()
+        begin = max(self.now, self.busy_until)
+        self.idle_s += begin - self.worked_until
+        self.worked_until = self.busy_until = begin + seconds
+        self.ends.append(self.busy_until)
+
+    def launch(self):
+        while self.ends and self.ends[0] <= self.now:
+            self.ends.popleft()
+        if len(self.ends) >= self.queue_length:
+            self.now = self.ends.popleft()
+
+    def copy(self, host):
+        self.copied_at = max(self.now, self.copied_at) + self.copy_s
+        return super().copy(host)
+
+    def record(self):
+        event = super().record()
+        event.at = self.copied_at
+        return event
+
+    def finished(self, event):
+        if self.now >= event.at:
+            self.run_until(event)
+        return self.now >= event.at
+
+    def synchronize(self, event):
+        self.now = max(self.now, event.at)
+        super().synchronize(event)
+
+    def hand_over(self, event, tensors):
+        super().hand_over(event, tensors)
+        self.launch()
+        self.busy_until = max(self.busy_until, event.at)
+        self.compute()
+
+    def drain(self):
+        self.now = max(self.now, self.busy_until, self.copied_at)
+        super().drain()

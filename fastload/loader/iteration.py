@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
 from fastload.prefetch.device_stage import DeviceBatch, DeviceStage
 from fastload.prefetch.resolved import Resolved
+from fastload.timing.clocks import InFlight, StreamWaits
 from fastload.timing.probe import LoaderStats, Probe
 from fastload.timing.ranges import span
 
@@ -71,7 +72,7 @@ class DictBatch(_Facts, dict[Any, Any]):
 
 @dataclass
 class PassCounter:
-    """The numbers behind `LoaderStats`, counted while a pass runs; all times are read from the clock, in seconds."""
+    """The numbers behind `LoaderStats`, counted while a pass runs; times in seconds, by the clock or the device's."""
 
     clock: Callable[[], float] = time.perf_counter
     echo: int = 1
@@ -89,15 +90,30 @@ class PassCounter:
     bytes_read: int = 0
     begun_s: float = 0.0  # when the pass began
     last_s: float = 0.0  # when a batch was last handed over
+    in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
+    on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
+    ended: bool = False  # whether the pass is over
 
     def snapshot(self) -> LoaderStats:
-        """Returns the numbers so far."""
+        """Returns the numbers so far; once the pass has ended, waits until the device has come to its last batch."""
+        stall_s = self.stall_s
+        if self.in_flight is not None:
+            self.in_flight.read(wait=self.ended)
+            stall_s = self.on_stream.stall_s
         return LoaderStats(
-            self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, self.stall_s, self.bytes_read, self.echo
-        )
+            self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, stall_s, self.bytes_read, self.echo,
+            self.waited_s,
+        )  # fmt: skip
 
     def pace(self) -> Pace:
-        """Returns the time of the user's steps, and of the waits for batches after the first one."""
+        """Returns the time of the user's steps, and of the waits for batches after the first one. Never waits.
+
+        On a device, up to the last batch that it has come to.
+        """
+        if self.in_flight is not None:
+            self.in_flight.read()
+            waits = self.on_stream
+            return Pace(max(0, waits.batches - 1), waits.steps, waits.stall_s - waits.first_s, waits.work_s)
         if not self.steps:
             return Pace()
         # Only the source's part of a stall: augmenting at the hand-over takes longer the more often a batch is used.
@@ -170,12 +186,17 @@ class Iteration(Iterator[Batch | DictBatch]):
         try:
             counter.asked += 1
             use = next(self._uses, None)
+            in_flight, asked = counter.in_flight, None
             with span("wait"):
+                if in_flight is not None and use is not None:
+                    asked = in_flight.ask(fresh=use.batch >= counter.batches)
                 while use is None or use.batch >= counter.batches:
                     if not self._read():
                         counter.last_s = counter.clock()  # the last step is over too
                         self.close()
                         raise StopIteration
+                if in_flight is not None:
+                    in_flight.add(counter.on_stream, counter.asked, asked)
             counter.waited_s += counter.clock() - asked_s
             if probe is not None:
                 probe.note_ready()
@@ -233,7 +254,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         """
         if not self.running or self._is_finalizing():
             return
-        self.running = False
+        self.running, self._counter.ended = False, True
         self.end_measuring()
         self._kept.clear()
         self._resources.close()

@@ -38,6 +38,7 @@ from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import Read
 from fastload.system.threads import ShortSwitchInterval
 from fastload.system.whole_numbers import check_whole
+from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
 
 __all__ = ["Batch", "FastLoader"]
@@ -164,6 +165,7 @@ class FastLoader:
         warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
+        self._in_flight = InFlight(backend.clock) if backend is not None else None
         self._counter = PassCounter()
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
@@ -177,7 +179,7 @@ class FastLoader:
     def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
         """Does the same as `iter()` for a `Meter`: the probe takes note of each batch."""
         self._end_active()
-        options, counter = self._options, PassCounter()
+        options, counter = self._options, PassCounter(in_flight=self._in_flight)
         check_share(self._share_option, options.share)
         options.data.check()
         position = self._decided(self._epochs.coming())
@@ -247,7 +249,11 @@ class FastLoader:
 
     @property
     def stats(self) -> LoaderStats:
-        """Samples, steps, seconds and bytes of the current iteration, or of the last one."""
+        """Samples, steps, seconds and bytes of the current iteration, or of the last one.
+
+        On a device, waits that are not over yet are not counted in the loop. After it, this waits until the device has
+        come to the last batch, a few steps at most.
+        """
         return self._counter.snapshot()
 
     def close(self) -> None:
@@ -342,4 +348,6 @@ def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter:
     echo.ended(pace, counter.echo)
     if auto is not None and isinstance(feed, ProcessFeed):
         measured = feed.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s)
+        # What the host waits for while a device still works is no reason for more workers.
+        measured = measured._replace(starved_s=min(measured.starved_s, pace.stall_s))
         auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

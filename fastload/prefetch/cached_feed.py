@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
-from fastload.device import Backend
+from fastload.device import Backend, Pins
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
@@ -52,6 +50,7 @@ class RowCache:
     location: Location  # where they are: "device" memory, or pinned memory of the "host"
     tensors: Mapping[str, torch.Tensor]  # all rows of each field, (N, ...); images (N, H, W, C) in the file's order
     nbytes: int  # of all of them
+    pins: Pins | None = None  # of the host's memory
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the indices of rows of the file, int64 (B,), a new array; IndexError if one is not in the cache."""
@@ -109,7 +108,8 @@ class CachedFeed:
         assert options.backend is not None, "rows are cached for a device"
         self._cache: RowCache | None = cache
         facts = SlotField("facts", (17 * options.plan.batch_size,), np.dtype(np.uint8))
-        self._ring = Ring([facts], SLOTS_IN_COPY, options.backend.allocate, manual_release=True)
+        self._pins = Pins(options.backend)
+        self._ring = Ring([facts], SLOTS_IN_COPY, self._pins.add_if_possible, manual_release=True)
 
     def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
         """Begins a stream, which reads nothing."""
@@ -119,6 +119,9 @@ class CachedFeed:
 
     def close(self) -> None:
         """Frees the cache."""
+        self._pins.close()
+        if self._cache is not None and self._cache.pins is not None:
+            self._cache.pins.close()
         self._cache = None
 
 
@@ -227,11 +230,12 @@ def _empty_cache(
     fields = cached_fields(dataset, len(rows))
     nbytes = sum(field.nbytes for field in fields)
     free = available_memory() if location == "host" else backend.memory().free
+    pins = Pins(backend) if location == "host" else None
     try:
-        if location == "host":
+        if pins is not None:
             if nbytes > free:
                 raise MemoryError("the system would hand it out, and end a process when it is written to")
-            tensors = {name: torch.from_numpy(array) for name, array in _pinned(fields, backend).items()}
+            tensors = {name: torch.from_numpy(array) for name, array in _pinned(fields, pins).items()}
         else:
             # Memory of the side stream, which is the first to write to it.
             with backend.side_stream():
@@ -250,26 +254,15 @@ def _empty_cache(
         tensors["images"] = images[..., None] if axes == "HW" else images
         if axes == "CHW":
             tensors["images"] = images.permute(0, 2, 3, 1)
-    return RowCache(rows, location, tensors, nbytes)
+    return RowCache(rows, location, tensors, nbytes, pins)
 
 
-def _pinned(fields: Sequence[SlotField], backend: Backend) -> dict[str, NDArray[Any]]:
+def _pinned(fields: Sequence[SlotField], pins: Pins) -> dict[str, NDArray[Any]]:
     """Returns arrays in one piece of pinned host memory, which the device reads by itself."""
-    # Pinned afterwards: torch's own pinned memory comes in powers of two, up to twice as much.
     memory = allocate_aligned(max(1, slot_bytes(fields)))
-    unpin = backend.pin(memory)
-    if unpin is None:
+    if not pins.add(memory):
         raise CacheError(
             f'cache="host": the system does not let {memory.nbytes:,} bytes be pinned, and the device reads no other '
             f"memory of the host. `ulimit -l` says how much it lets; raise it, or leave cache out."
         )
-    pid = os.getpid()
-
-    def release() -> None:
-        if pid == os.getpid():  # a forked child has no device
-            backend.drain()  # a kernel may still read it
-            unpin()
-
-    # NumPy's views keep the array that owns the memory, and not the view that they were made of.
-    weakref.finalize(memory if memory.base is None else memory.base, release).atexit = False
     return slot_arrays(fields, memory)

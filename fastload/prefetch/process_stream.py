@@ -9,7 +9,6 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
-import logging
 import multiprocessing.process
 import os
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from fastload.device import Pins
 from fastload.errors import OptionError, WorkerError
 from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.auto_workers import MeasuredPass
@@ -39,8 +39,6 @@ from fastload.prefetch.thread_stream import announced
 from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
-
-_log = logging.getLogger("fastload")
 
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
@@ -105,7 +103,7 @@ class ProcessFeed:
         # that one, such as imports, does not count.
         self.starved_s = 0.0
         self.busy_before_s: float | None = None
-        self._unpin: list[Callable[[], None]] = []
+        self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
         self._wanted = SharedMemory()
         self._wanted.extend(8)
@@ -123,7 +121,7 @@ class ProcessFeed:
                 worker_init_fn=end_with_parent,
                 persistent_workers=True,
                 multiprocessing_context=worker_context(),
-                generator=torch.Generator(),  # the user's global one is not drawn from
+                generator=torch.Generator(device="cpu"),  # the user's global one is not drawn from
             )
         self._closed = False
         self.exhausted = False  # whether the last stream came to an end
@@ -208,7 +206,8 @@ class ProcessFeed:
                 f"its own. {GUARD}"
             )
         try:
-            with warnings.catch_warnings():
+            # torch draws a seed, and would on the user's default device.
+            with torch.device("cpu"), warnings.catch_warnings():
                 # The error below says it better.
                 warnings.filterwarnings("ignore", "Got pickle error")
                 return cast(Workers, iter(self._loader))
@@ -233,7 +232,8 @@ class ProcessFeed:
             check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
         self.requests.layout = layout
-        self.requests.ring = ring = Ring(fields, 0, manual_release=options.backend is not None)
+        pin = self._pins.add_if_possible if self._pins is not None else None
+        self.requests.ring = ring = Ring(fields, 0, pin, manual_release=pin is not None)
         self.add_slots(ring, SLACK + PREFETCH * self.num_workers + 1)
 
     def add_slots(self, ring: Ring, count: int) -> None:
@@ -241,15 +241,7 @@ class ProcessFeed:
         num_bytes = max(1, ring.slot_bytes)
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
-            memory = self._memory.view(offset, num_bytes)
-            if self._options.backend is not None:
-                unpin = self._options.backend.pin(memory)
-                if unpin is None:
-                    # Copies are right without, only slower: the driver stages them.
-                    _log.warning("%d bytes of shared memory could not be pinned (`ulimit -l`?)", num_bytes)
-                else:
-                    self._unpin.append(unpin)
-            ring.add(memory)
+            ring.add(self._memory.view(offset, num_bytes))
 
     def take_back(self, ring: Ring, slot: Slot, *, kept: bool) -> None:
         """Makes a slot free whose batch is not handed over; `kept`: the transform refers to it, expecting no change."""
@@ -269,8 +261,8 @@ class ProcessFeed:
         if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
             workers.end(kill=kill)
         self._loader._iterator = None
-        while self._unpin:
-            self._unpin.pop()()
+        if self._pins is not None:
+            self._pins.close()
         self.requests.layout = self.requests.ring = None
         self.requests.under_way.clear()
         self._memory.close()

@@ -84,15 +84,15 @@ class Slot:
 class Ring:
     """A set of slots. One thread takes and lends them; they come back from whatever thread drops the last reference.
 
-    With `manual_release` slots come back by `FilledBatch.release`, not by reference counts, and are never copied: for
-    batches that go to a device.
+    `pin` is called with the memory of each slot before it is used. With `manual_release` slots come back by
+    `FilledBatch.release`, not by reference counts, and are never copied: for batches that go to a device.
     """
 
     def __init__(
         self,
         fields: Sequence[SlotField],
         num_slots: int,
-        allocate: Callable[[int], NDArray[np.uint8]] | None = None,
+        pin: Callable[[NDArray[np.uint8]], object] | None = None,
         *,
         manual_release: bool = False,
     ) -> None:
@@ -101,15 +101,18 @@ class Ring:
         self._small = [field.name for field in self.fields if field.nbytes <= SMALL_BYTES]
         self.slot_bytes = slot_bytes(self.fields)
         self.slots: list[Slot] = []
+        self._pin = pin
         self.free: deque[Slot] = deque()  # those that nobody refers to, as far as `collect` knows; the first is next
         for _ in range(num_slots):
-            self.add((allocate or allocate_aligned)(max(1, self.slot_bytes)))
+            self.add(allocate_aligned(max(1, self.slot_bytes)))
         # put() is reentrant: it may be called by the garbage collector in the middle of a get().
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.num_lent = 0
 
     def add(self, memory: NDArray[np.uint8]) -> None:
         """Adds a free slot over memory of `slot_bytes`."""
+        if self._pin is not None:
+            self._pin(memory)
         self.slots.append(Slot(len(self.slots), memory, slot_arrays(self.fields, memory)))
         self.free.append(self.slots[-1])
 

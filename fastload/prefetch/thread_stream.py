@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
+from fastload.device import Pins
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, Epochs
 from fastload.prefetch.fill_threads import Fill, FillThreads, Group, Request
@@ -83,12 +84,14 @@ class ThreadFeed:
         one_by_one = backend is not None or (options.in_threads and augmentation.mixes) or not linear
         self._group = 1 if one_by_one else group_size(batch_bytes, options.plan.num_steps)
         layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
+        self._pins: Pins | None = None
         if backend is None:
             self._ring = Ring(layout, SLACK + workers)
         else:
+            self._pins = Pins(backend)
             facts = (("row", np.int64), ("valid", np.bool_))
             layout += [SlotField(name, (batch_size,), np.dtype(dtype)) for name, dtype in facts]
-            self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, backend.allocate, manual_release=True)
+            self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(workers)
         self._stream: ThreadStream | None = None  # the last one
         self.short_switches = options.decodes or self._transformer is not None
@@ -135,6 +138,8 @@ class ThreadFeed:
             self._stream = None
         self._threads.close()
         self._reader.close()
+        if self._pins is not None:
+            self._pins.close()
 
 
 def announced(

@@ -79,10 +79,15 @@ class LoaderStats:
         fresh_samples: samples read from the file.
         consumed_samples: samples handed over, echoes included.
         steps: batches handed over, echoes included.
-        elapsed_s: from the beginning of the epoch to the last batch handed over, or to its end.
-        stall_s: part of elapsed_s that the training loop waited for a batch.
+        elapsed_s: from the beginning of the epoch to the last batch handed over, or to its end; by the host's clock.
+        stall_s: part of it that training waited for a batch. On the CPU by the host's clock, in `next()`, with the
+            transforms that run there. On a device by its own clock: the time in which the stream that was current at
+            `next()` had nothing to do because the batch had not come, without transforms. Time in `next()` in which the
+            device still works is no stall.
         bytes_read: bytes copied from the file, for the fresh samples.
         echo: times each batch is used in this epoch.
+        blocked_s: part of elapsed_s that the host spent in `next()` until it had a batch, without transforms: waiting
+            for it to be read, for memory to read into, or for a device that has enough batches to go on with.
     """
 
     fresh_samples: int = 0
@@ -92,6 +97,7 @@ class LoaderStats:
     stall_s: float = 0.0
     bytes_read: int = 0
     echo: int = 1
+    blocked_s: float = 0.0
 
     @property
     def fresh_samples_per_s(self) -> float:
@@ -105,5 +111,5 @@ class LoaderStats:
 
     @property
     def stall_share(self) -> float:
-        """Part of the time that the training loop waited, 0 to 1."""
+        """Part of the time that training waited for batches, 0 to 1: `stall_s` of `elapsed_s`."""
         return min(1.0, self.stall_s / self.elapsed_s) if self.elapsed_s else 0.0

@@ -48,7 +48,7 @@ class Ring(BatchStream):
 
     def __post_init__(self):
         for _ in range(self.slots):
-            memory = self.backend.allocate(2 * 3 * 4 * 5 + 2 * 8)
+            memory = np.full(2 * 3 * 4 * 5 + 2 * 8, POISON, np.uint8)
             images = memory[: 2 * 3 * 4 * 5]
             images = (
                 images.reshape(2, 3, 4, 5).transpose(0, 2, 3, 1) if self.channels_first else images.reshape(2, 4, 5, 3)

@@ -69,15 +69,12 @@ def test_memory_comes_back_when_the_last_view_is_gone():
     assert ring.take() is slot
 
 
-def test_memory_can_come_from_outside():
+def test_the_memory_of_each_slot_can_be_pinned_and_is_as_large_as_its_fields_on_their_pages():
     given = []
-
-    def allocate(num_bytes):
-        given.append(np.zeros(num_bytes, np.uint8))
-        return given[-1]
-
-    ring = Ring([FIELD, LABELS], 3, allocate)
-    assert len(given) == 3 and ring.slot_bytes == len(given[0])
+    ring = Ring([FIELD, LABELS], 3, given.append)
+    ring.add(np.zeros(ring.slot_bytes, np.uint8))
+    assert len(given) == 4 and all(memory.nbytes == ring.slot_bytes == 99 * 4096 for memory in given)
+    assert all(np.shares_memory(slot.memory, memory) for slot, memory in zip(ring.slots, given, strict=True))
     slot = ring.take()
     assert all(np.shares_memory(slot.memory, array) for array in slot.arrays.values())
     assert slot.arrays["labels"].ctypes.data % 8 == 0

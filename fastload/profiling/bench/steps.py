@@ -14,7 +14,7 @@ from torch import nn
 
 from fastload.errors import OptionError
 from fastload.profiling.bench.passes import touch_batch
-from fastload.profiling.meter.clocks import Clock
+from fastload.timing.clocks import Clock
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 """Residual blocks in each of the four stages."""

@@ -1,84 +1,16 @@
-"""Clocks that time a step, the host's or CUDA events, and the time of a step that needs no loader."""
+"""The clock that times a device's steps, and the time of a step that needs no loader."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from fastload.errors import OptionError
 from fastload.profiling.meter.loops import num_samples
-
-
-@runtime_checkable
-class Clock(Protocol):
-    """Marks on a time line, made by one thread. The time between two marks is known once the later one is done.
-
-    A clock whose marks are times can inherit all but `mark`.
-    """
-
-    def mark(self) -> Any:
-        """Returns a mark after everything done so far."""
-        ...
-
-    def is_done(self, mark: Any) -> bool:
-        """Whether everything before the mark is done; does not wait."""
-        return True
-
-    def wait(self, mark: Any) -> None:
-        """Waits until everything before the mark is done."""
-        return None
-
-    def between_s(self, earlier: Any, later: Any) -> float:
-        """Returns the seconds between two marks that are done."""
-        seconds: float = later - earlier
-        return seconds
-
-    def drop(self, mark: Any) -> None:
-        """Gives a mark back that is no longer needed."""
-        return None
-
-
-class HostClock(Clock):
-    """The host's clock: a mark is a time."""
-
-    mark = staticmethod(time.perf_counter)
-
-
-class CudaClock(Clock):
-    """CUDA events on the current stream of a device: they time the device, not the host, which runs ahead of it.
-
-    Args:
-        index: of the device; None: the current one.
-    """
-
-    def __init__(self, index: int | None = None) -> None:
-        import torch
-
-        self._torch: Any = torch
-        self.index: int = torch.cuda.current_device() if index is None else index
-        self._free: list[Any] = []
-
-    def mark(self) -> Any:
-        # Events are reused: making one takes 3 times as long as recording it.
-        event = self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)
-        event.record(self._torch.cuda.current_stream(self.index))
-        return event
-
-    def is_done(self, mark: Any) -> bool:
-        return bool(mark.query())
-
-    def wait(self, mark: Any) -> None:
-        mark.synchronize()
-
-    def between_s(self, earlier: Any, later: Any) -> float:
-        return float(earlier.elapsed_time(later)) / 1e3
-
-    def drop(self, mark: Any) -> None:
-        self._free.append(mark)
+from fastload.timing.clocks import Clock, CudaClock, HostClock
 
 
 def open_clock(device: Any) -> Clock:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from fastload.errors import OptionError
 from fastload.profiling.meter import exports
-from fastload.profiling.meter.clocks import HOW, Clock, measure_headspace, open_clock
+from fastload.profiling.meter.clocks import HOW, measure_headspace, open_clock
 from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment
 from fastload.profiling.meter.watching import WatchedPass
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing import ranges as profiler_ranges
+from fastload.timing.clocks import Clock
 from fastload.timing.results import Measured, Table, Verdict
 
 

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from fastload.errors import OptionError
-from fastload.profiling.meter.clocks import Clock
 from fastload.profiling.meter.loops import Loop, num_samples
+from fastload.timing.clocks import Clock
 from fastload.timing.probe import Probe, is_probed
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork, Step

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fastload.profiling.bench.steps import SimulatedAccelerator
 from fastload.profiling.meter import Meter
-from fastload.profiling.meter.clocks import Clock
+from fastload.timing.clocks import Clock
 
 
 class Time:
