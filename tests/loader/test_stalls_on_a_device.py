@@ -14,9 +14,12 @@ from late_backend import TimedDevice
 from fastload import FastLoader, MixedEcho
 from fastload.loader.echo_policy import EchoPolicy
 from fastload.loader.iteration import Iteration, PassCounter
-from fastload.plan import EchoSchedule, EpochPlan
+from fastload.loader.loader import _pass_ended
+from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
+from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.device_stage import BatchStream, DeviceStage
+from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.ring import FilledBatch, SampleForm
 from fastload.timing.clocks import MOST_IN_FLIGHT, InFlight
 
@@ -118,7 +121,9 @@ def test_the_stall_is_the_time_in_which_no_kernel_ran(reads_s, steps_s, copy_s, 
     seen = 0
     for number, _ in enumerate(iteration):
         device.work(steps_s[number % len(steps_s)])
+        before = device.now
         stats = counter.snapshot()
+        assert device.now == before, "in the loop the host waits for no mark"
         assert seen <= stats.stall_s <= device.idle_s + 1e-6, "only what has happened is counted"
         seen = stats.stall_s
     before = device.now
@@ -172,6 +177,20 @@ def test_echo_auto_chooses_from_the_time_that_the_device_waited(source_s, queue,
     if queue == 3:
         # By the host's clock the loop waited for most of its time, and each batch would have been used again.
         assert counter.waited_s > 20
+
+
+class Noting(AutoWorkers):
+    def ended(self, measured, workers, *, worker_bytes):
+        self.measured = measured
+
+
+@pytest.mark.parametrize(("stall_s", "starved_s"), [(0.0, 0.0), (3.0, 3.0), (50.0, 20.0)])
+def test_processes_are_not_added_for_what_a_host_waits_while_its_device_works(stall_s, starved_s):
+    feed, auto = ProcessFeed(FastLoader(Numbers(), 2, workers=1)._options), Noting()
+    feed.starved_s = 20.0
+    _pass_ended(EchoPolicy(), auto, feed, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
+    feed.close()
+    assert auto.measured.starved_s == starved_s and auto.measured.elapsed_s == stall_s + 60
 
 
 def steps_ahead(echo, batches):
