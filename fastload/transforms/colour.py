@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
+from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images, sent
 from fastload.transforms.spec import BaseTransform, ImageSpec, is_number, probability
 
 IDENTITY, BRIGHTNESS, CONTRAST, SATURATION, HUE = range(5)
@@ -185,7 +185,7 @@ def apply_colour(images: torch.Tensor, steps: ColourSteps, pool: OutputPool | No
     if not changed.all():
         output.copy_(images)
     for rows in row_blocks(np.flatnonzero(changed), images):
-        factors = torch.from_numpy(steps.factors[rows]).to(images.device, non_blocking=True)
+        factors = sent(steps.factors[rows], images.device)
         coloured = _coloured(picked(images, rows), ops[rows], factors)
         put(output, rows, coloured.permute(0, 3, 1, 2))
     return output
@@ -220,7 +220,7 @@ def put(images: torch.Tensor, rows: NDArray[np.int64], values: torch.Tensor) -> 
 def _index(images: torch.Tensor, rows: NDArray[np.int64]) -> slice | torch.Tensor:
     if rows[-1] - rows[0] + 1 == len(rows):
         return slice(int(rows[0]), int(rows[-1]) + 1)
-    return torch.from_numpy(rows).to(images.device, non_blocking=True)
+    return sent(rows, images.device)
 
 
 def sample_blocks(images: torch.Tensor) -> list[slice]:
@@ -234,7 +234,7 @@ def _coloured(images: torch.Tensor, ops: NDArray[np.int32], factors: torch.Tenso
     pixels, dtype = _pixels(images), images.dtype
     # Each step runs once per operation, on the samples whose turn it is: known on the host, so nothing waits.
     order = np.argsort(ops, axis=0, kind="stable")
-    members = torch.from_numpy(order.T.copy()).to(images.device, non_blocking=True)
+    members = sent(order.T.copy(), images.device)
     for k in range(ops.shape[1]):
         counts = np.bincount(ops[:, k], minlength=HUE + 1)
         first = int(counts[IDENTITY])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError
 from fastload.system.whole_numbers import is_whole
 from fastload.transforms.draws import Draws, rectangle_sides
-from fastload.transforms.engine.buffers import as_bits, empty_images
+from fastload.transforms.engine.buffers import as_bits, empty_images, sent
 from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values, ordered_pair, probability
 
 
@@ -159,15 +159,15 @@ def _erase_at_once(
 ) -> torch.Tensor:
     """Returns images with rectangles filled by values, one or one per channel; with keys, (B, 2), by random pixels."""
     (batch, channels, height, width), device = images.shape, images.device
-    corners = torch.from_numpy(rectangles).to(device, non_blocking=True)
+    corners = sent(rectangles, device)
     top, left, high, wide = (corners[:, i, None] for i in range(4))
     rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
     inside_rows, inside_columns = (rows >= top) & (rows < top + high), (columns >= left) & (columns < left + wide)
     inside = (inside_rows[:, :, None] & inside_columns[:, None, :])[..., None]
     if keys is None:
-        fill = as_bits(_fill(values, images)).to(device, non_blocking=True)
+        fill = sent(as_bits(_fill(values, images)), device)
     else:
-        words = torch.from_numpy(keys).to(device, non_blocking=True).view(batch, 1, 1, 1, 2)
+        words = sent(keys, device).view(batch, 1, 1, 1, 2)
         fill = random_pixels(words, _value_indices(height, width, channels, device), images.dtype)
     pixels = as_bits(images).permute(0, 2, 3, 1)
     return torch.where(inside, fill, pixels).contiguous().view(images.dtype).permute(0, 3, 1, 2)

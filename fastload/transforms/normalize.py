@@ -15,6 +15,7 @@ import torch
 
 from fastload.errors import OptionError
 from fastload.transforms.draws import Draws
+from fastload.transforms.engine.buffers import sent
 from fastload.transforms.engine.resample import normalize_in_blocks
 from fastload.transforms.spec import BaseTransform, ImageSpec
 
@@ -81,9 +82,7 @@ class Normalize(BaseTransform):
     ) -> torch.Tensor:
         """Returns floats (B, C, H, W) in new channels_last memory, on the CPU in the output's if given; no draws."""
         self.output(ImageSpec.of(images))
-        scale, shift = (
-            constants.to(images.device, non_blocking=True) for constants in self.scale_and_shift(images.dtype)
-        )
+        scale, shift = (sent(constants, images.device) for constants in self.scale_and_shift(images.dtype))
         if images.device.type != "cpu":
             return normalize_at_once(images, scale, shift, self.dtype)
         if output is None:

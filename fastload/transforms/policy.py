@@ -33,7 +33,7 @@ from fastload.transforms.colour import (
     sample_blocks,
 )
 from fastload.transforms.draws import Draws
-from fastload.transforms.engine.buffers import as_bits, empty_images
+from fastload.transforms.engine.buffers import as_bits, empty_images, sent
 from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values
 
 OPERATIONS = (
@@ -171,7 +171,7 @@ class RandAugment(BaseTransform):
             return apply_colour(images, ColourSteps(ops[:, None], factors[:, None]))
         if code == _CODES["Sharpness"]:
             factors = (1 + signs * strengths["Sharpness"]).astype(np.float32)
-            return _sharpened(images, torch.from_numpy(factors).to(images.device, non_blocking=True))
+            return _sharpened(images, sent(factors, images.device))
         if code == _CODES["Posterize"]:
             return images & (256 - (1 << (8 - int(strengths["Posterize"]))))
         if code == _CODES["Solarize"]:
@@ -256,9 +256,8 @@ def sample_nearest(images: torch.Tensor, matrices: Matrices, fill: torch.Tensor)
     # The centre of pixel (row, column) lies at m0 * column + m1 * row + m2, in units of 2**-32 pixels.
     from_indices = matrices.copy()
     from_indices[:, :, 2] += (matrices[:, :, 0] + matrices[:, :, 1]) / 2
-    units = torch.from_numpy(np.rint(from_indices * 2.0**_UNIT_BITS).astype(np.int64))
-    moves = units.to(device, non_blocking=True)[..., None, None]
-    value = as_bits(fill.contiguous()).to(device, non_blocking=True)
+    units = np.rint(from_indices * 2.0**_UNIT_BITS).astype(np.int64)
+    moves, value = sent(units, device)[..., None, None], sent(as_bits(fill.contiguous()), device)
     source, target = as_bits(images).permute(0, 2, 3, 1), as_bits(output).permute(0, 2, 3, 1)
     _, height, width, channels = source.shape
     rows, columns = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
@@ -282,8 +281,8 @@ def move_points(points: torch.Tensor, matrices: Matrices) -> torch.Tensor:
     As torchvision has it: a point is a position as a box's corner is, so none is shifted by half a pixel.
     """
     inverse = np.linalg.inv(matrices[:, :, :2])
-    forward = torch.from_numpy(inverse).to(points.device, non_blocking=True)
-    origin = torch.from_numpy(matrices[:, None, :, 2].copy()).to(points.device, non_blocking=True)
+    forward = sent(inverse, points.device)
+    origin = sent(matrices[:, None, :, 2].copy(), points.device)
     x, y = (points.to(torch.float64) - origin).unbind(2)
     # Written out, not matmul: whose rounding may depend on the number of samples.
     moved = [forward[:, i, 0, None] * x + forward[:, i, 1, None] * y for i in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -10,12 +11,16 @@ import torch
 from batches import EVERY, LAYOUTS, applied, in_channels_last_memory, some_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastload.errors import OptionError
 from fastload.transforms import (
+    CutMix,
     Cutout,
     Draws,
+    Grayscale,
     ImageSpec,
+    MixUp,
     Normalize,
     RandAugment,
     RandomErasing,
@@ -24,6 +29,7 @@ from fastload.transforms import (
     RandomVerticalFlip,
     colour,
 )
+from fastload.transforms.engine.buffers import sent
 
 
 @pytest.mark.parametrize("transform", EVERY, ids=repr)
@@ -98,3 +104,36 @@ def test_probabilities_are_checked(make, p):
 def test_one_image_is_no_batch(transform):
     with pytest.raises(OptionError, match=r"shape \(B, C, H, W\)"):
         transform.apply(some_images(1)[0], Draws(0, 0, np.arange(1)))
+
+
+class Sends(TorchDispatchMode):
+    """Notes each operation that copies from the host to a device without data, and whether `sent` asked for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.by_sent = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = [one for one in (result, *args) if isinstance(one, torch.Tensor)]
+        if isinstance(result, torch.Tensor) and result.is_meta and any(not one.is_meta for one in tensors):
+            frame, codes = sys._getframe(), []
+            while frame is not None:
+                codes.append(frame.f_code)
+                frame = frame.f_back
+            self.by_sent.append(sent.__code__ in codes)
+        return result
+
+
+@pytest.mark.parametrize("transform", [*EVERY, MixUp(num_classes=3), CutMix(num_classes=3)], ids=repr)
+def test_whatever_is_sent_to_a_device_goes_the_pinned_way(transform):
+    images, draws = some_images(6).to("meta"), Draws(3, 0, np.arange(6))
+    with Sends() as sends:
+        if hasattr(transform, "apply_batch"):
+            fields = {"images": images, "labels": torch.empty(6, dtype=torch.int64, device="meta")}
+            transform.apply_batch(fields, Draws(3, 0, np.arange(1)))
+        else:
+            applied(transform, images, draws)
+    assert all(sends.by_sent)
+    drawn = transform not in EVERY or isinstance(transform, Grayscale)
+    assert drawn or sends.by_sent, "what is drawn on the host has to be sent"

@@ -95,6 +95,16 @@ def empty_images(images: torch.Tensor, channels: int, pool: OutputPool | None) -
     return torch.empty(shape, dtype=images.dtype, device=images.device).permute(0, 3, 1, 2)
 
 
+def sent(values: NDArray[np.generic] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns host values on a device, without waiting; on the CPU the same memory.
+
+    All that transforms send goes this way. From memory that is not pinned, the copy may wait until the stream has done
+    all work that it was given. torch keeps pinned memory until the stream has read it, and then uses it again.
+    """
+    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the same memory as integers of the same size, for code that only moves values.
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fastload.transforms.colour import ColorJitter, ColourTransform
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
-from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
+from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, sent
 from fastload.transforms.engine.place import place_images
 from fastload.transforms.engine.placement import ImageRows, Placement
 from fastload.transforms.engine.resample import place_batch
@@ -196,10 +196,7 @@ def _sent(device: torch.device, *tables: NDArray[Any] | None) -> gpu.PassTables:
         for table in tables
     ]
     flat = [table.reshape(-1).view(np.int32) for table in given if table is not None]
-    packed = torch.from_numpy(np.concatenate(flat))
-    # torch keeps pinned memory until the stream has read it, and then uses it again.
-    there = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
-    parts = iter(torch.split(there, [len(table) for table in flat]))
+    parts = iter(torch.split(sent(np.concatenate(flat), device), [len(table) for table in flat]))
     return gpu.PassTables(
         *(  # type: ignore[arg-type]  # every sample has a window
             table if table is None else next(parts).view(torch.from_numpy(table).dtype).view(table.shape)

@@ -19,7 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.transforms.boxes_and_points import Coordinates, as_handed_over, as_moved
-from fastload.transforms.engine.buffers import SERIAL_VALUES, SMALL_SAMPLE_BYTES, OutputPool, as_bits, empty_images
+from fastload.transforms.engine.buffers import (
+    SERIAL_VALUES,
+    SMALL_SAMPLE_BYTES,
+    OutputPool,
+    as_bits,
+    empty_images,
+    sent,
+)
 from fastload.transforms.engine.placement import Flags, PaddingMode, Placement
 from fastload.transforms.engine.resample import place_batch
 
@@ -197,14 +204,14 @@ def gather(images: torch.Tensor, placement: Placement, fill: torch.Tensor | None
         rows, columns = _source_index(rows, height, padding), _source_index(columns, width, padding)
     pixels = as_bits(images).permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]]
     if padding == "constant" and fill is not None:
-        pixels = torch.where(inside[..., None], pixels, as_bits(fill.contiguous()).to(device, non_blocking=True))
+        pixels = torch.where(inside[..., None], pixels, sent(as_bits(fill.contiguous()), device))
     return pixels.view(images.dtype).permute(0, 3, 1, 2)
 
 
 def nearest(placement: Placement, axis: int, device: torch.device) -> torch.Tensor:
     """Returns the rows (axis 0) or columns (1) of the image that each sample's output shows, int64 (B, size)."""
     first, window, scaled = (
-        sent(numbers[:, axis], device) for numbers in (placement.first, placement.window, placement.scaled)
+        _column(numbers[:, axis], device) for numbers in (placement.first, placement.window, placement.scaled)
     )
     return first + shown(placement, axis, device) * window // scaled
 
@@ -213,14 +220,13 @@ def shown(placement: Placement, axis: int, device: torch.device) -> torch.Tensor
     """Returns the rows (axis 0) or columns (1) of the resized window that each output shows, int64 (B, size)."""
     size = placement.size[axis]
     places = torch.arange(size, device=device)
-    places = torch.where(sent(placement.turned[:, axis], device), size - 1 - places, places)
-    return places + sent(placement.offset[:, axis], device)
+    places = torch.where(_column(placement.turned[:, axis], device), size - 1 - places, places)
+    return places + _column(placement.offset[:, axis], device)
 
 
-def sent(numbers: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+def _column(numbers: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Returns numbers of the samples, (B,), as a tensor (B, 1) on the device."""
-    # B numbers: the driver stages so small a copy at once and returns, so pageable memory does no harm here.
-    return torch.from_numpy(numbers.copy()).to(device, non_blocking=True)[:, None]
+    return sent(numbers.copy(), device)[:, None]
 
 
 def _placed_by_weights(images: torch.Tensor, placement: Placement) -> torch.Tensor:
@@ -244,10 +250,10 @@ def _weights(placement: Placement, axis: int, images: torch.Tensor) -> torch.Ten
     window is larger than the output; what reaches out of the window does not count (Pillow's and torchvision's filter).
     """
     device = images.device
-    window = sent(placement.window[:, axis], device)
-    scale = sent(placement.window[:, axis] / placement.scaled[:, axis], device)
+    window = _column(placement.window[:, axis], device)
+    scale = _column(placement.window[:, axis] / placement.scaled[:, axis], device)
     centre = (shown(placement, axis, device) + 0.5) * scale
-    pixels = torch.arange(images.shape[2 + axis], device=device) - sent(placement.first[:, axis], device)
+    pixels = torch.arange(images.shape[2 + axis], device=device) - _column(placement.first[:, axis], device)
     distance = (pixels[:, None, :] + 0.5 - centre[:, :, None]).abs()
     weights = (1 - distance / scale.clamp(min=1)[:, :, None]).clamp_(min=0)
     weights = weights * ((pixels >= 0) & (pixels < window))[:, None, :]

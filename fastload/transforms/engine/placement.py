@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.transforms.engine.buffers import sent
 from fastload.transforms.spec import ImageSpec
 
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
@@ -176,9 +177,7 @@ def resized(first: Whole, window: Whole, size: Whole) -> Placement:
 def _xy(numbers: NDArray[Any], like: torch.Tensor) -> torch.Tensor:
     """Returns numbers of rows and columns, (B or 1, 2), as float32 or bool (B or 1, 1, 2), x first, where `like` is."""
     columns = numbers[:, None, ::-1]
-    sent = torch.from_numpy(columns.copy() if columns.dtype == np.bool_ else columns.astype(np.float32))
-    # Some bytes made on the host and sent, which no stream waits for.
-    return sent.to(like.device, non_blocking=True)
+    return sent(columns.copy() if columns.dtype == np.bool_ else columns.astype(np.float32), like.device)
 
 
 @dataclass(frozen=True, eq=False)

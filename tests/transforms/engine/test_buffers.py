@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from fastload.transforms.engine.buffers import OutputPool
+import fastload.transforms
+from fastload.transforms.engine.buffers import OutputPool, sent
 
 
 def test_memory_is_used_again_once_nobody_refers_to_it():
@@ -68,3 +72,69 @@ def test_copies_and_pickles_are_empty_pools():
     for other in (copy.deepcopy(pool), pickle.loads(pickle.dumps(pool))):
         assert other.limit == 5
         assert other.empty((3,), torch.uint8).data_ptr() != held.data_ptr()
+
+
+class OnHost:
+    """A tensor of the host that notes how it is sent."""
+
+    def __init__(self, *ways):
+        self.ways = ways
+
+    def pin_memory(self):
+        return OnHost(*self.ways, "pinned")
+
+    def to(self, device, *, non_blocking):
+        return (*self.ways, str(device), non_blocking)
+
+
+def test_what_is_sent_to_cuda_is_pinned_and_on_the_cpu_it_is_the_same_memory():
+    assert sent(OnHost(), torch.device("cuda", 1)) == ("pinned", "cuda:1", True)
+    assert sent(OnHost(), torch.device("cpu")) == ("cpu", True)
+    numbers = np.arange(5)
+    assert sent(numbers, torch.device("cpu")).data_ptr() == numbers.ctypes.data
+    assert sent(torch.ones(3), torch.device("meta")).is_meta
+
+
+def sends(tree):
+    """Names of functions with calls that may copy from the host to a device, apart from `sent`."""
+    found = []
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name == "sent":
+            continue
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            name, where = call.func.attr, ast.unparse(call.func.value)
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            moves = name == "to" and (
+                any("device" in ast.unparse(one) for one in call.args) or {"device", "non_blocking"} & keywords.keys()
+            )
+            # Made of Python's or NumPy's numbers, on a device; functions like torch.zeros fill there.
+            made = where == "torch" and name in ("tensor", "as_tensor", "asarray") and keywords.get("device") != "'cpu'"
+            if moves or made or name == "new_tensor" or (name in ("cuda", "pin_memory") and where != "torch"):
+                found.append(function.name)
+    return found
+
+
+MODULES = sorted(Path(fastload.transforms.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_one_function_sends_what_transforms_send(path):
+    # The kernel is tried out before the first batch.
+    assert set(sends(ast.parse(path.read_text()))) <= {"kernel_runs"}
+
+
+def test_other_sends_would_be_found():
+    for line in (
+        "x.to(device)",
+        "x.to(images.device, non_blocking=True)",
+        "x.to(device=there)",
+        "torch.tensor([1], device=device)",
+        "torch.as_tensor(x)",
+        "x.cuda()",
+        "x.pin_memory()",
+    ):
+        assert sends(ast.parse(f"def f():\n    {line}")) == ["f"], line
+    for line in ("x.to(torch.uint8)", "x.to(wide, copy=True)", "torch.tensor(1, device='cpu')", "sent(x, device)"):
+        assert not sends(ast.parse(f"def f():\n    {line}")), line
