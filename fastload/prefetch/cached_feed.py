@@ -36,7 +36,7 @@ from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
 from fastload.transforms.engine.placement import ImageRows
 
-# Read at a time while the cache is filled: five slots of so many bytes are pinned meanwhile.
+# Read at a time while the cache is filled: three slots of so many bytes, and one a thread, are pinned meanwhile.
 _LOAD_BYTES = 16 * 2**20
 
 _log = logging.getLogger("fastload")
