@@ -173,8 +173,8 @@ class HostBackend(Backend):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
-        destination.copy_(host)
+    def fill(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        destination.copy_(source)
 
     def drain(self) -> None:
         pass

@@ -130,7 +130,7 @@ def _far_rows(bench: Bench) -> dict[str, Any]:
         ([], expected),
         ([fast.CenterCrop(side)], expected[:, top : top + side, left : left + side]),
     ):
-        fields = apply_transforms(pipeline, cache.gather(index, None), Draws(0, 0, asked[order]))
+        fields = apply_transforms(pipeline, cache.gather(index), Draws(0, 0, asked[order]))
         images = fields["images"]
         found = images if isinstance(images, torch.Tensor) else images.gather()
         wrong += int(np.count_nonzero(found.permute(0, 2, 3, 1).cpu().numpy() != truth))

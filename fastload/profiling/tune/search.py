@@ -166,9 +166,7 @@ class Search:
         self._transform = (*([self.crop] if self.crop else []), *options.transform)
         on_cpu = options.device in (None, "cpu")
         self.default = Candidate(
-            default_workers(
-                data, self.batch_size, in_threads=on_cpu and bool(self._transform), to_device=not on_cpu
-            ),
+            default_workers(data, self.batch_size, in_threads=on_cpu and bool(self._transform), to_device=not on_cpu),
             shuffle_of(data, options.shuffle, cached=True),
         )
         # A network's time per image depends on the batch size, a simulated accelerator's does not.
