@@ -8,6 +8,7 @@
 
 It needs the checkout, torch with CUDA, h5py, Pillow, xxhash and psutil; simplejpeg, torchvision, pynvml and matplotlib
 where they are. It draws its data into memory (--data, else /dev/shm or the folder for temporary files) and removes it.
+`PYTHONPATH=. python -m pytest -m gpu` runs the tests that need a GPU, with Triton and pytest besides.
 
 `sanity`: whether each path runs and gives the rows of the file, and what it costs the host. `copy`: plain copies, the
 yardsticks. `kernel`: the fused augmentation over a device copy of as many bytes, and over
