@@ -8,6 +8,7 @@
 
 It needs the checkout, torch with CUDA, h5py, Pillow, xxhash and psutil; simplejpeg, torchvision, pynvml and matplotlib
 where they are. It draws its data into memory (--data, else /dev/shm or the folder for temporary files) and removes it.
+`PYTHONPATH=. python -m pytest -m gpu` runs the tests that need a GPU, with Triton and pytest besides.
 
 `sanity`: whether each path runs and gives the rows of the file, and what it costs the host. `copy`: plain copies, the
 yardsticks. `kernel`: the fused augmentation over a device copy of as many bytes, and over
@@ -75,6 +76,7 @@ class Run:
         self.where: dict[str, Any] = {}
         self.records: list[dict[str, Any]] = []
         self.out: Path | None = None
+        self.stopped = False  # by a signal
 
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
@@ -87,6 +89,8 @@ class Run:
             SystemExit: it has no such device, or torch cannot use it: there is nothing to measure.
         """
         record = self.section("machine", MACHINE_S)
+        if self.stopped:
+            sys.exit(143)
         if "where" not in record["figures"] and "code" in record.get("error", ""):
             sys.exit(f"nothing can be measured with --device {self.options.device}: see the error above")
         where = record["figures"].get("where", {})
@@ -114,6 +118,8 @@ class Run:
             else:
                 limit = self.options.limit.get(name, LIMITS_S[name])
                 self.write(self.section(name, min(limit, left)))
+            if self.stopped:
+                return
             if name == "data":
                 built = (self.data / "photos.h5").exists()
 
@@ -138,6 +144,8 @@ class Run:
                 ended = f"the process ended with code {code}" if code else ""
             except subprocess.TimeoutExpired:
                 ended = f"over its limit of {limit_s:.0f} s, and killed"
+            except (SystemExit, KeyboardInterrupt):
+                self.stopped, ended = True, "gpu.py was stopped meanwhile"  # what was measured so far counts
             finally:
                 self.end_child()
         found = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
@@ -249,18 +257,19 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Measure, draw, and say what came out; 1 when any section failed."""
     options = parse()
-    # Killed from outside, it still ends its processes and removes its data.
+    # Killed from outside, it still ends its processes, writes down what they measured and removes its data.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = Run(options)
     try:
         record = run.begin()
         run.sections(options.only or list(SETS.get(options.set, LIMITS_S)))
-        run.write(run.section("plots", max(15, min(60, run.left_s())), record))
+        if not run.stopped:
+            run.write(run.section("plots", max(15, min(60, run.left_s())), record))
         run.summary()
     finally:
         run.end_child()
         shutil.rmtree(run.data, ignore_errors=True)
-    return int(any("error" in record for record in run.records))
+    return 143 if run.stopped else int(any("error" in record for record in run.records))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Sizes:
     photo_rows: int = 16_384
     face_rows: tuple[int, int] = (202_599, 50_000)
     batches: tuple[int, ...] = (256, 1024)
-    workers: tuple[int | None, ...] = (None, 4, 8)
+    workers: tuple[int | None, ...] = (None, 2, 4, 16)
     decoders: tuple[int, ...] = (4, 8, 16)
     sanity_rows: int = 2048
     face: tuple[int, int] = (218, 178)

@@ -69,12 +69,42 @@ class Device(Protocol):
         ...
 
     def peaks(self) -> dict[str, int]:
-        """Most bytes in use since then: of the device, as held by torch's allocator, and pinned ones of the host."""
+        """Most bytes in use since then: of the device, as held by torch's allocator, and pinned ones of the host.
+
+        Pinned ones are those that the loader pins, and apart those of torch's allocator of pinned memory.
+        """
         ...
 
     def nvml(self) -> Any:
         """What reads the device's counters; None: pynvml, if it is there."""
         ...
+
+
+class Registered:
+    """Counts the bytes that a class of backends pins by itself, which torch's allocator of pinned memory does not know.
+
+    Attributes:
+        now: bytes that are pinned; `peak` is the most since it was set.
+    """
+
+    def __init__(self, backend: type[Backend]) -> None:
+        self.now = self.peak = 0
+        pin = backend.pin
+
+        def counted(one: Backend, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
+            unpin, num_bytes = pin(one, memory), memory.nbytes
+            if unpin is None:
+                return None
+            self.now += num_bytes
+            self.peak = max(self.peak, self.now)
+
+            def undo() -> None:
+                self.now -= num_bytes
+                unpin()
+
+            return undo
+
+        backend.pin = counted  # type: ignore[method-assign]
 
 
 class CudaDevice:
@@ -83,6 +113,7 @@ class CudaDevice:
     kind, loader = "cuda", "cuda"
 
     def __init__(self) -> None:
+        self._registered = Registered(Backend)
         self.torch = torch.device("cuda", torch.cuda.current_device())
         self._cycles_per_s = 0.0
 
@@ -121,14 +152,16 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats(self.torch)
         if hasattr(torch.cuda, "reset_peak_host_memory_stats"):
             torch.cuda.reset_peak_host_memory_stats()
+        self._registered.peak = self._registered.now
 
     def peaks(self) -> dict[str, int]:
         found = {
             "device_bytes": torch.cuda.max_memory_allocated(self.torch),
             "device_held_bytes": torch.cuda.max_memory_reserved(self.torch),
+            "pinned_bytes": self._registered.peak,
         }
         if hasattr(torch.cuda, "host_memory_stats"):
-            found["pinned_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
+            found["pinned_by_torch_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
         return found
 
     def nvml(self) -> Any:
@@ -171,8 +204,8 @@ class HostBackend(Backend):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
-        destination.copy_(host)
+    def fill(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        destination.copy_(source)
 
     def drain(self) -> None:
         pass
@@ -196,6 +229,9 @@ class CpuDevice:
     kind, loader = "cpu", HostBackend()
     torch = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self._registered = Registered(HostBackend)
+
     def facts(self) -> dict[str, Any]:
         return {"name": "cpu, not a GPU figure"}
 
@@ -209,10 +245,10 @@ class CpuDevice:
         pass
 
     def reset_peaks(self) -> None:
-        pass
+        self._registered.peak = self._registered.now
 
     def peaks(self) -> dict[str, int]:
-        return {"host_bytes": psutil.Process().memory_info().rss}
+        return {"host_bytes": psutil.Process().memory_info().rss, "pinned_bytes": self._registered.peak}
 
     def nvml(self) -> Any:
         return PretendNvml()

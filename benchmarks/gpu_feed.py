@@ -79,6 +79,11 @@ def cpu_seconds_of() -> Iterator[dict[str, float]]:
     found |= {"wall_s": end[0] - begin[0], "cpu_s": end[1] - begin[1]}
 
 
+def num_workers(loader: FastLoader) -> int:
+    """Threads or processes that read, where none were asked for, too."""
+    return loader._options.num_workers
+
+
 def epoch(device: Device, loader: FastLoader) -> int:
     """Runs an epoch to its end on the device, three batches ahead of it at most; samples."""
     flight, count = InFlight(device), 0
@@ -107,7 +112,8 @@ def row_bytes(bench: Bench, kind: str) -> int:
 def host_to_device(bench: Bench) -> None:
     """Plain uint8 batches from the page cache into device memory, over a pinned copy of batches of that size."""
     sizes = bench.sizes
-    tries = [(batch, workers) for batch in sizes.batches for workers in sizes.workers]
+    usual = sizes.batches[0]
+    tries = [(usual, workers) for workers in sizes.workers] + [(batch, None) for batch in sizes.batches[1:]]
     for batch, workers in tries:
         name = f"page cache to device, batch {batch}, workers {workers or 'default'}"
         bench.figure(name, lambda batch=batch, workers=workers: _over_pinned(bench, batch, workers=workers),
@@ -150,7 +156,7 @@ def _over_pinned(bench: Bench, batch: int, *, workers: int | None = None, cache:
             return count * len(host) / (time.perf_counter() - begin) / 1e9
 
         result = harness.compare(ours, pinned, pairs=sizes.pairs)
-        path = {"path": pipelines.path_taken()} if cache else {}
+        path = pipelines.void_unless_gathered(device.kind) if cache else {"workers": num_workers(loader)}
         return {"value": result["ratio"]["median"], "unit": "of a pinned copy", "ratio": result["ratio"], **path,
                 "gb_per_s": result["way"], "pinned_gb_per_s": result["base"],
                 "cpu_cores": harness.spread(cores), "stall_share": loader.stats.stall_share}  # fmt: skip
@@ -179,6 +185,10 @@ def _augmented(bench: Bench, kind: str, size: int, *, cache: str | None, batch: 
         samples = epoch(device, loader)
         first_s = time.perf_counter() - begin
         path = pipelines.void_unless_fused(device.kind)
+        if cache == "host":
+            path |= pipelines.void_unless_gathered(device.kind)
+        if cache:  # all rows read into it, and one epoch of them used
+            path |= {"filled_gb_per_s": loader.stats.bytes_read / first_s / 1e9, "workers": num_workers(loader)}
         found = [epochs_for(device, loader, sizes.segment_s / 4) for _ in range(sizes.pairs)]
         rates = harness.spread([one["samples_per_s"] for one in found])
         return {"value": rates["median"], "unit": "images/s", **path, "images_per_s": rates, "epoch_samples": samples,

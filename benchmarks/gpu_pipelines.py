@@ -24,23 +24,23 @@ class AbsentError(Exception):
 
 
 class Launches:
-    """Stands before a function `fused` of a module: counts its calls, and gives it what `options` say besides.
+    """Stands before a function of a module: counts its calls, and gives it what `options` say besides.
 
     Only what ran is a figure of the kernel.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, name: str = "fused") -> None:
         self.seen = self.count = 0
         self.options: dict[str, Any] = {}
-        fused = module.fused
+        launch = getattr(module, name)
 
-        @functools.wraps(fused)
+        @functools.wraps(launch)
         def counted(*args: Any, **options: Any) -> Any:
-            result = fused(*args, **(options | self.options))
+            result = launch(*args, **(options | self.options))
             self.count += 1
             return result
 
-        module.fused = counted
+        setattr(module, name, counted)
 
     def any_since_last(self) -> bool:
         """Whether there were calls since this was asked last."""
@@ -58,6 +58,7 @@ class Launches:
 
 
 launches = Launches(gpu)
+gathers = Launches(gpu, "gather_rows")
 
 
 def path_taken() -> str:
@@ -69,6 +70,12 @@ def void_unless_fused(kind: str) -> dict[str, Any]:
     """The path that ran, and `void` where a figure of the kernel was taken without it."""
     path = path_taken()
     return {"path": path, **({"void": "the fused kernel did not run"} if kind == "cuda" and path != "fused" else {})}
+
+
+def void_unless_gathered(kind: str) -> dict[str, Any]:
+    """What gathered rows of pinned memory since this was asked last, and `void` where that was the CPU beside a GPU."""
+    rows = "gather_rows" if gathers.any_since_last() else "CPU"
+    return {"rows": rows, **({"void": "the CPU gathered the rows"} if kind == "cuda" and rows == "CPU" else {})}
 
 
 def kernel_configurations() -> list[gpu.Blocks]:

@@ -63,6 +63,7 @@ def sanity(bench: Bench) -> None:
         )
     for lane_bytes in (1, 4, 16):
         bench.figure(f"zero-copy, lanes of {lane_bytes}", lambda lane_bytes=lane_bytes: _zero_copy(bench, lane_bytes))
+    bench.figure("zero-copy, rows by gather_rows", lambda: _rows_over_bus(bench))
     path.unlink()
 
 
@@ -130,10 +131,12 @@ def _far_rows(bench: Bench) -> dict[str, Any]:
         ([], expected),
         ([fast.CenterCrop(side)], expected[:, top : top + side, left : left + side]),
     ):
-        fields = apply_transforms(pipeline, cache.gather(index, None), Draws(0, 0, asked[order]))
+        fields = apply_transforms(pipeline, cache.gather(index), Draws(0, 0, asked[order]))
         images = fields["images"]
         found = images if isinstance(images, torch.Tensor) else images.gather()
         wrong += int(np.count_nonzero(found.permute(0, 2, 3, 1).cpu().numpy() != truth))
+    if device.kind == "cuda" and pipelines.gpu.kernel_runs(device.torch):
+        wrong += int(np.count_nonzero(pipelines.gpu.gather_rows(store, index).cpu().numpy() != expected))
     return {"value": wrong, "unit": f"bytes; the last row begins at {(rows - 1) * row_bytes:,}", **_path(device)}
 
 
@@ -211,28 +214,53 @@ def _gather(bench: Bench, path: Path, threads: int) -> dict[str, Any]:
 
 def _zero_copy(bench: Bench, lane_bytes: int) -> dict[str, Any]:
     """GB/s of a kernel that reads pinned memory over the bus, so many bytes a lane at a time."""
-    device = bench.device
-    if device.kind == "cpu":
+    with _triton(bench):
+        from gpu_lanes import copy
+    host = _pinned(bench, bench.sizes.lane_bytes)
+    target = torch.empty_like(host, device=bench.device.torch)
+    return _over_bus(bench, partial(copy, host, target, lane_bytes), target, host)
+
+
+def _rows_over_bus(bench: Bench) -> dict[str, Any]:
+    """GB/s of the kernel that gathers shuffled rows of pinned memory, for `cache="host"`."""
+    row_bytes = bench.sizes.photo**2 * 3
+    count = max(2, bench.sizes.lane_bytes // row_bytes)
+    with _triton(bench):
+        import_module("triton")
+    host = _pinned(bench, count * row_bytes).view(count, row_bytes)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    index, target = order.to(bench.device.torch), torch.empty_like(host, device=bench.device.torch)
+    return _over_bus(bench, partial(pipelines.gpu.gather_rows, host, index, out=target), target, host[order])
+
+
+@contextlib.contextmanager
+def _triton(bench: Bench) -> Iterator[None]:
+    """Within, Triton is imported for the first time; on the CPU it interprets."""
+    if bench.device.kind == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before its import: no program is compiled
     try:
-        from gpu_lanes import copy
+        yield
     except ImportError as exc:
         raise pipelines.AbsentError(f"Triton cannot be imported here ({exc})") from exc
-    count = bench.sizes.lane_bytes
+
+
+def _pinned(bench: Bench, count: int) -> torch.Tensor:
     host = torch.randint(0, 256, (count,), dtype=torch.uint8)
-    host = host.pin_memory() if device.kind == "cuda" else host
-    target = torch.empty_like(host, device=device.torch)
-    work: Callable[[], None] = partial(copy, host, target, lane_bytes)
+    return host.pin_memory() if bench.device.kind == "cuda" else host
+
+
+def _over_bus(bench: Bench, work: Callable[[], object], target: torch.Tensor, expected: torch.Tensor) -> dict[str, Any]:
+    """GB/s of work that brings the expected bytes into a tensor of the device."""
     work()
-    device.synchronize()
-    wrong = int((target.cpu() != host).sum())
+    bench.device.synchronize()
+    wrong = int((target.cpu() != expected).sum())
     if wrong:
-        raise AssertionError(f"{wrong:,} of {count:,} bytes are wrong")
+        raise AssertionError(f"{wrong:,} of {expected.nbytes:,} bytes are wrong")
     rates = []
     for _ in range(bench.sizes.pairs):
         begin = time.perf_counter()
         work()
-        device.synchronize()
-        rates.append(count / (time.perf_counter() - begin) / 1e9)
+        bench.device.synchronize()
+        rates.append(expected.nbytes / (time.perf_counter() - begin) / 1e9)
     spread = harness.spread(rates)
     return {"value": spread["median"], "unit": "GB/s", "gb_per_s": spread}

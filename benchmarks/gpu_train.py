@@ -154,9 +154,10 @@ def _note_watched(bench: Bench, name: str, found: dict[str, Any]) -> None:
     void = {"void": found["void"]} if "void" in found else {}
     if bench.device.kind == "cpu":
         void = {"void": "there is no GPU; its readings are made up to try the plumbing"}
-    busy = found.get("counters", {}).get("utilization_percent")
+    busy, base = (found.get(key, {}).get("utilization_percent") for key in ("counters", "cached_counters"))
     if busy:
-        bench.note(f"GPU utilization, {name}", value=busy["mean"], unit=f"%, {beside}", target=">= 99", **void)
+        there = f", which has {base['mean']:.1f} %" if base else ""
+        bench.note(f"GPU utilization, {name}", value=busy["mean"], unit=f"%, {beside}{there}", target=">= 99", **void)
     if "stall_share" in found:
         share = 100 * found["stall_share"]
         bench.note(f"stall share, {name}", value=share, unit=f"%, {beside}", target="<= 1", **void)

@@ -43,6 +43,7 @@ class Backend:
     """
 
     clock: Clock
+    reads_host = False  # whether kernels read pinned host memory; what computes on the CPU in a device's place has none
 
     def __init__(self, device: torch.device) -> None:
         index = _index(device)
@@ -50,6 +51,7 @@ class Backend:
         # The host waits for its marks while the device has steps left: nothing is late if it sleeps, and spinning would
         # take a CPU from the readers.
         self.clock = CudaClock(self.device.index, blocking=True)
+        self.reads_host = True
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
 
     def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
@@ -91,9 +93,16 @@ class Backend:
         """Returns a new uninitialised device tensor. Raises torch.cuda.OutOfMemoryError."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
-        """Lets the current stream copy `host` to a device tensor of the same shape, dtype and memory order."""
-        destination.copy_(host, non_blocking=True)
+    def fill(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Lets the current stream copy to a device tensor of the same shape and dtype.
+
+        Host memory has to be in the same order, or the host would wait.
+        """
+        destination.copy_(source, non_blocking=True)
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        """Lets the current stream run a kernel: calls the function that launches it."""
+        kernel()
 
     def drain(self) -> None:
         """Waits on the host until the device has done all work, on every stream."""

@@ -13,15 +13,19 @@ import h5py
 import numpy as np
 import pytest
 from child_processes import LAUNCHER
-from hypothesis import settings
 from numpy.typing import NDArray
-from PIL import Image
 from small_files import write_foreign, write_random
+
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # no test that needs a GPU needs it: see `pytest_ignore_collect`
+    settings = None
 
 # Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer, and tools/test.sh looks for
 # less long on Pythons that are not its first. No deadline: neighbours on the machine decide how long an example takes.
-settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "40")), deadline=None)
-settings.load_profile("fastload")
+if settings is not None:
+    settings.register_profile("fastload", max_examples=int(os.environ.get("FASTLOAD_EXAMPLES", "40")), deadline=None)
+    settings.load_profile("fastload")
 
 # A shell starts what runs behind `&` with Ctrl-C ignored, and children inherit that: tests that send one would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +33,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 ImageFolder = Callable[..., Path]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m gpu` no module without such a test is imported: it may need what a machine with a GPU does not have."""
+    if config.getoption("markexpr") != "gpu" or collection_path.suffix != ".py":
+        return None
+    return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +53,8 @@ def shared_data() -> Path:
 @pytest.fixture
 def image_folder(tmp_path: Path) -> ImageFolder:
     """Makes a class folder of small, distinct JPEG (or PNG) images and returns its path."""
+
+    from PIL import Image
 
     def make(
         per_class: int = 10,

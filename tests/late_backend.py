@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,23 +20,24 @@ NOT_YET_COPIED = 0xDD
 
 @dataclass
 class LateEvent:
-    after: int  # copies that must have run before it has happened
+    after: int  # copies and kernels that must have run before it has happened
     at: float = 0.0  # when it happens on a device that has times
 
 
 class LateBackend(Backend):
     """A device without a GPU that is as slow as the rules allow.
 
-    Device tensors are CPU tensors full of garbage until their copy runs; copies run in order, each only when the host
-    waits for it, when it was asked for `patience` times, or when the compute stream gets to work (`compute`) after it
-    was told to wait. They read the slot's memory at that moment: a slot given back too early is seen.
+    Device tensors are CPU tensors full of garbage until their copy runs; copies and kernels run in order, each only
+    when the host waits for it, when it was asked for `patience` times, or when the compute stream gets to work
+    (`compute`) after it was told to wait. They read the slot's memory at that moment: a slot given back too early is
+    seen.
     """
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
         self.asked = 0
         self.begun = self.run = 0
-        self.queue: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        self.queue: deque[Callable[[], object]] = deque()
         self.inside = False
         self.host_waits = 0
         self.compute_waits_for = LateEvent(0)
@@ -72,9 +75,12 @@ class LateBackend(Backend):
         tensor.view(torch.uint8).fill_(NOT_YET_COPIED)
         return tensor
 
-    def fill(self, destination, host):
-        assert self.inside, "a copy on the compute stream"
-        self.queue.append((destination, host))
+    def fill(self, destination, source):
+        self.launch(partial(destination.copy_, source))
+
+    def launch(self, kernel):
+        assert self.inside, "a copy or a kernel on the compute stream"
+        self.queue.append(kernel)
         self.begun += 1
 
     def drain(self):
@@ -88,10 +94,8 @@ class LateBackend(Backend):
         self.inside = False
 
     def copy(self, host):
-        assert self.inside, "a copy on the compute stream"
         device = self.garbage(torch.empty_like(host))
-        self.queue.append((device, host))
-        self.begun += 1
+        self.fill(device, host)
         return device
 
     def record(self):
@@ -119,8 +123,7 @@ class LateBackend(Backend):
 
     def run_until(self, event):
         while self.run < event.after:
-            device, host = self.queue.popleft()
-            device.copy_(host)
+            self.queue.popleft()()
             self.run += 1
 
 

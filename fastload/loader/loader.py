@@ -77,9 +77,10 @@ class FastLoader:
         seed: of the order and of all random numbers.
         share: the rows of this rank: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
         workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
-            at most 16, or 2 where they only copy. "auto" begins with that, and starts more processes for an epoch where
-            the loop waited for the last one while the processes waited for a disk or a network. What a batch holds does
-            not depend on it.
+            at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
+            than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts
+            more processes for an epoch where the loop waited for the last one while the processes waited for a disk or
+            a network. What a batch holds does not depend on it.
         device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes.
         transform: list of transforms (`fastload.transforms`), run on the device, drawn anew for each sample, epoch and
             echo.

@@ -3,8 +3,10 @@
     planned batch -> rows of the file -> indices into the cache -> device -> gather -> transform (echo) -> training loop
 
 `cache_choice.py` decides whether and where rows are cached; the threads of other batches read them, in the order of the
-file. From then on a batch is its indices, row numbers and valid flags: 17 bytes per sample in one copy. Its images are
-`ImageRows` until they are gathered, so that a gather can be part of another kernel.
+file. From then on the host sends a batch's indices, row numbers and valid flags: 17 bytes per sample in one copy. Rows
+in device memory are gathered when they are used, images by the kernel that transforms them (`ImageRows`). Rows in host
+memory are gathered over the bus by a kernel on the side stream, behind the copy of their indices and ahead of their
+use, and are then a batch like any other on the device.
 """
 
 from __future__ import annotations
@@ -25,16 +27,24 @@ from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
+from fastload.prefetch.device_stage import (
+    CHANNELS_FIRST,
+    SLOTS_IN_COPY,
+    BatchStream,
+    DeviceBatch,
+    Epochs,
+    moved_as_stored,
+)
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
+from fastload.transforms.engine import gpu
 from fastload.transforms.engine.placement import ImageRows
 
-# Read at a time while the cache is filled: five slots of so many bytes are pinned meanwhile.
+# Read at a time while the cache is filled: three slots of so many bytes, and one a thread, are pinned meanwhile.
 _LOAD_BYTES = 16 * 2**20
 
 _log = logging.getLogger("fastload")
@@ -65,37 +75,60 @@ class RowCache:
             raise IndexError(f"row {rows[~known][0]} is not among the {len(self.rows):,} rows kept in memory")
         return index
 
-    def gather(self, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> dict[str, torch.Tensor | ImageRows]:
-        """Returns the fields of a batch, made by the caller's current stream; the host waits for nothing.
+    def gather(self, index: torch.Tensor) -> dict[str, torch.Tensor | ImageRows]:
+        """Returns the fields of a batch, made by the caller's current stream; for rows in device memory.
 
-        The index is int64 (B,) of `index_of`: on the device, and the same on the host if the rows are there.
+        The index is int64 (B,) of `index_of`, on the device.
         """
         fields: dict[str, torch.Tensor | ImageRows] = {}
+        gathered = functools.partial(_gathered, index=index)
         for name, rows in self.tensors.items():
-            gathered = functools.partial(_gathered, index=index, host_index=host_index)
             if name == "images":
                 fields[name] = ImageRows(rows, index, functools.partial(moved_as_stored, rows, gathered))
             else:
                 fields[name] = gathered(rows)
         return fields
 
+    def fetch(self, index: torch.Tensor, host_index: torch.Tensor, backend: Backend) -> dict[str, torch.Tensor]:
+        """Queues what brings the fields of a batch to the device; for rows in host memory, within the side stream.
 
-def _gathered(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.int64] | None) -> torch.Tensor:
-    """Returns contiguous rows (N, ...) at the index, (B, ...), as a new tensor on the device."""
+        The index is int64 (B,) of `index_of`, on the device when the stream gets there, and on the host.
+        """
+        fetched = functools.partial(_fetched, index=index, host_index=host_index, backend=backend)
+        fields = {name: fetched(rows) for name, rows in self.tensors.items() if name != "images"}
+        if (images := self.tensors.get("images")) is not None:
+            if images.is_contiguous():
+                fields["images"] = fetched(images).permute(CHANNELS_FIRST)
+            else:  # of a file that stores (C, H, W): turned by the device
+                turned = backend.empty((len(index), *images.shape[1:]), images.dtype).permute(CHANNELS_FIRST)
+                backend.fill(turned, fetched(images.permute(CHANNELS_FIRST)))
+                fields["images"] = turned
+        return fields
+
+
+def _gathered(rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns contiguous rows (N, ...) at the index, (B, ...), on their device; `out` is memory for them."""
     # In words of the widest type that divides a row: torch gathers element by element (218x178x3 on 2 cores: 2,400
     # images/s in bytes, 19,000 in words of 4), and has few functions for the larger unsigned types.
-    words = rows.unsqueeze(1).flatten(1).view(torch.uint8)
-    words = words.view(next(word for size, word in _WORDS.items() if words.shape[1] % size == 0))
-    if host_index is None:
-        picked = words.index_select(0, index)
-    else:
-        # By the CPU, where no kernel reads the host's memory. torch's allocator of pinned memory gives none of it
-        # out again before the copy is done.
-        shape = (len(host_index), words.shape[1])
-        staged = torch.empty(shape, dtype=words.dtype, device="cpu", pin_memory=rows.is_pinned())
-        torch.index_select(words, 0, torch.from_numpy(host_index), out=staged)
-        picked = staged.to(index.device, non_blocking=True)
-    return picked.view(torch.uint8).view(rows.dtype).view(len(index), *rows.shape[1:])
+    if out is None:
+        out = torch.empty((len(index), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+    source, target = (one.unsqueeze(1).flatten(1).view(torch.uint8) for one in (rows, out))
+    word = next(word for size, word in _WORDS.items() if source.shape[1] % size == 0)
+    torch.index_select(source.view(word), 0, index, out=target.view(word))
+    return out
+
+
+def _fetched(rows: torch.Tensor, index: torch.Tensor, host_index: torch.Tensor, backend: Backend) -> torch.Tensor:
+    """Returns a new device tensor, (B, ...), to which the current stream moves contiguous rows (N, ...) of the host."""
+    shape = (len(index), *rows.shape[1:])
+    if backend.reads_host and gpu.kernel_runs(index.device):
+        there = backend.empty(shape, rows.dtype)
+        backend.launch(functools.partial(gpu.gather_rows, rows, index, out=there))
+        return there
+    # By the CPU, where there is no kernel. torch's allocator of pinned memory gives none of it out again before the
+    # copy is done.
+    staged = torch.empty(shape, dtype=rows.dtype, device="cpu", pin_memory=rows.is_pinned())
+    return backend.copy(_gathered(rows, host_index, staged))
 
 
 class CachedFeed:
@@ -147,7 +180,7 @@ class _IndexStream(BatchStream):
         return self._ring.hand_over(slot, planned, 0)
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
-        """Begins the copy of a batch's indices, row numbers and valid flags."""
+        """Begins the copy of a batch's indices, row numbers and valid flags, and of rows in host memory behind it."""
         assert self._cache is not None, "the pass is over"
         facts = batch.arrays["facts"]
         on_device = backend.copy(torch.from_numpy(facts))
@@ -155,11 +188,10 @@ class _IndexStream(BatchStream):
         index, row = on_device[:size].view(torch.int64), on_device[size : 2 * size].view(torch.int64)
         fields = {"row": row, "valid": on_device[2 * size :].view(torch.bool)}
         if self._cache.location == "device":
-            gather = functools.partial(self._cache.gather, index, None)
+            gather = functools.partial(self._cache.gather, index)
             return DeviceBatch(batch, fields, gather, (index, *self._cache.tensors.values()))
-        # The slot will be filled again, and a gather from the host's memory needs the indices later.
-        host_index = facts[:size].view(np.int64).copy()
-        return DeviceBatch(batch, fields, functools.partial(self._cache.gather, index, host_index), (index,))
+        host_index = torch.from_numpy(facts[:size].view(np.int64))
+        return DeviceBatch(batch, fields | self._cache.fetch(index, host_index, backend))
 
     def ready(self) -> bool:
         return self._coming is not None

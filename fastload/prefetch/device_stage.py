@@ -76,8 +76,8 @@ class DeviceBatch:
     # the slot may be filled again.
     source: FilledBatch
     fields: dict[str, torch.Tensor]  # tensors by name; "images" is (B, C, H, W) in channels_last memory
-    # Returns further fields, made by the caller's current stream out of cached rows; images as rows that the transforms
-    # gather, which read them anyway. None: there are none.
+    # Returns further fields, made by the caller's current stream out of rows in device memory; images as rows that the
+    # transforms gather, which read them anyway. None: there are none.
     gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
     cached: tuple[torch.Tensor, ...] = ()  # device tensors that it reads
     event: Any = None  # of its copy; None on the CPU

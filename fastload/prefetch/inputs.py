@@ -5,6 +5,7 @@ The plan sees a run of rows, worker processes a source of samples.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -68,6 +69,11 @@ class PackedInput:
             for name, field in asked.items()
             if field.filters and field.chunk_rows > 1 and field.row_bytes * file.num_rows > CACHE_BYTES
         ]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a sample's fields in a batch as it lies in the file; 0 for fields that differ in size."""
+        return sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in self.dataset.layout())
 
     def identity(self) -> str:
         """Returns the digest of the file, with the selected rows if there are some; part of a saved state."""

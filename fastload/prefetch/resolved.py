@@ -16,6 +16,7 @@ from fastload.device import Backend
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan, PlannedBatch
+from fastload.prefetch.device_stage import SLOTS_IN_COPY
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
@@ -27,10 +28,16 @@ from fastload.transforms.engine.placement import ImageRows
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
 
-# Two threads copy as fast as memory allows. Those that augment compute; each more holds one batch more in memory, as
-# each process holds two.
-_MAX_COPYING = 2
+# Threads that compute, and processes; each more holds one batch more in memory, as each process holds two.
 _MAX_WORKERS = 16
+# Threads that only copy. What they copy for the CPU is used from its caches, and two of them are as fast as its memory.
+_MAX_COPYING = 2
+# For a device they have to keep up with its bus: some 50 GB/s over PCIe 5. Alone on a machine of two CPUs one thread
+# copies 11 (rows of 3 KB) to 15 GB/s (116 KB) from the page cache, beside others less: eight at 6 GB/s fill the bus.
+_MAX_FEEDING = 8
+# Slots are pinned, which takes them from all other processes; large batches are read by fewer threads, but by these.
+_PINNED_BYTES = 2**30
+_LEAST_FEEDING = 2
 
 
 @dataclass(frozen=True)
@@ -126,9 +133,9 @@ class Resolved:
 
     @property
     def num_workers(self) -> int:
-        """The number of threads or processes: as asked for, else one per CPU that this rank may use, up to a limit."""
+        """The number of threads or processes: as asked for, else `default_workers`."""
         return self.workers or default_workers(
-            processes=self.data.runs_python, computing=self.in_threads or self.decodes
+            self.data, self.plan.batch_size, in_threads=self.in_threads, to_device=self.backend is not None
         )
 
     def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
@@ -194,7 +201,31 @@ class Resolved:
             return None
 
 
-def default_workers(*, processes: bool, computing: bool) -> int:
-    """Returns the number of processes, or of threads, `computing` or only copying, when none is given."""
-    most = _MAX_WORKERS if processes or computing else _MAX_COPYING
-    return min(most, max(1, available_cpus() // local_world_size()))
+def default_workers(data: Input, batch_size: int, *, in_threads: bool, to_device: bool) -> int:
+    """Returns the number of threads or processes when none is given.
+
+    Args:
+        data: of the loader, as is the batch size.
+        in_threads: whether the threads that read run transforms.
+        to_device: whether batches go to a device.
+    """
+    if isinstance(data, PackedInput) and not (data.runs_python or data.ragged or in_threads):
+        return copying_threads(_cpus_of_rank(), data.row_bytes * batch_size if to_device else None)
+    return min(_MAX_WORKERS, _cpus_of_rank())
+
+
+def copying_threads(cpus: int, batch_bytes: int | None) -> int:
+    """Returns how many threads copy rows, one or more, at most as many as the rank has CPUs.
+
+    `batch_bytes` are those of a batch that goes to a device, from pinned memory; None: batches stay on the CPU.
+    """
+    if batch_bytes is None:
+        return min(_MAX_COPYING, cpus)
+    # One CPU is left for the thread that trains, where two threads can copy besides.
+    spare = cpus - 1 if cpus > _LEAST_FEEDING else cpus
+    fitting = _PINNED_BYTES // max(1, batch_bytes) - (SLOTS_IN_COPY + 1)
+    return min(spare, _MAX_FEEDING, max(_LEAST_FEEDING, fitting))
+
+
+def _cpus_of_rank() -> int:
+    return max(1, available_cpus() // local_world_size())

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,13 +71,15 @@ def test_every_section_gives_its_figures_without_optional_packages_and_leaves_no
         "fused crop and colour", "fused resize 64", "page cache to device, batch 8, workers default",
         "training resnet50", "training resnet18", "training resnet18, batch 16", "host time of next(), batch 8",
         "training resnet50, stored JPEG, threads 2", "worker processes to device, pinned",
-        "training resnet18, compiled", "highest step rate, cache None",
+        "training resnet18, compiled", "highest step rate, cache None", "zero-copy, rows by gather_rows",
         "CPU seconds per 1,000, fastload, cache None",
     } <= measured  # fmt: skip
     training = records["train-resnet50"]["figures"]["training resnet50"]
     assert training["counters"]["utilization_percent"]["count"] >= 1
     assert training["cached_counters"]["power_w"]["count"] >= 1
-    assert training["peaks"]
+    assert training["peaks"]["host_bytes"] > 0
+    filled = records["device-cache"]["figures"]["device cache, photos to 32, batch 8"]
+    assert filled["filled_gb_per_s"] > 0 and filled["workers"] >= 1
     wrong = {name: figure["value"] for name, figure in records["sanity"]["figures"].items() if "wrong" in name}
     assert len(wrong) == 6
     assert set(wrong.values()) == {0}
@@ -95,6 +98,35 @@ def test_failing_and_hanging_sections_leave_the_others(tmp_path):
     assert "over its limit of 1 s" in records["kernel"]["error"]
     assert records["train-resnet50"]["figures"]["training resnet50"]["value"] > 0
     assert "error" not in records["plots"]
+
+
+@pytest.mark.slow
+def test_what_was_measured_when_the_run_is_stopped_counts_and_its_data_is_removed(tmp_path):
+    words = ["--device", "cpu", "--tiny", "--out", tmp_path / "out", "--data", tmp_path, "--only", "sanity", "kernel"]
+    with subprocess.Popen([sys.executable, SCRIPT, *words], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if "imports that fail" in line:
+                process.terminate()
+                break
+        assert process.wait(60) == 143
+    [_, sanity] = map(json.loads, (tmp_path / "out" / "gpu.jsonl").read_text().splitlines())
+    assert "stopped" in sanity["error"] and sanity["figures"]["imports that fail"]["value"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_pinned_bytes_are_counted_until_they_are_not_pinned_any_more(in_benchmarks):
+    from gpu_device import Registered
+
+    class Some:
+        def pin(self, memory):
+            return (lambda: undone.append(len(memory))) if len(memory) < 100 else None
+
+    undone, counted = [], Registered(Some)
+    first, second, refused = (Some().pin(np.zeros(count, np.uint8)) for count in (10, 20, 100))
+    assert (counted.now, counted.peak, refused) == (30, 30, None)
+    first()
+    second()
+    assert (counted.now, counted.peak, undone) == (0, 30, [10, 20])
 
 
 @pytest.mark.slow

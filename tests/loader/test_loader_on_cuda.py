@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fastload.device import open_backend
+from fastload.errors import OptionError
 from fastload.loader.loader import FastLoader
 from fastload.transforms import (
     ColorJitter,
@@ -120,3 +122,8 @@ def test_a_compiled_model_is_fed_right(packed):
     compiled = torch.compile(net)
     loader = FastLoader(packed, 8, seed=3, transform=transforms, device="cuda")
     assert [torch.allclose(compiled(images), net(images), atol=1e-3) for images, _ in loader] == [True] * 12
+
+
+def test_cuda_index_out_of_range_is_refused():
+    with pytest.raises(OptionError, match="CUDA_VISIBLE_DEVICES"):
+        open_backend(f"cuda:{torch.cuda.device_count()}")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fastload import FastLoader
 from fastload.prefetch.auto_workers import MOST_WORKERS, AutoWorkers, History, MeasuredPass, choose_workers
-from fastload.prefetch.resolved import default_workers
 from fastload.system.machine import busy_processes_s
 from sample_files import write_packed
 
@@ -169,7 +168,7 @@ def test_a_slow_source_gets_more_processes_and_nothing_else_changes(caplog):
     assert [text.replace("Slow", "Fast") if isinstance(text, str) else text for text in found] == epochs_of(given, 2)
     said = [record.getMessage() for record in caplog.records if "workers=" in record.getMessage()]
     assert said[0].startswith('workers="auto": ') and "the loop waited 50% of the time" in said[0]
-    assert auto._feed.num_workers > default_workers(processes=True, computing=False)
+    assert auto._feed.num_workers > auto._options.num_workers
     assert auto._feed.measured(0, 0.0, 0.0).busy_s is not None, "a choice that is made is made by what was measured"
     assert given._feed.measured(0, 0.0, 0.0).busy_s is None, "a number that was given is not watched"
     auto.close()

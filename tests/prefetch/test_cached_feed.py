@@ -238,7 +238,7 @@ def test_a_cache_gives_fields_that_are_gathered_when_asked():
     cache = RowCache(np.array([2, 4, 8, 9, 30]), "device", {"images": images, "labels": torch.arange(5)}, 0)
     index = cache.index_of(np.array([30, 4, 4]))
     assert index.tolist() == [4, 1, 1]
-    fields = cache.gather(torch.from_numpy(index), None)
+    fields = cache.gather(torch.from_numpy(index))
     assert isinstance(fields["images"], ImageRows)
     assert torch.equal(fields["images"].gather(), images[[4, 1, 1]].permute(0, 3, 1, 2))
     assert fields["labels"].tolist() == [4, 1, 1]

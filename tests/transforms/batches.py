@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 import torch
 
 from fastload.transforms import (
@@ -79,11 +78,6 @@ def draws_for(batch: int, epoch: int = 0) -> Draws:
 
 def in_channels_last_memory(images: torch.Tensor) -> bool:
     return images.permute(0, 2, 3, 1).is_contiguous()
-
-
-def on_cuda(test):
-    needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    return pytest.mark.gpu(needs_device(test))
 
 
 @contextmanager

@@ -164,10 +164,9 @@ class Search:
         self.traits = traits = _traits_of(data, cold=options.cold)
         self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
         self._transform = (*([self.crop] if self.crop else []), *options.transform)
-        in_threads = bool(self._transform) and not traits.processes and options.device in (None, "cpu")
-        stored = isinstance(data, PackedInput) and data.ragged  # threads that read also decode
+        on_cpu = options.device in (None, "cpu")
         self.default = Candidate(
-            default_workers(processes=traits.processes, computing=in_threads or stored),
+            default_workers(data, self.batch_size, in_threads=on_cpu and bool(self._transform), to_device=not on_cpu),
             shuffle_of(data, options.shuffle, cached=True),
         )
         # A network's time per image depends on the batch size, a simulated accelerator's does not.

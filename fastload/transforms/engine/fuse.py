@@ -119,7 +119,6 @@ def run_pass(
     """
     device = images.samples.device if isinstance(images, ImageRows) else images.device
     if device.type != "cpu" and spec.channels in gpu.CHANNELS and gpu.kernel_runs(device):
-        images = images if _readable(images) else gathered(images)
         return _by_kernel(part, images, placement, spec, draws, device)
     between: list[tuple[int, ColourTransform | Eraser]] = [*part.colours, *([part.eraser] if part.eraser else [])]
     # Small samples that keep their size are rather moved all at once.
@@ -143,23 +142,8 @@ def run_pass(
 
 
 def gathered(images: Images) -> torch.Tensor:
-    """Returns the images as a batch, (B, C, H, W); a kernel fetches rows in pinned memory, without the CPU."""
-    if not isinstance(images, ImageRows):
-        return images
-    device = images.samples.device
-    if device.type != "cpu" and images.source.device.type == "cpu" and _readable(images) and gpu.kernel_runs(device):
-        undrawn = Draws(0, 0, np.zeros(len(images.samples), np.int64))
-        whole = FusedPass().placement(images.spec, undrawn)
-        return _by_kernel(FusedPass(), images, whole, images.spec, undrawn, device)
-    return images.gather()
-
-
-def _readable(images: Images) -> bool:
-    """Whether the kernel can read the pixels where they are: uint8, on the device or in pinned memory of the host."""
-    if not isinstance(images, ImageRows):
-        return True
-    source = images.source
-    return source.dtype == torch.uint8 and (source.device.type != "cpu" or source.is_pinned())
+    """Returns the images as a batch, (B, C, H, W)."""
+    return images.gather() if isinstance(images, ImageRows) else images
 
 
 def _by_kernel(

@@ -187,8 +187,8 @@ class ImageRows:
     A transform that reads every pixel anyway takes them from where they are.
 
     Attributes:
-        source: (N, H, W, C) with any strides, on the CPU (pinned or not) or on the device of `samples`.
-        samples: int64 (B,), which of the N images each one is, on the device where the batch is wanted.
+        source: (N, H, W, C) with any strides, on the device of `samples`.
+        samples: int64 (B,), which of the N images each one is.
         gathered: returns the batch, (B, C, H, W) in channels_last memory of its own, for sources that are not simply
             contiguous memory of the CPU.
     """

@@ -9,7 +9,7 @@ import torch
 from batches import some_images
 from hypothesis import given
 from hypothesis import strategies as st
-from resize_cases import varied
+from placement_strategies import varied
 
 from fastload.transforms import Draws, RandomHorizontalFlip, RandomVerticalFlip
 from fastload.transforms.boxes_and_points import Coordinates

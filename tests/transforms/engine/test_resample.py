@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from resize_cases import in_one_memory, reference, varied
+from placement_strategies import varied
+from resize_cases import in_one_memory, reference
 
 from fastload.transforms import Normalize
 from fastload.transforms.engine import resample
