@@ -192,13 +192,13 @@ class TimedDevice(LateBackend):
 
     def work(self, seconds):
         """Launches a kernel on the compute stream."""
-        self.launch()
+        self.enqueue()
         begin = max(self.now, self.busy_until)
         self.idle_s += begin - self.worked_until
         self.worked_until = self.busy_until = begin + seconds
         self.ends.append(self.busy_until)
 
-    def launch(self):
+    def enqueue(self):
         while self.ends and self.ends[0] <= self.now:
             self.ends.popleft()
         if len(self.ends) >= self.queue_length:
@@ -224,7 +224,7 @@ class TimedDevice(LateBackend):
 
     def hand_over(self, event, tensors):
         super().hand_over(event, tensors)
-        self.launch()
+        self.enqueue()
         self.busy_until = max(self.busy_until, event.at)
         self.compute()
 
