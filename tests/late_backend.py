@@ -43,6 +43,13 @@ class LateBackend(Backend):
         self.pinned, self.pinnable = 0, 2**40
         self.computing = False
         self.clock = HostClock()
+        self.pid = os.getpid()
+        self.called_in_a_fork = []
+
+    def note_process(self):
+        """A forked process has no device; what is called there is noted, since a finalizer's error is lost."""
+        if self.pid != os.getpid():
+            self.called_in_a_fork.append("called")
 
     def pin(self, memory):
         if self.pinned + memory.nbytes > self.pinnable:
@@ -54,6 +61,7 @@ class LateBackend(Backend):
         memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
 
         def undo():
+            self.note_process()
             assert not self.computing, "a kernel may still read this memory"
             inside = [first <= host.data_ptr() < first + memory_bytes for _, host in self.queue]
             assert not any(inside), "a copy still reads this memory"
@@ -78,6 +86,7 @@ class LateBackend(Backend):
         self.begun += 1
 
     def drain(self):
+        self.note_process()
         self.run_until(LateEvent(self.begun))
         self.computing = False
 
@@ -95,9 +104,11 @@ class LateBackend(Backend):
         return device
 
     def record(self):
+        self.note_process()
         return LateEvent(self.begun)
 
     def finished(self, event):
+        self.note_process()
         if self.run < event.after:
             self.asked += 1
             if self.asked % self.patience == 0:
@@ -105,6 +116,7 @@ class LateBackend(Backend):
         return self.run >= event.after
 
     def synchronize(self, event):
+        self.note_process()
         self.host_waits += self.run < event.after
         self.run_until(event)
 
