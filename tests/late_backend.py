@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ class LateBackend(Backend):
         self.patience = patience
         self.asked = 0
         self.begun = self.run = 0
-        self.queue: deque[Callable[[], object]] = deque()
+        self.queue: deque[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = deque()
         self.inside = False
         self.host_waits = 0
         self.compute_waits_for = LateEvent(0)
@@ -69,11 +68,11 @@ class LateBackend(Backend):
         return tensor
 
     def fill(self, destination, source):
-        self.launch(partial(destination.copy_, source))
+        self.run_kernel(destination.copy_, source)
 
-    def launch(self, kernel):
+    def run_kernel(self, kernel, source):
         assert self.inside, "a copy or a kernel on the compute stream"
-        self.queue.append(kernel)
+        self.queue.append((kernel, source))
         self.begun += 1
 
     def drain(self):
@@ -116,7 +115,8 @@ class LateBackend(Backend):
 
     def run_until(self, event):
         while self.run < event.after:
-            self.queue.popleft()()
+            work, source = self.queue.popleft()
+            work(source)
             self.run += 1
 
 
