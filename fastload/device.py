@@ -100,9 +100,9 @@ class Backend:
         """
         destination.copy_(source, non_blocking=True)
 
-    def launch(self, kernel: Callable[[], object]) -> None:
-        """Lets the current stream run a kernel: calls the function that launches it."""
-        kernel()
+    def run_kernel(self, kernel: Callable[[torch.Tensor], object], source: torch.Tensor) -> None:
+        """Lets the current stream run a kernel that reads a tensor: calls the function that launches it."""
+        kernel(source)
 
     def drain(self) -> None:
         """Waits on the host until the device has done all work, on every stream."""

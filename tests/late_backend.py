@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -37,7 +36,7 @@ class LateBackend(Backend):
         self.patience = patience
         self.asked = 0
         self.begun = self.run = 0
-        self.queue: deque[Callable[[], object]] = deque()
+        self.queue: deque[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = deque()
         self.inside = False
         self.host_waits = 0
         self.compute_waits_for = LateEvent(0)
@@ -46,6 +45,13 @@ class LateBackend(Backend):
         self.pinned, self.pinnable = 0, 2**40
         self.computing = False
         self.clock = HostClock()
+        self.pid = os.getpid()
+        self.called_in_a_fork = []
+
+    def note_process(self):
+        """A forked process has no device; what is called there is noted, since a finalizer's error is lost."""
+        if self.pid != os.getpid():
+            self.called_in_a_fork.append("called")
 
     def pin(self, memory):
         if self.pinned + memory.nbytes > self.pinnable:
@@ -57,6 +63,7 @@ class LateBackend(Backend):
         memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
 
         def undo():
+            self.note_process()
             assert not self.computing, "a kernel may still read this memory"
             inside = [first <= host.data_ptr() < first + memory_bytes for _, host in self.queue]
             assert not any(inside), "a copy still reads this memory"
@@ -76,14 +83,15 @@ class LateBackend(Backend):
         return tensor
 
     def fill(self, destination, source):
-        self.launch(partial(destination.copy_, source))
+        self.run_kernel(destination.copy_, source)
 
-    def launch(self, kernel):
+    def run_kernel(self, kernel, source):
         assert self.inside, "a copy or a kernel on the compute stream"
-        self.queue.append(kernel)
+        self.queue.append((kernel, source))
         self.begun += 1
 
     def drain(self):
+        self.note_process()
         self.run_until(LateEvent(self.begun))
         self.computing = False
 
@@ -99,9 +107,11 @@ class LateBackend(Backend):
         return device
 
     def record(self):
+        self.note_process()
         return LateEvent(self.begun)
 
     def finished(self, event):
+        self.note_process()
         if self.run < event.after:
             self.asked += 1
             if self.asked % self.patience == 0:
@@ -109,6 +119,7 @@ class LateBackend(Backend):
         return self.run >= event.after
 
     def synchronize(self, event):
+        self.note_process()
         self.host_waits += self.run < event.after
         self.run_until(event)
 
@@ -123,7 +134,8 @@ class LateBackend(Backend):
 
     def run_until(self, event):
         while self.run < event.after:
-            self.queue.popleft()()
+            work, source = self.queue.popleft()
+            work(source)
             self.run += 1
 
 

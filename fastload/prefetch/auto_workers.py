@@ -3,7 +3,7 @@
 What a batch holds is decided in `plan`, which knows no workers, so that their number may change between epochs.
 `choose_workers` decides, as a pure function of what was measured. No torch here.
 
-Threads keep the default number, since no other was better: 1, 2, 3, 4 threads gave 19,400, 22,600, 24,100, 26,700
+Threads keep the default number, since on two CPUs no other was better: 1, 2, 3, 4 gave 19,400, 22,600, 24,100, 26,700
 images/s of 218x178x3 (each between 1,000 and 50,000: neighbours on the machine), augmented 1,520, 1,190, 1,560, 970, in
 gzip 690, 740, 660, and cold from the disk 1, 2 and 4 gave 6,100, 6,600, 6,800. Its clock does not show whether a
 thread waits for a disk or for the GIL: raised to 4 for their waits, threads gave 0.65 times the images/s (0.24 to 1.22,

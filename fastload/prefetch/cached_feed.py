@@ -123,7 +123,7 @@ def _fetched(rows: torch.Tensor, index: torch.Tensor, host_index: torch.Tensor, 
     shape = (len(index), *rows.shape[1:])
     if backend.reads_host and gpu.kernel_runs(index.device):
         there = backend.empty(shape, rows.dtype)
-        backend.launch(functools.partial(gpu.gather_rows, rows, index, out=there))
+        backend.run_kernel(functools.partial(gpu.gather_rows, index=index, out=there), rows)
         return there
     # By the CPU, where there is no kernel. torch's allocator of pinned memory gives none of it out again before the
     # copy is done.

@@ -134,8 +134,9 @@ class Resolved:
     @property
     def num_workers(self) -> int:
         """The number of threads or processes: as asked for, else `default_workers`."""
+        computing = self.in_threads or self.decodes
         return self.workers or default_workers(
-            self.data, self.plan.batch_size, in_threads=self.in_threads, to_device=self.backend is not None
+            self.data, self.plan.batch_size, computing=computing, to_device=self.backend is not None
         )
 
     def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
@@ -201,15 +202,15 @@ class Resolved:
             return None
 
 
-def default_workers(data: Input, batch_size: int, *, in_threads: bool, to_device: bool) -> int:
+def default_workers(data: Input, batch_size: int, *, computing: bool, to_device: bool) -> int:
     """Returns the number of threads or processes when none is given.
 
     Args:
         data: of the loader, as is the batch size.
-        in_threads: whether the threads that read run transforms.
+        computing: whether threads decode or run transforms, and do not only copy.
         to_device: whether batches go to a device.
     """
-    if isinstance(data, PackedInput) and not (data.runs_python or data.ragged or in_threads):
+    if isinstance(data, PackedInput) and not (data.runs_python or computing):
         return copying_threads(_cpus_of_rank(), data.row_bytes * batch_size if to_device else None)
     return min(_MAX_WORKERS, _cpus_of_rank())
 

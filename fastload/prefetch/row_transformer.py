@@ -147,7 +147,7 @@ class RowTransformer:
         output = target
         if self._goes_on and (placement is None or self._constants is None):
             shape = (len(rows), *self._head.size, self._head.spec.channels)
-            output = torch.empty(shape, dtype=self._head.spec.dtype).permute(0, 3, 1, 2)
+            output = torch.empty(shape, dtype=self._head.spec.dtype, device="cpu").permute(0, 3, 1, 2)
         if placement is None:
             self._one_by_one(rows, index, draws, fields, output)
         else:
@@ -159,7 +159,7 @@ class RowTransformer:
             placement = placement.snapped(factors, index.shape)
             self._place_images(rows, index, placement, factors, output)
             if self._has_masks:
-                placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8)
+                placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8, device="cpu")
                 for some in runs(index.shape[:, :2].prod(axis=1, dtype=np.int64)):
                     place_varied_masks(self._masks(rows, some, fields), placement.part(some), placed[some])
                     lap("transform")

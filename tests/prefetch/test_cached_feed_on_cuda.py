@@ -12,6 +12,7 @@ import torch
 from fastload.dataset import PackedDataset
 from fastload.errors import CacheError
 from fastload.loader.loader import FastLoader
+from fastload.transforms.engine import gpu
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,6 +66,22 @@ def test_pinned_rows_are_in_memory_that_the_device_reads_and_are_given_back(pack
     loader.close()
     gc.collect()
     assert held() is None
+
+
+def test_rows_of_the_host_are_gathered_by_a_kernel_and_never_on_the_compute_stream(packed, monkeypatch):
+    if not gpu.kernel_runs(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("Triton does not run here")
+    gather_rows, streams = gpu.gather_rows, []
+
+    def seen(*args, **options):
+        streams.append(torch.cuda.current_stream())
+        return gather_rows(*args, **options)
+
+    monkeypatch.setattr(gpu, "gather_rows", seen)
+    loader = FastLoader(packed, 64, cache="host", device="cuda")
+    count = len(list(loader))
+    assert len(streams) >= 3 * count and torch.cuda.current_stream() not in streams
+    loader.close()
 
 
 def test_device_memory_is_free_again_after_close_and_another_load(packed):

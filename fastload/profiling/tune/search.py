@@ -165,8 +165,11 @@ class Search:
         self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
         self._transform = (*([self.crop] if self.crop else []), *options.transform)
         on_cpu = options.device in (None, "cpu")
+        stored = isinstance(data, PackedInput) and data.ragged  # threads that read also decode
         self.default = Candidate(
-            default_workers(data, self.batch_size, in_threads=on_cpu and bool(self._transform), to_device=not on_cpu),
+            default_workers(
+                data, self.batch_size, computing=stored or (on_cpu and bool(self._transform)), to_device=not on_cpu
+            ),
             shuffle_of(data, options.shuffle, cached=True),
         )
         # A network's time per image depends on the batch size, a simulated accelerator's does not.

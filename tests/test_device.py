@@ -1,0 +1,182 @@
+"""Host memory pinned for a device: how much, until when, in which process, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import weakref
+
+import pytest
+import torch
+from child_processes import in_a_fork
+from late_backend import Device, LateBackend
+
+from fastload import FastLoader, PackedDataset
+from fastload.device import Backend, Pins
+from fastload.errors import WorkerError
+from fastload.prefetch.ring import allocate_aligned
+
+PACKED = {"rows": 60, "size": (16, 12, 3), "seed": 5, "classes": "abc", "chunk_rows": 8}
+
+
+class Runtime:
+    """A CUDA runtime that notes which device is current when memory is registered."""
+
+    def __init__(self):
+        self.current, self.calls = 0, []
+
+    def cudaHostRegister(self, address, num_bytes, flags):
+        self.calls.append(("register", self.current, address, num_bytes))
+        return 0
+
+    def cudaHostUnregister(self, address):
+        self.calls.append(("unregister", self.current, address))
+        return 0
+
+    @contextlib.contextmanager
+    def device(self, device):
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+
+def test_memory_is_registered_and_unregistered_under_its_own_device(monkeypatch):
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", runtime.device)
+    backend = Backend.__new__(Backend)
+    backend.device = torch.device("cuda", 1)
+    memory = allocate_aligned(8192)
+    undo = backend.pin(memory)
+    undo()
+    address = memory.ctypes.data
+    assert runtime.calls == [("register", 1, address, 8192), ("unregister", 1, address)] and runtime.current == 0
+    alive = weakref.ref(memory)
+    del memory
+    assert alive() is None, "who unpins memory does not keep it"
+
+
+def test_pinned_memory_lives_until_it_is_unpinned_after_the_device_has_done_its_work():
+    device = LateBackend(patience=10**9)
+    pins, memory = Pins(device), allocate_aligned(4096)
+    assert pins.add(memory) and device.pinned == 4096
+    with device.side_stream():
+        there = device.copy(torch.from_numpy(memory.view()))
+    memory[:] = 7
+    alive = weakref.ref(memory.base)
+    del memory
+    gc.collect()
+    assert alive() is not None
+    del pins  # `undo` refuses while a copy still reads the memory
+    gc.collect()
+    assert device.pinned == 0 and alive() is None and there.tolist() == [7] * 4096
+
+
+def as_it_is(sample):
+    return sample
+
+
+def refuses_class_c(sample):
+    if sample[1] == 2:
+        raise ValueError("this sample cannot be used")
+    return sample
+
+
+FEEDS = ["threads", "transforms", "processes", "device", "host"]
+
+
+def loader_of(packed, feed, device, **options):
+    source = PackedDataset(packed, transform=as_it_is) if feed == "processes" else packed
+    cache = feed if feed in ("device", "host") else None
+    return FastLoader(source, 8, device=device, cache=cache, seed=2, workers=2, **options)
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_close_gives_all_pinned_memory_back_and_another_epoch_pins_it_anew(packed, feed):
+    device = Device(patience=2)
+    loader = loader_of(packed, feed, device)
+    assert device.pinned == 0
+    expected = [tuple(t.clone() for t in batch) for batch in FastLoader(packed, 8, seed=2)]
+    for _ in range(2):
+        loader.set_epoch(0)
+        kept = list(loader)
+        ring = loader._feed.requests.ring if feed == "processes" else loader._feed._ring
+        rows = 60 * (16 * 12 * 3 + 8) if feed == "host" else 0
+        slots = len(ring.slots) * ring.slot_bytes
+        # Whole pages for each field, and nothing more.
+        assert ring.slot_bytes % 4096 == 0 and slots + rows <= device.pinned <= slots + rows + (2 * 4096 if rows else 0)
+        loader.close()
+        assert device.pinned == 0, "at once, without waiting for the garbage collector"
+        for batch, there in zip(kept, expected, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(batch, there, strict=True))
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_a_loader_that_is_dropped_leaves_nothing_pinned(packed, feed):
+    device = Device()
+    loader = loader_of(packed, feed, device)
+    batches = iter(loader)
+    next(batches)
+    assert device.pinned > 0
+    del loader, batches
+    gc.collect()
+    assert device.pinned == 0
+
+
+@pytest.mark.parametrize("feed", ["threads", "processes", "device"])
+@pytest.mark.parametrize("room", [0, 10_000])
+def test_where_memory_cannot_be_pinned_the_log_says_so_once_and_batches_are_right(packed, feed, room, caplog):
+    device = Device()
+    device.pinnable = room
+    expected = [batch[0].clone() for batch in FastLoader(packed, 8, seed=2)]
+    with caplog.at_level(logging.WARNING, "fastload"):
+        loader = loader_of(packed, feed, device)
+        assert all(torch.equal(one[0], other) for one, other in zip(loader, expected, strict=True))
+        list(loader)
+    said = [record.getMessage() for record in caplog.records if "could not be pinned" in record.getMessage()]
+    # While a cache is filled, other memory is pinned than later.
+    most = 2 if feed == "device" else 1
+    assert 1 <= len(said) <= most and "ulimit -l" in said[0]
+    loader.close()
+    assert device.pinned == 0
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_after_an_error_of_a_worker_the_ring_is_unpinned_when_its_copies_are_done(packed, pixels, died):
+    device = LateBackend(patience=10**9)  # copies begin when they are waited for
+    dataset = PackedDataset(packed, transform=as_it_is if died else refuses_class_c)
+    loader = FastLoader(dataset, 1, shuffle=False, workers=1, device=device)
+    batches, kept = iter(loader), []
+    kept.append(next(batches))
+    if died:
+        os.kill(next(iter(loader._feed._workers.pids)), 9)
+    with pytest.raises(WorkerError):
+        kept.extend(batches)
+    assert device.pinned == 0 and device.run >= 3, "unpinned, after the copies that were begun"
+    device.compute()
+    for batch in kept:
+        assert torch.equal(batch[0], torch.from_numpy(pixels[batch.rows.numpy()]).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+def test_a_forked_process_does_nothing_to_the_device(packed, feed, monkeypatch):
+    device = Device()
+    loader = loader_of(packed, feed, device)
+    batches = iter(loader)
+    first = next(batches)
+    pinned = device.pinned
+
+    def end():
+        nonlocal loader, batches
+        assert loader.stats.steps == 1
+        loader.close()
+        del loader, batches
+        gc.collect()
+        assert not device.called_in_a_fork and device.pinned == pinned
+
+    in_a_fork(end)
+    assert device.pinned == pinned and len([first, *batches]) == 7
+    loader.close()
+    assert device.pinned == 0
