@@ -7,7 +7,8 @@ augmentation  all transforms: run by the reading threads too on the CPU, else wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -19,10 +20,11 @@ from fastload.plan import ChunkWindow, Echo, EpochPlan, PlannedBatch
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
-from fastload.transforms import Draws, apply_transforms, check_pipeline
+from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
-from fastload.transforms.engine.pipeline import SizeHead, find_size_head
+from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
 from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
@@ -43,6 +45,20 @@ class Augmentation:
     ignore_index: int  # as in `apply_transforms`
     coordinates: Mapping[str, Coordinates]  # as in `apply_transforms`
     done: int = 0  # how many of the first transforms have run when a batch is made: those that gave its images one size
+    _ready: dict[ImageSpec, Pipeline] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def pipeline(self, spec: ImageSpec) -> Pipeline:
+        """Returns the transforms that are left, ready for images of a spec; made once for each."""
+        ready = self._ready.get(spec)
+        if ready is None:
+            self._ready[spec] = ready = Pipeline(
+                self.transforms,
+                spec,
+                ignore_index=self.ignore_index,
+                coordinates=self.coordinates,
+                done=self.done,
+            )
+        return ready
 
     def apply(
         self,
@@ -53,21 +69,25 @@ class Augmentation:
         echo: int = 0,
         output: torch.Tensor | None = None,
         kept: bool = False,
+        drawn: Drawn | None = None,
+        words: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Returns the fields of a batch, transformed; images may be rows that are not gathered yet.
 
-        Random numbers also depend on epoch and echo; `output` and `kept` are as in `apply_transforms`.
+        Random numbers also depend on epoch and echo; the other arguments are as in `Pipeline.apply`. What was drawn
+        beforehand counts for the uses that it is of.
         """
-        return apply_transforms(
-            self.transforms,
+        if drawn is not None and echo >= drawn.uses:
+            drawn = words = None
+        return self.pipeline(spec_of(fields["images"])).apply(
             fields,
             Draws(self.seed, epoch, planned.rows, echo),
-            ignore_index=self.ignore_index,
-            batch_draws=Draws.of_batch(self.seed, epoch, planned.step, self.rank, echo),
-            coordinates=self.coordinates,
+            drawn=drawn,
+            words=words,
+            use=echo,
+            batch_draws=Draws.of_batch(self.seed, epoch, planned.step, self.rank, echo) if self.mixes else None,
             output=output,
             kept=kept,
-            done=self.done,
         )
 
     @property
@@ -75,7 +95,7 @@ class Augmentation:
         """Whether threads may run the transforms, several batches at a time and in any order; False without any."""
         return bool(self.transforms) and all(getattr(transform, "thread_safe", False) for transform in self.transforms)
 
-    @property
+    @cached_property
     def mixes(self) -> bool:
         """Whether a batch's samples depend on one another."""
         return any(getattr(transform, "mixes", False) for transform in self.transforms)
