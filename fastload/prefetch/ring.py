@@ -55,8 +55,8 @@ class SlotField(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Whether it is for the user and so small that he gets a copy of it."""
-        return self.nbytes <= SMALL_BYTES and not self.name.startswith(INNER)
+        """Whether it lies with others at the end of a slot: small, and neither images nor the loader's own."""
+        return self.nbytes <= SMALL_BYTES and self.name != "images" and not self.name.startswith(INNER)
 
 
 class SampleForm(NamedTuple):
@@ -107,7 +107,7 @@ class Ring:
     ) -> None:
         self.fields = tuple(fields)
         self.manual_release = manual_release
-        self._small = [field.name for field in self.fields if field.small]
+        self._small = [field.name for field in self.fields if field.nbytes <= SMALL_BYTES]
         self.slot_bytes = slot_bytes(self.fields)
         self.slots: list[Slot] = []
         self.free: deque[Slot] = deque()  # those that nobody refers to, as far as `collect` knows; the first is next
