@@ -7,23 +7,29 @@ augmentation  all transforms: run by the reading threads too on the CPU, else wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastload.device import Backend
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import OptionError
-from fastload.plan import ChunkWindow, Echo, EpochPlan, PlannedBatch
+from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY
+from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.ring import SlotField
 from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
-from fastload.transforms import Draws, apply_transforms, check_pipeline
+from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
-from fastload.transforms.engine.pipeline import SizeHead, find_size_head
+from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
 from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
@@ -50,6 +56,20 @@ class Augmentation:
     ignore_index: int  # as in `apply_transforms`
     coordinates: Mapping[str, Coordinates]  # as in `apply_transforms`
     done: int = 0  # how many of the first transforms have run when a batch is made: those that gave its images one size
+    _ready: dict[ImageSpec, Pipeline] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def pipeline(self, spec: ImageSpec) -> Pipeline:
+        """Returns the transforms that are left, ready for images of a spec; made once for each."""
+        ready = self._ready.get(spec)
+        if ready is None:
+            self._ready[spec] = ready = Pipeline(
+                self.transforms,
+                spec,
+                ignore_index=self.ignore_index,
+                coordinates=self.coordinates,
+                done=self.done,
+            )
+        return ready
 
     def apply(
         self,
@@ -60,21 +80,25 @@ class Augmentation:
         echo: int = 0,
         output: torch.Tensor | None = None,
         kept: bool = False,
+        drawn: Drawn | None = None,
+        words: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """Returns the fields of a batch, transformed; images may be rows that are not gathered yet.
 
-        Random numbers also depend on epoch and echo; `output` and `kept` are as in `apply_transforms`.
+        Random numbers also depend on epoch and echo; the other arguments are as in `Pipeline.apply`. What was drawn
+        beforehand counts for the uses that it is of.
         """
-        return apply_transforms(
-            self.transforms,
+        if drawn is not None and echo >= drawn.uses:
+            drawn = words = None
+        return self.pipeline(spec_of(fields["images"])).apply(
             fields,
             Draws(self.seed, epoch, planned.rows, echo),
-            ignore_index=self.ignore_index,
-            batch_draws=Draws.of_batch(self.seed, epoch, planned.step, self.rank, echo),
-            coordinates=self.coordinates,
+            drawn=drawn,
+            words=words,
+            use=echo,
+            batch_draws=Draws.of_batch(self.seed, epoch, planned.step, self.rank, echo) if self.mixes else None,
             output=output,
             kept=kept,
-            done=self.done,
         )
 
     @property
@@ -82,7 +106,7 @@ class Augmentation:
         """Whether threads may run the transforms, several batches at a time and in any order; False without any."""
         return bool(self.transforms) and all(getattr(transform, "thread_safe", False) for transform in self.transforms)
 
-    @property
+    @cached_property
     def mixes(self) -> bool:
         """Whether a batch's samples depend on one another."""
         return any(getattr(transform, "mixes", False) for transform in self.transforms)
@@ -108,6 +132,7 @@ class Resolved:
     size_head: SizeHead | None = None
     # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
+    uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
 
     @property
     def at_hand_over(self) -> bool:
@@ -172,7 +197,27 @@ class Resolved:
             # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
             size_head = size_head.with_flips() if in_threads else size_head
             augmentation = replace(augmentation, done=size_head.count)
-        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads)
+        uses = echo.factor if isinstance(echo, MixedEcho) else 1 if isinstance(echo, str) else int(echo)
+        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads, uses=uses)
+
+    @cached_property
+    def _pipeline(self) -> Pipeline | None:
+        """The transforms whose numbers threads draw before a batch goes to its device; None: there are none."""
+        if self.backend is None or not self.at_hand_over or "images" not in self.packed.dataset.fields:
+            return None
+        shape, dtype = self.packed.image_spec()
+        return self.augmentation.pipeline(self.size_head.spec if self.size_head else ImageSpec(*shape, dtype))
+
+    def words_field(self) -> list[SlotField]:
+        """Returns the field of a slot that `draw` writes to; none if it is not to be called."""
+        words = self._pipeline.num_words(self.uses * self.plan.batch_size) if self._pipeline else 0
+        return [SlotField(WORDS, (words,), np.dtype(np.int32))] if words else []
+
+    def draw(self, epoch: int, planned: PlannedBatch, words: NDArray[np.int32]) -> Drawn:
+        """Draws the transforms' numbers for all uses of a batch; see `Pipeline.draw`. Any thread may call it."""
+        assert self._pipeline is not None, "there are words to be drawn"
+        draws = Draws(self.augmentation.seed, epoch, planned.rows, echoes=self.uses)
+        return self._pipeline.draw(draws, self.uses, words)
 
     def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
         """Returns the leading transforms to run in the threads that read ragged rows.

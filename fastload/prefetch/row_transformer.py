@@ -29,10 +29,10 @@ from fastload.read.reader import RowReader, image_axes
 from fastload.timing.ranges import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws, Normalize
-from fastload.transforms.engine.pipeline import SizeHead
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.placement import ImageRows, Placement
 from fastload.transforms.engine.resample import Constants, place_samples
+from fastload.transforms.engine.size_head import SizeHead
 
 # Decoded images that wait for their resize: so few that they are still in the core's cache when it comes.
 SCRATCH_BYTES = 3 * 2**19

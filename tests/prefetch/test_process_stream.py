@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 from child_processes import child_environment, in_a_fork
-from late_backend import LateBackend
+from late_backend import Device
 
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
@@ -600,11 +600,10 @@ def test_masks_of_other_datasets_move_with_their_images(pixels):
 
 
 def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(packed, pixels):
-    device = LateBackend(patience=1)
+    device = Device(patience=1)
     dataset = PackedDataset(packed, transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, ends="exact", workers=1, device=device)
     for number, batch in enumerate(loader):
-        device.compute()
         assert device.pinned == 6 * loader._feed.requests.ring.slot_bytes, number
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid

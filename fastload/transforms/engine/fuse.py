@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from fastload.transforms.colour import ColorJitter, ColourTransform
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
-from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, sent
+from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
 from fastload.transforms.engine.place import place_images
 from fastload.transforms.engine.placement import ImageRows, Placement
 from fastload.transforms.engine.resample import place_batch
@@ -35,11 +36,19 @@ Images = torch.Tensor | ImageRows
 
 _pool = OutputPool()
 
+_View = tuple[str, bool, tuple[int, ...], tuple[int, ...], int]
+"""Of a table in words: its name, whether it holds floats, its shape and strides, and its first word."""
+
 
 @dataclass(frozen=True)
 class FusedPass:
-    """Transforms that one pass runs, each with its index in the list, which is its stream of random numbers."""
+    """Transforms that one pass runs, each with its index in the list, which is its stream of random numbers.
 
+    For the kernel the numbers of B samples lie in one array of words (int32, or float32 in the same bits): the tables
+    of `gpu.PassTables` one after another, and behind them the constants.
+    """
+
+    spec: ImageSpec  # of the images that it is given
     moves: tuple[tuple[int, PlacedTransform], ...] = ()
     colours: tuple[tuple[int, ColourTransform], ...] = ()
     eraser: tuple[int, Eraser] | None = None
@@ -48,9 +57,123 @@ class FusedPass:
     def __bool__(self) -> bool:
         return bool(self.moves or self.colours or self.eraser or self.normalize)
 
-    def placement(self, spec: ImageSpec, draws: Draws) -> Placement:
-        """Returns the crops, resizes and flips together, for images of a spec."""
-        return joint_placement(self.moves, spec.sizes, draws)
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """The (height, width) of the images after it."""
+        sizes = self.spec.sizes
+        for _, transform in self.moves:
+            sizes = transform.target(sizes)
+        ((height, width),) = sizes.tolist()
+        return height, width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the images after it."""
+        return self.normalize.dtype if self.normalize else torch.uint8
+
+    def runs_by_kernel(self, device: torch.device) -> bool:
+        """Whether images on a device go through the kernel."""
+        return device.type != "cpu" and self.spec.channels in gpu.CHANNELS and gpu.kernel_runs(device)
+
+    def placement(self, draws: Draws) -> Placement:
+        """Returns the crops, resizes and flips together."""
+        return joint_placement(self.moves, self.spec.sizes, draws)
+
+    def num_words(self, count: int) -> int:
+        """Returns the words of so many samples."""
+        return count * sum(self._columns.values()) + sum(map(len, self._constants.values()))
+
+    def draw(self, draws: Draws, words: NDArray[np.int32] | None = None) -> Placement:
+        """Returns the placement of samples, and writes all that was drawn for them to the words, if given."""
+        placement = self.placement(draws)
+        if words is None:
+            return placement
+        tables: list[NDArray[Any]] = [placement.table()]
+        if "ops" in self._columns:
+            steps = [transform.steps(draws.stream(index)) for index, transform in self.colours]
+            tables.append(np.concatenate([step.ops for step in steps], axis=1))
+            tables.append(np.concatenate([step.factors for step in steps], axis=1))
+        if self.eraser:
+            index, eraser = self.eraser
+            shown = self.spec._replace(height=self.size[0], width=self.size[1])
+            tables.append(eraser.rectangles(shown, draws.stream(index)))
+        first = 0
+        for table in [*tables, *self._constants.values()]:
+            part = words[first : first + table.size]
+            (part if table.dtype.kind in "iub" else part.view(np.float32))[:] = table.reshape(-1)
+            first += table.size
+        assert first == len(words), "as many words as num_words says"
+        return placement
+
+    def tables(self, words: torch.Tensor, samples: slice, total: int, begin: int = 0) -> gpu.PassTables:
+        """Returns the tables of some samples as views of words on a device, which from `begin` on are of `total`."""
+        key = (samples.start, samples.stop, total)
+        if (views := self._views.get(key)) is None:
+            views, first, count = [], 0, samples.stop - samples.start
+            for name, width in self._columns.items():
+                views.append((name, name == "factors", (count, width), (width, 1), first + samples.start * width))
+                first += total * width
+            for name, values in self._constants.items():
+                views.append((name, True, (len(values),), (1,), first))
+                first += len(values)
+            self._views[key] = views
+        floats, begin = words.view(torch.float32), begin + words.storage_offset()
+        return gpu.PassTables(
+            **{
+                name: (floats if is_float else words).as_strided(shape, stride, begin + first)
+                for name, is_float, shape, stride, first in views
+            }
+        )
+
+    @cached_property
+    def _views(self) -> dict[tuple[int, int, int], list[_View]]:
+        """How the tables lie, by the samples asked for; made once for each."""
+        return {}
+
+    @cached_property
+    def has_contrast(self) -> bool:
+        """Whether a colour operation may be contrast."""
+        return any(_has_contrast(transform) for _, transform in self.colours)
+
+    @cached_property
+    def _columns(self) -> dict[str, int]:
+        """The words of one sample in each table."""
+        one = Draws(0, 0, np.zeros(1, np.int64))
+        steps = sum(transform.steps(one).ops.shape[1] for _, transform in self.colours)
+        coloured = {"ops": steps, "factors": steps} if steps else {}
+        return {"windows": 10, **coloured, **({"rectangles": 4} if self.eraser else {})}
+
+    @cached_property
+    def _constants(self) -> dict[str, NDArray[np.float32]]:
+        """The numbers that are the same for all samples, float32 (C,)."""
+        found = {}
+        if self.eraser:
+            found["value"] = np.resize(np.asarray(self.eraser[1].filled, np.float32), self.spec.channels)
+        if self.normalize:
+            scale, shift = self.normalize.scale_and_shift(torch.uint8)
+            found |= {"scale": scale.numpy(), "shift": shift.numpy()}
+        return found
+
+
+class DrawnPass(NamedTuple):
+    """What a pass drew for the samples of a batch."""
+
+    placement: Placement
+    resized: bool  # whether any image may change its size
+    tables: gpu.PassTables | None = None  # all numbers, on the images' device; None: it does not run by the kernel
+
+
+def drawn_now(part: FusedPass, draws: Draws, device: torch.device) -> DrawnPass:
+    """Returns what a pass draws for the samples, with tables that are sent to the device where the kernel runs."""
+    if not part.runs_by_kernel(device):
+        placement = part.draw(draws)
+        return DrawnPass(placement, placement.resized)
+    # Pinned: torch keeps such memory until the stream has read it, and then uses it again; nothing waits for the copy.
+    count, pinned = len(draws), device.type == "cuda"
+    words = torch.empty(part.num_words(count), dtype=torch.int32, device="cpu", pin_memory=pinned)
+    placement = part.draw(draws, words.numpy())
+    there = words.to(device, non_blocking=True)
+    return DrawnPass(placement, placement.resized, part.tables(there, slice(0, count), count))
 
 
 def passes_of(
@@ -61,23 +184,26 @@ def passes_of(
     The spec is of the images; None: not known, nothing is fused.
     """
     parts: list[FusedPass | tuple[int, Any]] = []
-    current = FusedPass()
+    current: FusedPass | None = None
     for index, transform in enumerate(transforms, first):
         grown = _grown(current, index, transform, spec)
         if grown is None:
             if current:
                 parts.append(current)
-            grown = _grown(FusedPass(), index, transform, spec)
+            grown = _grown(None, index, transform, spec)
         if grown is None:
             parts.append((index, transform))
-        current = grown or FusedPass()
+        current = grown
         spec = transform.output(spec) if spec is not None and hasattr(transform, "output") else None
     return [*parts, current] if current else parts
 
 
-def _grown(current: FusedPass, index: int, transform: Any, spec: ImageSpec | None) -> FusedPass | None:
-    """Returns the pass with one more transform; None if it cannot take it."""
-    if spec is None or spec.dtype != torch.uint8 or current.normalize:
+def _grown(current: FusedPass | None, index: int, transform: Any, spec: ImageSpec | None) -> FusedPass | None:
+    """Returns the pass, or a new one, with one more transform for images of a spec; None if it cannot take it."""
+    if spec is None or spec.dtype != torch.uint8:
+        return None
+    current = current or FusedPass(spec)
+    if current.normalize:
         return None
     one = (index, transform)
     if isinstance(transform, Normalize):
@@ -100,34 +226,28 @@ def _grown(current: FusedPass, index: int, transform: Any, spec: ImageSpec | Non
 
 
 def run_pass(
-    part: FusedPass,
-    images: Images,
-    placement: Placement,
-    spec: ImageSpec,
-    draws: Draws,
-    output: torch.Tensor | None = None,
+    part: FusedPass, images: Images, draws: Draws, drawn: DrawnPass, output: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns the images after a pass, (B, C, h, w) in channels_last memory; each draws from the stream of its index.
 
     Args:
         part: the pass.
         images: uint8 (B, C, H, W), or rows that are not gathered yet; not written to.
-        placement: `part.placement(spec, draws)`.
-        spec: of the images.
         draws: for the batch's samples.
+        drawn: what the pass drew from them.
         output: on the CPU, memory for the result, in its shape, dtype and memory order.
     """
+    if drawn.tables is not None:
+        return _by_kernel(part, images, drawn.tables, drawn.resized)
     device = images.samples.device if isinstance(images, ImageRows) else images.device
-    if device.type != "cpu" and spec.channels in gpu.CHANNELS and gpu.kernel_runs(device):
-        return _by_kernel(part, images, placement, spec, draws, device)
+    spec, placement = part.spec, drawn.placement
     between: list[tuple[int, ColourTransform | Eraser]] = [*part.colours, *([part.eraser] if part.eraser else [])]
     # Small samples that keep their size are rather moved all at once.
-    apart = placement.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
+    apart = drawn.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
     if device.type == "cpu" and part.moves and apart and not between:
         source, rows = _where_they_lie(images)
         if output is None:
-            dtype = part.normalize.dtype if part.normalize else torch.uint8
-            output = _pool.empty((len(placement), *placement.size, spec.channels), dtype).permute(0, 3, 1, 2)
+            output = _pool.empty((len(placement), *part.size, spec.channels), part.dtype).permute(0, 3, 1, 2)
         constants = part.normalize.scale_and_shift(torch.uint8) if part.normalize else None
         place_batch(source, None if rows is None else rows.numpy(), placement, output, constants)
         return output
@@ -146,46 +266,15 @@ def gathered(images: Images) -> torch.Tensor:
     return images.gather() if isinstance(images, ImageRows) else images
 
 
-def _by_kernel(
-    part: FusedPass, images: Images, placement: Placement, spec: ImageSpec, draws: Draws, device: torch.device
-) -> torch.Tensor:
+def _by_kernel(part: FusedPass, images: Images, tables: gpu.PassTables, resized: bool) -> torch.Tensor:
     """Returns the images of a pass by the Triton kernel."""
-    steps = [transform.steps(draws.stream(index)) for index, transform in part.colours]
-    coloured = any(step.ops.shape[1] for step in steps)
-    ops = np.concatenate([step.ops for step in steps], axis=1) if coloured else None
-    factors = np.concatenate([step.factors for step in steps], axis=1) if coloured else None
-    rectangles = value = scale = shift = None
-    if part.eraser:
-        index, eraser = part.eraser
-        shown = spec._replace(height=placement.size[0], width=placement.size[1])
-        rectangles = eraser.rectangles(shown, draws.stream(index))
-        value = np.resize(np.asarray(eraser.filled, np.float32), spec.channels)
-    if part.normalize:
-        scale, shift = (constants.numpy() for constants in part.normalize.scale_and_shift(torch.uint8))
-    tables = _sent(device, placement.table(), ops, factors, rectangles, value, scale, shift)
     return gpu.fused(
         *_where_they_lie(images),
         tables,
-        placement.size,
-        has_contrast=any(_has_contrast(transform) for _, transform in part.colours),
-        dtype=part.normalize.dtype if part.normalize else torch.uint8,
-        resampled=placement.resized,
-    )
-
-
-def _sent(device: torch.device, *tables: NDArray[Any] | None) -> gpu.PassTables:
-    """Returns tables of integers (int32) and floats (float32) on the device, by one copy that nothing waits for."""
-    given = [
-        table if table is None else np.ascontiguousarray(table, np.int32 if table.dtype.kind in "iub" else np.float32)
-        for table in tables
-    ]
-    flat = [table.reshape(-1).view(np.int32) for table in given if table is not None]
-    parts = iter(torch.split(sent(np.concatenate(flat), device), [len(table) for table in flat]))
-    return gpu.PassTables(
-        *(  # type: ignore[arg-type]  # every sample has a window
-            table if table is None else next(parts).view(torch.from_numpy(table).dtype).view(table.shape)
-            for table in given
-        )
+        part.size,
+        has_contrast=part.has_contrast,
+        dtype=part.dtype,
+        resampled=resized,
     )
 
 

@@ -1,14 +1,10 @@
-"""Applies a list of transforms to a batch, and checks beforehand that they fit it and one another.
-
-A `SizeHead` runs those at the head of a list that give images of different sizes one size.
-"""
+"""Applies a list of transforms to a batch, and checks beforehand that they fit it and one another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +14,9 @@ from fastload.errors import OptionError
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, as_handed_over, as_moved
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool
-from fastload.transforms.engine.fuse import FusedPass, Images, gathered, passes_of, run_pass
+from fastload.transforms.engine.fuse import DrawnPass, FusedPass, Images, drawn_now, gathered, passes_of, run_pass
 from fastload.transforms.engine.place import place_masks
 from fastload.transforms.engine.placement import ImageRows, Placement
-from fastload.transforms.geometry import PlacedTransform, RandomFlip, Resize, joint_placement
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.spec import (
     BatchTransform,
@@ -131,42 +126,159 @@ def apply_transforms(
     count = len(images.samples if isinstance(images, ImageRows) else images)
     if len(draws) != count:
         raise OptionError(f"draws are for {len(draws)} samples, and the batch has {count}: give Draws of its rows")
-    others = {name: tensor for name, tensor in fields.items() if name != "images" and isinstance(tensor, torch.Tensor)}
-    spec = images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
-    moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms[done:])
-    moved = as_moved(others, coordinates) if moves and coordinates else {}
-    parts = passes_of(transforms[done:], spec, first=done)
-    for number, part in enumerate(parts):
-        if isinstance(part, FusedPass):
-            placement = part.placement(spec, draws)
-            if part.moves and "masks" in others:
-                others["masks"] = place_masks(others["masks"], placement, ignore_index, _mask_pool)
-            if part.moves:
-                moved = placement.move(moved)
-            images = run_pass(part, images, placement, spec, draws, output if number == len(parts) - 1 else None)
-        else:
-            index, transform = part
+    pipeline = Pipeline(transforms, spec_of(images), ignore_index=ignore_index, coordinates=coordinates, done=done)
+    return pipeline.apply(fields, draws, batch_draws=batch_draws, output=output, kept=kept)
+
+
+class _Alone(NamedTuple):
+    """A transform that is part of no pass."""
+
+    stream: int  # its index in the list
+    transform: Any
+    kind: Literal["mixing", "transform", "function"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the passes of a pipeline drew for B samples, or for B samples in each of several uses."""
+
+    passes: list[tuple[Placement, bool]]  # of each pass: its placement, and whether any image may change its size
+    samples: int  # B
+    uses: int
+
+
+class Pipeline:
+    """A list of transforms for batches of one spec: what does not depend on the batch is decided once.
+
+    Any thread may use it.
+
+    Args:
+        transforms: in the order they run, as `check_pipeline` accepted them.
+        spec: of the images.
+        ignore_index, coordinates, done: as in `apply_transforms`.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[Transform | BatchTransform | ImageFunction],
+        spec: ImageSpec,
+        *,
+        ignore_index: int = 0,
+        coordinates: Mapping[str, Coordinates] | None = None,
+        done: int = 0,
+    ) -> None:
+        self.spec = spec
+        self._ignore_index, self._coordinates = ignore_index, coordinates or {}
+        parts = passes_of(transforms[done:], spec, first=done)
+        self._steps = [part if isinstance(part, FusedPass) else _Alone(*part, _kind(part[1])) for part in parts]
+        self._passes = [part for part in parts if isinstance(part, FusedPass)]
+        self._moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms[done:])
+
+    def num_words(self, count: int) -> int:
+        """Returns the words that tables of so many samples take: int32, for the kernel; 0: no pass can run by it."""
+        return sum(part.num_words(count) for part in self._passes)
+
+    def draw(self, draws: Draws, uses: int = 1, words: NDArray[np.int32] | None = None) -> Drawn:
+        """Returns what the passes draw, and writes their tables to the words, if given.
+
+        The draws are those of all uses of a batch, one after another.
+        """
+        passes, first = [], 0
+        for part in self._passes:
+            stop = first + part.num_words(len(draws))
+            placement = part.draw(draws, None if words is None else words[first:stop])
+            passes.append((placement, placement.resized))
+            first = stop
+        return Drawn(passes, len(draws) // uses, uses)
+
+    def apply(
+        self,
+        fields: Mapping[str, torch.Tensor | ImageRows],
+        draws: Draws,
+        *,
+        drawn: Drawn | None = None,
+        words: torch.Tensor | None = None,
+        use: int = 0,
+        batch_draws: Draws | None = None,
+        output: torch.Tensor | None = None,
+        kept: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the transformed fields; as `apply_transforms`, of images of this spec.
+
+        Args:
+            fields, draws, batch_draws, output, kept: as there.
+            drawn: what `draw` returned for the samples; None: it is drawn now.
+            words: what it wrote, on the device of the images.
+            use: of the uses that it drew for.
+        """
+        images: Images = fields["images"]
+        device = images.samples.device if isinstance(images, ImageRows) else images.device
+        others = {name: value for name, value in fields.items() if name != "images" and isinstance(value, torch.Tensor)}
+        moved = as_moved(others, self._coordinates) if self._moves and self._coordinates else {}
+        passes = iter(() if drawn is None else self._drawn(drawn, words, use, device, fields))
+        for step in self._steps:
+            if isinstance(step, FusedPass):
+                numbers = next(passes, None)
+                if images is not fields["images"] and (spec := spec_of(images)) != step.spec:
+                    step, numbers = replace(step, spec=spec), None  # a transform is not true to its `output`
+                numbers = numbers or drawn_now(step, draws, device)
+                if step.moves and "masks" in others:
+                    others["masks"] = place_masks(others["masks"], numbers.placement, self._ignore_index, _mask_pool)
+                if step.moves and moved:
+                    moved = numbers.placement.move(moved)
+                images = run_pass(step, images, draws, numbers, output if step is self._steps[-1] else None)
+                continue
+            index, transform, kind = step
             images = gathered(images)
-            if isinstance(transform, BatchTransform):
+            if kind == "mixing":
                 assert batch_draws is not None, "transforms that mix samples need draws for the batch"
                 mixed = transform.apply_batch({"images": images, **others}, batch_draws.stream(index))
                 images, others = mixed.pop("images"), mixed
-            elif isinstance(transform, Transform):
+            elif kind == "transform":
+                own = draws.stream(index)
                 if transform.geometric and "masks" in others:
                     assert isinstance(transform, GeometricTransform), "check_pipeline refuses those that move no masks"
-                    others["masks"] = transform.apply_masks(others["masks"], draws.stream(index), ignore_index)
-                if transform.geometric:
-                    for name, values in moved.items():
-                        moved[name] = _moved(transform, values, spec, draws.stream(index))
-                images = transform.apply(images, draws.stream(index))
+                    others["masks"] = transform.apply_masks(others["masks"], own, self._ignore_index)
+                if transform.geometric and moved:
+                    spec = ImageSpec.of(images)
+                    moved = {name: _moved(transform, values, spec, own) for name, values in moved.items()}
+                images = transform.apply(images, own)
             else:
                 followers = [name for name in others if name == "masks" or name in moved]
                 images = _called(transform, index, images, followers, kept=kept and images is fields["images"])
-        spec = ImageSpec.of(gathered(images))
-    images = gathered(images)
-    if moved:
-        others |= as_handed_over(moved, others, coordinates or {}, (spec.height, spec.width))
-    return {name: images if name == "images" else others[name] for name in fields}
+        images = gathered(images)
+        if moved:
+            others |= as_handed_over(moved, others, self._coordinates, (images.shape[2], images.shape[3]))
+        return {name: images if name == "images" else others[name] for name in fields}
+
+    def _drawn(
+        self, drawn: Drawn, words: torch.Tensor | None, use: int, device: torch.device, fields: Mapping[str, Any]
+    ) -> Iterator[DrawnPass | None]:
+        """Yields what was drawn for each pass for one use; None: its tables are not on the device."""
+        samples, total = slice(use * drawn.samples, (use + 1) * drawn.samples), drawn.uses * drawn.samples
+        followed = "masks" in fields or bool(self._coordinates)
+        begin = 0
+        for part, (placement, resized) in zip(self._passes, drawn.passes, strict=True):
+            by_kernel = part.runs_by_kernel(device)
+            if by_kernel and words is None:
+                yield None
+                continue
+            tables = part.tables(words, samples, total, begin) if by_kernel and words is not None else None
+            begin += part.num_words(total)
+            if drawn.uses > 1 and (followed or not by_kernel):
+                placement = placement.part(samples)
+            yield DrawnPass(placement, resized, tables)
+
+
+def spec_of(images: Images) -> ImageSpec:
+    """Returns the spec of images, gathered or not."""
+    return images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
+
+
+def _kind(transform: object) -> Literal["mixing", "transform", "function"]:
+    if isinstance(transform, BatchTransform):
+        return "mixing"
+    return "transform" if isinstance(transform, Transform) else "function"
 
 
 def _moved(transform: Transform, values: torch.Tensor, spec: ImageSpec, draws: Draws) -> torch.Tensor:
@@ -223,140 +335,3 @@ def _check_moved_fields(transform: Transform, fields: list[str], coordinates: Ma
 
 def _name(transform: Any) -> str:
     return str(getattr(transform, "__name__", type(transform).__name__))
-
-
-@dataclass(frozen=True)
-class SizeHead:
-    """The first transforms of a list, up to the one after which all images have one size.
-
-        flips  ->  RandomResizedCrop | Resize((h, w)) | Resize(n) -> flips -> CenterCrop | RandomCrop
-
-    Each draws the numbers that it draws for a batch of images of one size, so a sample is cut alike however it is
-    stored. What one placement cannot do (padding, two resizes) is done sample by sample.
-
-    Attributes:
-        transforms: those transforms, in the order they run; transform i draws from stream i.
-        rest: the transforms that follow.
-        spec: of the images after the head.
-        name: of the file or dataset, for errors.
-    """
-
-    transforms: tuple[PlacedTransform, ...]
-    rest: tuple[Any, ...]
-    spec: ImageSpec
-    name: str
-
-    @property
-    def count(self) -> int:
-        """The number of transforms in the head."""
-        return len(self.transforms)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The (height, width) of the images after the head."""
-        return self.spec.height, self.spec.width
-
-    def with_flips(self) -> SizeHead:
-        """Returns the head with the flips that follow it: placed with the same call, they cost no pass of their own."""
-        flips = tuple(takewhile(lambda transform: isinstance(transform, RandomFlip), self.rest))
-        return replace(self, transforms=(*self.transforms, *flips), rest=self.rest[len(flips) :])
-
-    def check(self, shapes: NDArray[np.integer[Any]]) -> None:
-        """Raises OptionError if images of shapes (B, 2) cannot be transformed, with the size of one of them."""
-        sizes = np.asarray(shapes, np.int64)
-        for transform in self.transforms:
-            # Whatever is too small for a transform, the lowest or the narrowest image is.
-            for sample in {*sizes.argmin(axis=0).tolist()} if len(shapes) else ():
-                height, width = sizes[sample].tolist()
-                try:
-                    transform.output(self.spec._replace(height=height, width=width))
-                except OptionError as exc:
-                    reason = f"{self.name}, an image of {shapes[sample][0]}x{shapes[sample][1]}: {exc}"
-                    raise OptionError(self._with_hint(reason)) from None
-            sizes = np.broadcast_to(transform.target(sizes), shapes.shape)
-
-    def _with_hint(self, reason: str) -> str:
-        """Returns a message about a crop that is larger than its image, with what this list can do about it."""
-        limits = [transform for transform in self.transforms if isinstance(transform, Resize) and transform.max_size]
-        said, choose, hint = reason.partition(" Choose ")
-        if choose and limits:
-            (size,), most = limits[0].size, limits[0].max_size
-            return f"{said} Resize's max_size={most} leaves a shorter side below {size} here: leave max_size out."
-        if not any(transform.resizes for transform in self.transforms):
-            hint += f" Or enlarge small images first, with Resize({max(self.size)}) before it."
-        return said + choose + hint
-
-    def placement(self, shapes: NDArray[np.integer[Any]], draws: Draws) -> Placement | None:
-        """Returns where pixels of images of shapes (B, 2) come from; None: no one placement says it, see `apply_each`.
-
-        Raises:
-            OptionError: an image is too small for its crop; the message has its size.
-        """
-        self.check(shapes)
-        sizes = whole = np.asarray(shapes, np.int64)
-        if self.spec.dtype != torch.uint8 or sum(transform.resizes for transform in self.transforms) > 1:
-            return None
-        for transform in self.transforms:
-            if transform.pads(sizes):
-                return None
-            sizes = transform.target(sizes)
-        return joint_placement(enumerate(self.transforms), whole, draws)
-
-    def apply_each(
-        self,
-        images: Sequence[torch.Tensor],
-        fields: Mapping[str, Sequence[torch.Tensor] | torch.Tensor],
-        draws: Draws,
-        *,
-        ignore_index: int = 0,
-        coordinates: Mapping[str, Coordinates] | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Returns "images", (B, C, h, w) in channels_last memory, and the fields after the head, run sample by sample.
-
-        Args:
-            images: B of them, (C, H, W) each.
-            fields: of the other fields "masks", B of (H, W), and those in `coordinates`; B of each.
-            draws: for the batch's samples.
-            ignore_index: what masks hold where padding was added.
-            coordinates: how fields hold boxes and points.
-        """
-        output = torch.empty((len(images), *self.size, self.spec.channels), dtype=self.spec.dtype, device="cpu")
-        made = []
-        for index, image in enumerate(images):
-            sample = {"images": image[None]} | {name: values[index][None] for name, values in fields.items()}
-            drawn = draws.of_samples(slice(index, index + 1))
-            made.append(
-                apply_transforms(self.transforms, sample, drawn, ignore_index=ignore_index, coordinates=coordinates)
-            )
-            output[index] = made[-1].pop("images")[0].permute(1, 2, 0)
-        others = {name: torch.cat([one[name] for one in made]) for name in fields if made}
-        return {"images": output.permute(0, 3, 1, 2), **others}
-
-
-def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str) -> SizeHead:
-    """Returns the transforms at the head of a list that give images of some channels and dtype one size.
-
-    The name, of the file or dataset, is for errors.
-
-    Raises:
-        OptionError: no transform does, or one that is not a flip or a resize stands before it.
-    """
-    for index, transform in enumerate(transforms):
-        if isinstance(transform, PlacedTransform) and len(transform.size) == 2:
-            head, rest = tuple(transforms[: index + 1]), tuple(transforms[index + 1 :])
-            return SizeHead(head, rest, ImageSpec(channels, *transform.size, dtype), name)
-        if not isinstance(transform, (RandomFlip, Resize)):
-            raise OptionError(
-                f"{name}: its images differ in size, and transform number {index}, {transform!r}, stands before any "
-                f"that gives them one. {_FIX}"
-            )
-    begins = f"; the list has only {list(transforms)!r}" if transforms else ""
-    raise OptionError(
-        f"{name}: its images differ in size, so a batch needs a transform that gives them one{begins}. {_FIX}"
-    )
-
-
-_FIX = (
-    "Begin the list with one, for training transform=[RandomResizedCrop(224), RandomHorizontalFlip(), ...], for "
-    "evaluation transform=[Resize(256), CenterCrop(224), ...], or pack with --size."
-)

@@ -22,7 +22,7 @@ from fastload.transforms import (
     RandomVerticalFlip,
     Resize,
 )
-from fastload.transforms.engine.fuse import FusedPass, _by_kernel, passes_of, run_pass
+from fastload.transforms.engine.fuse import DrawnPass, FusedPass, passes_of, run_pass
 from fastload.transforms.engine.placement import ImageRows
 
 RGB = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
@@ -39,7 +39,6 @@ CASES = {
 
 
 def main() -> None:
-    cpu = torch.device("cpu")
     for name, (transforms, channels) in CASES.items():
         values = np.random.default_rng(3).integers(0, 256, (9, 22, 25, channels), np.uint8)
         images = torch.from_numpy(values).permute(0, 3, 1, 2)
@@ -48,10 +47,13 @@ def main() -> None:
         (part,) = passes_of(transforms, spec)
         assert isinstance(part, FusedPass), name
         draws = Draws(1, 2, rows.numpy())
-        placement = part.placement(spec, draws)
-        expected = run_pass(part, images[rows], placement, spec, draws)
+        words = torch.empty(part.num_words(len(rows)), dtype=torch.int32)
+        placement = part.draw(draws, words.numpy())
+        undrawn = DrawnPass(placement, placement.resized)
+        expected = run_pass(part, images[rows], draws, undrawn)
+        drawn = undrawn._replace(tables=part.tables(words, slice(0, len(rows)), len(rows)))
         for given in (images[rows], ImageRows(torch.from_numpy(values), rows)):
-            got = _by_kernel(part, given, placement, spec, draws, cpu)
+            got = run_pass(part, given, draws, drawn)
             assert got.shape == expected.shape and got.dtype == expected.dtype, name
             assert got.permute(0, 2, 3, 1).is_contiguous(), name
             scale = 1 / 255 / min(part.normalize.std) if part.normalize else 1

@@ -27,9 +27,9 @@ from fastload.transforms import (
 )
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.fuse import FusedPass, passes_of
-from fastload.transforms.engine.pipeline import SizeHead, find_size_head
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.resample import place_samples
+from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 SHAPE = (3, 12, 10)
 FLIP, CROP, NORMALIZE = RandomHorizontalFlip(), RandomCrop((6, 5), padding=3), Normalize([0.5] * 3, [0.5] * 3)
@@ -188,7 +188,7 @@ def test_each_sample_is_placed_as_in_a_batch_of_its_size(shapes, transforms, see
         spec = ImageSpec(3, height, width, torch.uint8)
         (part,) = passes_of(transforms, spec)
         assert isinstance(part, FusedPass)
-        alone = part.placement(spec, Draws(seed, 1, rows))
+        alone = part.placement(Draws(seed, 1, rows))
         assert together.size == alone.size == making.size
         assert np.array_equal(together.table()[place], alone.table()[place])
 

@@ -1,0 +1,170 @@
+"""What does `next()` cost the training thread where batches go to a device? Microseconds of Python, no GPU needed.
+
+    python benchmarks/bench_next.py                     half a minute, 3 GB of disk in .bench
+    python benchmarks/bench_next.py --against OLD       this checkout and another one in turn, `--pairs` times
+    python benchmarks/bench_next.py --quick             tiny sizes, to see that it runs; the figures mean nothing
+
+The device's tensors are `meta`: they have shapes and no memory, a copy to them moves nothing, and the launch of the
+fused kernel is left out. What is measured is thus all that happens before and between the calls of CUDA: a lower bound.
+The list is RandomResizedCrop(224), RandomHorizontalFlip(), Normalize(...), in a loop that does nothing else.
+
+`us` is the processor time of the calling thread (`time.thread_time_ns`): reading threads, and waits for them, do not
+count. `us_mean` has in it the planning of some thousand rows every few batches. `raw`: rows read by threads. `cached`:
+rows kept on the device. `echo`: each batch used twice in turn, fresh (`echo-0`) and again (`echo-1`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import harness
+from fastload import FastLoader
+from fastload.device import Backend, DeviceMemory
+from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
+from fastload.transforms.engine import gpu
+
+KINDS = {"raw": {}, "cached": {"cache": "device"}, "echo": {"echo": 2}}
+TARGETS = {256: "<= 150", 1024: "<= 200"}
+
+
+class MetaBackend(Backend):
+    """A device whose tensors have no memory."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("meta")
+
+    def allocate(self, num_bytes: int) -> Any:
+        return np.zeros(num_bytes, np.uint8)
+
+    def side_stream(self) -> Any:
+        return contextlib.nullcontext()
+
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(host, device="meta")
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(2**40, 2**40)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def fill(self, destination: torch.Tensor, host: torch.Tensor) -> None:
+        pass
+
+    def record(self) -> Any:
+        return None
+
+    def finished(self, event: Any) -> bool:
+        return True
+
+    def synchronize(self, event: Any) -> None:
+        pass
+
+    def hand_over(self, event: Any, tensors: Any) -> None:
+        for _ in tensors:
+            pass
+
+
+class NoLaunch:
+    """In place of the kernel."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *arguments, **options: None
+
+
+def without_kernel() -> None:
+    """Lets passes go the kernel's way on the device without memory, up to its launch."""
+    from fastload.transforms.engine import triton_kernels
+
+    triton_kernels.augment = NoLaunch()  # type: ignore[assignment]
+    gpu.kernel_runs = lambda device: device.type == "meta"  # type: ignore[assignment]
+
+
+def times(data: Path, kind: str, batch_size: int, count: int) -> dict[str, dict[str, float]]:
+    """Microseconds of next() in a loop of so many batches: by use, medians and 90th percentiles."""
+    without_kernel()
+    transform = [RandomResizedCrop(224), RandomHorizontalFlip(), Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))]
+    options: dict[str, Any] = KINDS[kind]
+    loader = FastLoader(data, batch_size, transform=transform, device=MetaBackend(), share=None, **options)
+    echo = options.get("echo", 1)
+    found: dict[int, list[float]] = {use: [] for use in range(echo)}
+    batches, step = iter(loader), 0
+    for number in range((count + 10) * echo):
+        began = time.thread_time_ns()
+        batch = next(batches, None)
+        spent = time.thread_time_ns() - began
+        if batch is None:
+            batches, step = iter(loader), 0
+            continue
+        if number >= 10 * echo:
+            found[step % echo].append(spent / 1e3)
+        step += 1
+    loader.close()
+    named = {f"{kind}-{use}" if echo > 1 else kind: np.array(values) for use, values in found.items()}
+    return {
+        name: {
+            "us": float(np.median(values)), "us_p90": float(np.percentile(values, 90)), "us_mean": float(values.mean())
+        }
+        for name, values in named.items()
+    }  # fmt: skip
+
+
+def visited(checkout: Path, words: list[str]) -> dict[str, dict[str, float]]:
+    """The same of another checkout, in a process of its own."""
+    path = os.pathsep.join([str(checkout), str(Path(__file__).parent)])
+    said = subprocess.run(
+        [sys.executable, __file__, "--one", *words], env=os.environ | {"PYTHONPATH": path}, cwd=checkout,
+        check=True, text=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    return json.loads(said.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """Measure, and append the records."""
+    parser = harness.command_line(__doc__, "next", figures=KINDS, pairs=3)
+    parser.add_argument("--rows", type=int, default=20_000, help="faces of 218x178x3 (default: 20,000)")
+    parser.add_argument("--batches", type=int, default=100, help="of each figure (default: 100)")
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turn with this one")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        data, kind, batch_size, count = options.one
+        print(json.dumps(times(Path(data), kind, int(batch_size), int(count))))
+        return
+    if options.quick:
+        options.rows, options.batches, options.pairs = 400, 3, 1
+    checkouts = {"us": harness.ROOT} | ({"before": options.against.resolve()} if options.against else {})
+    journal = harness.begin(options, "rows", "batches", "pairs", **{
+        "before": harness.commit(options.against) if options.against else None,
+    })  # fmt: skip
+    path = harness.packed_faces(options.data, options.rows)
+    for kind, batch_size in itertools.product(options.only, (8,) if options.quick else TARGETS):
+        runs: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in checkouts}
+        for pair in range(options.pairs):
+            for name in sorted(checkouts, reverse=bool(pair % 2)):
+                words = [str(path), kind, str(batch_size), str(options.batches)]
+                runs[name].append(visited(checkouts[name], words))
+        for figure in runs["us"][0]:
+            values = {
+                f"{key}{'' if name == 'us' else '_before'}": harness.spread([run[figure][key] for run in runs[name]])
+                for name in checkouts
+                for key in ("us", "us_p90", "us_mean")
+            }
+            about = {"rows": options.rows, "row_shape": [218, 178, 3], "batch_size": batch_size}
+            journal.note(f"{figure}-{batch_size}", target=TARGETS.get(batch_size, ""), file=about, **values)
+
+
+if __name__ == "__main__":
+    main()
