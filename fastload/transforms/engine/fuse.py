@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fastload.transforms.colour import ColorJitter, ColourTransform
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
-from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
+from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, sent
 from fastload.transforms.engine.place import place_images
 from fastload.transforms.engine.placement import ImageRows, Placement
 from fastload.transforms.engine.resample import place_batch
@@ -117,7 +117,7 @@ class FusedPass:
                 views.append((name, True, (len(values),), (1,), first))
                 first += len(values)
             self._views[key] = views
-        floats, begin = words.view(torch.float32), begin + words.storage_offset()
+        floats, begin = words.view(torch.float32), begin + int(words.storage_offset())
         return gpu.PassTables(
             **{
                 name: (floats if is_float else words).as_strided(shape, stride, begin + first)
@@ -168,11 +168,10 @@ def drawn_now(part: FusedPass, draws: Draws, device: torch.device) -> DrawnPass:
     if not part.runs_by_kernel(device):
         placement = part.draw(draws)
         return DrawnPass(placement, placement.resized)
-    # Pinned: torch keeps such memory until the stream has read it, and then uses it again; nothing waits for the copy.
-    count, pinned = len(draws), device.type == "cuda"
-    words = torch.empty(part.num_words(count), dtype=torch.int32, device="cpu", pin_memory=pinned)
-    placement = part.draw(draws, words.numpy())
-    there = words.to(device, non_blocking=True)
+    count = len(draws)
+    words = np.empty(part.num_words(count), np.int32)
+    placement = part.draw(draws, words)
+    there = sent(words, device)
     return DrawnPass(placement, placement.resized, part.tables(there, slice(0, count), count))
 
 
