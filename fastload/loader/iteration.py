@@ -318,10 +318,14 @@ class Iteration(Iterator[Batch | DictBatch]):
                     words=device_batch.inner(WORDS) if source.drawn is not None else None,
                 )
         if not last or device_batch.memory is not None:
-            result = _private(result, fields if device_batch.memory is None else device_batch.tensors, last=last)
-        if not last and device_batch.memory is None:
-            for name in ("rows", "valid"):
-                facts[name] = facts[name].copy() if isinstance(facts[name], np.ndarray) else facts[name].clone()
+            lasting = device_batch.tensors if options.backend is not None else [*fields.values()]
+            result = _private(result, lasting[:1] if last else lasting, last=last)
+        if not last:
+            for name, field in (("rows", "row"), ("valid", "valid")):
+                if isinstance(facts[name], np.ndarray):
+                    facts[name] = facts[name].copy()
+                elif field in device_batch.fields:  # not among those that each use gets a copy of
+                    facts[name] = facts[name].clone()
         extra = extra if last else copy.deepcopy(extra)
         num_valid = self._count_valid(planned)
         if self._probe is not None:
@@ -337,14 +341,13 @@ class Iteration(Iterator[Batch | DictBatch]):
         return Batch(values)._with_facts(facts)
 
 
-def _private(result: dict[str, Any], batch: dict[str, Any] | list[torch.Tensor], *, last: bool) -> dict[str, Any]:
-    """Returns the fields of a batch as the user may have them: what lies in the batch's own memory is copied.
+def _private(result: dict[str, Any], lasting: list[torch.Tensor], *, last: bool) -> dict[str, Any]:
+    """Returns the fields of a batch as the user may have them: what lies in lasting memory is copied.
 
-    The user may write to it, and the next use must not see that. After the last use on a device only images stay there:
-    what is collected over an epoch, such as masks, must not keep the memory of images.
+    The user may write to it, and the next use must not see that. After the last use, on a device, only images stay in
+    the copy of the slot: what is collected over an epoch, such as masks, must not keep the memory of images.
     """
-    tensors = batch.values() if isinstance(batch, dict) else batch
-    own = {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    own = {tensor.untyped_storage()._cdata for tensor in lasting}
     kept = "images" if last else None
     return {
         name: tensor.clone() if name != kept and tensor.untyped_storage()._cdata in own else tensor

@@ -613,6 +613,20 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     assert device.pinned == 0
 
 
+def test_a_user_may_write_to_what_processes_made_and_a_device_uses_again(packed, pixels):
+    dataset = PackedDataset(packed, transform=as_it_is)
+    device = Device(patience=1)
+    loader = FastLoader(dataset, 16, shuffle=False, ends="drop", workers=1, device=device, echo=2)
+    for number, batch in enumerate(loader):
+        assert_pixels(batch, pixels)
+        assert batch.rows.tolist() == [*range(number // 2 * 16, number // 2 * 16 + 16)] and batch.valid.all()
+        for tensor in (*batch, batch.rows, batch.valid):
+            tensor.zero_()
+    assert number == 5
+    device.drain()
+    loader.close()
+
+
 def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
     start("fork")
     loader = FastLoader(PackedDataset(packed, transform=slow), 8, shuffle=False, workers=1)
