@@ -10,8 +10,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
