@@ -59,19 +59,17 @@ def test_memory_is_registered_and_unregistered_under_its_own_device(monkeypatch)
 
 
 def test_pinned_memory_lives_until_it_is_unpinned_after_the_device_has_done_its_work():
-    device = LateBackend(patience=10**9)
+    device = LateBackend(patience=1)
     pins, memory = Pins(device), allocate_aligned(4096)
     assert pins.add(memory) and device.pinned == 4096
-    with device.side_stream():
-        there = device.copy(torch.from_numpy(memory.view()))
-    memory[:] = 7
     alive = weakref.ref(memory.base)
     del memory
     gc.collect()
-    assert alive() is not None
-    del pins  # `undo` refuses while a copy still reads the memory
+    assert alive() is not None, "memory that is freed while it is pinned can never be pinned again"
+    device.computing = True
+    del pins  # the device refuses while a kernel may still read the memory
     gc.collect()
-    assert device.pinned == 0 and alive() is None and there.tolist() == [7] * 4096
+    assert device.pinned == 0 and alive() is None
 
 
 def as_it_is(sample):
@@ -105,10 +103,12 @@ def test_close_gives_all_pinned_memory_back_and_another_epoch_pins_it_anew(packe
         ring = loader._feed.requests.ring if feed == "processes" else loader._feed._ring
         rows = 60 * (16 * 12 * 3 + 8) if feed == "host" else 0
         slots = len(ring.slots) * ring.slot_bytes
+        held = getattr(loader._feed, "_cache", None)  # as a traceback may hold it
         # Whole pages for each field, and nothing more.
         assert ring.slot_bytes % 4096 == 0 and slots + rows <= device.pinned <= slots + rows + (2 * 4096 if rows else 0)
         loader.close()
         assert device.pinned == 0, "at once, without waiting for the garbage collector"
+        del held
         for batch, there in zip(kept, expected, strict=True):
             assert all(torch.equal(one, other) for one, other in zip(batch, there, strict=True))
 

@@ -81,7 +81,8 @@ class FastLoader:
             than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts
             more processes for an epoch where the loop waited for the last one while the processes waited for a disk or
             a network. What a batch holds does not depend on it.
-        device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes.
+        device: None or "cpu" leaves batches in host memory; "cuda" copies them while the model computes. A batch is
+            then ready on the stream that was current at `next()`.
         transform: list of transforms (`fastload.transforms`), run on the device, drawn anew for each sample, epoch and
             echo.
         echo: how often each batch is used, augmented anew each time. `MixedEcho` puts other batches between the uses of
