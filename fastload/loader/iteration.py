@@ -165,10 +165,10 @@ class Iteration(Iterator[Batch | DictBatch]):
             raise self._why_ended()
         counter, probe = self._counter, self._probe
         asked_s = counter.clock()
-        if probe is not None:
-            probe.note_depth(self._batches.depth())
         try:
             counter.asked += 1
+            if probe is not None:
+                probe.note_depth(self._batches.depth())
             use = next(self._uses, None)
             with span("wait"):
                 while use is None or use.batch >= counter.batches:

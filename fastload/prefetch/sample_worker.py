@@ -31,12 +31,12 @@ _BLOCK = 16
 
 
 class BatchRequest(NamedTuple):
-    """A batch that a worker is asked to make; without rows nothing is done."""
+    """A batch that a worker is asked to make."""
 
-    slot: int  # number of the slot to fill; -1: there is none yet
+    slot: int  # number of the slot to fill; -1: there is none yet, only the layout of the first sample is asked for
     rows: NDArray[np.int64]  # (B,), of the file, or indices of the dataset
     seed: int  # for Python's, NumPy's and torch's random numbers, so that no worker draws others
-    layout: SampleLayout | None  # of the slot; None: find it out from the first sample
+    layout: SampleLayout | None  # of the slot; None: it is asked for
     stream: int  # number of the stream of batches that it is for
     timed: bool = False  # whether the result says what it cost
 
@@ -78,9 +78,7 @@ class Filler(Dataset[Any]):
         """Carries out a request."""
         self._num_made = 0
         try:
-            if not len(request.rows):
-                return BatchResult(request.slot)
-            if request.layout is not None and self._is_stale(request):
+            if self._is_stale(request):
                 return BatchResult(request.slot, skipped=True)
             random.seed(request.seed)
             torch.manual_seed(request.seed)
