@@ -335,7 +335,7 @@ def _epochs_from(
     """Yields the epochs' numbers, and their batches."""
     plan: EpochPlan | None = first
     while plan is not None:
-        planned = islice(plan.batches(options.share.rank, done), stop)
+        planned: Iterator[PlannedBatch] = islice(plan.batches(options.share.rank, done), stop)
         if (selected := options.data.selected) is not None:
             planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
         yield plan.epoch, planned

@@ -43,6 +43,9 @@ _log = logging.getLogger("fastload")
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
 
+# With those that earlier streams left, which are soon skipped.
+_MOST = 2 * PREFETCH
+
 # A worker process: Python, torch and the dataset; a bare one takes 180 MB.
 _PROCESS_BYTES = 256 * 2**20
 
@@ -153,8 +156,7 @@ class ProcessFeed:
         # The idlest first; among equals the one that was asked longest ago.
         latest = self._num_asked % self.num_workers
         for worker in sorted(range(self.num_workers), key=lambda one: (load[one], (one - latest) % self.num_workers)):
-            # Twice as many as of one stream: requests that earlier ones left are soon skipped.
-            if load[worker] < 2 * PREFETCH and (ring is None or (slot := self._slot_for(ring, worker, stream))):
+            if load[worker] < _MOST and (ring is None or (slot := self._slot_for(ring, worker, stream))):
                 break
         else:
             return None
