@@ -214,7 +214,10 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration be that epoch, from 0 on. A loaded state of the same epoch stays loaded."""
+        """Lets the next iteration be that epoch, from 0 on.
+
+        A loaded state of the same epoch stays loaded: what is left of it comes, after its last batch nothing.
+        """
         self._epochs.set_epoch(epoch)
 
     @property

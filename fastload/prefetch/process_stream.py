@@ -13,13 +13,11 @@ import logging
 import os
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +28,7 @@ from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
-from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples
+from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import announced
@@ -50,18 +48,15 @@ _MOST = 2 * PREFETCH
 _PROCESS_BYTES = 256 * 2**20
 
 
-class Planned(NamedTuple):
-    """A batch that is to be made."""
-
-    batch: PlannedBatch
-    seed: int  # for random numbers that Python code draws
+Planned = tuple[PlannedBatch, int]
+"""A batch that is to be made, and the seed for random numbers that Python code draws."""
 
 
 @dataclass(slots=True, eq=False)
 class Asked:
     """A request that a worker was sent."""
 
-    planned: Planned
+    planned: PlannedBatch
     stream: int  # number of the stream that asked
     worker: int
     slot: Slot | None  # None: there is none yet, or it was passed on to a later request of the same worker
@@ -130,11 +125,9 @@ class ProcessFeed:
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         self._streams += 1
         number, seed, rank = self._streams, options.plan.seed, options.share.rank
-        planned = (
-            Planned(batch, batch_seed(seed, epoch, rank, batch.step)) for epoch, batches in epochs for batch in batches
-        )
+        planned = ((batch, batch_seed(seed, epoch, rank, batch.step)) for epoch, batches in epochs for batch in batches)
         with ExitStack() as resources:
-            coming = announced(options, planned, lambda one: one.batch.rows, batch_bytes, resources)
+            coming = announced(options, planned, lambda one: one[0].rows, batch_bytes, resources)
             self.skip_before(number)
             try:
                 if self._workers is None:
@@ -152,7 +145,7 @@ class ProcessFeed:
 
         Returns None if there is no slot, or all workers have too much to do, before some results have come.
         """
-        slot, ring, load = None, self.ring, self._load
+        (batch, python_seed), slot, ring, load = planned, None, self.ring, self._load
         # The idlest first; among equals the one that was asked longest ago.
         latest = self._num_asked % self.num_workers
         for worker in sorted(range(self.num_workers), key=lambda one: (load[one], (one - latest) % self.num_workers)):
@@ -161,14 +154,12 @@ class ProcessFeed:
         else:
             return None
         self._num_asked += 1
-        asked = self._asked[self._num_asked] = Asked(planned, stream, worker, slot)
+        asked = self._asked[self._num_asked] = Asked(batch, stream, worker, slot)
         load[worker] += 1
-        rows = planned.batch.rows
-        request = (
-            BatchRequest(slot.number, rows, planned.seed, self.layout, stream, timed)
-            if slot is not None
-            else BatchRequest(-1, rows[:1], planned.seed, None, stream)
-        )
+        rows = batch.rows
+        request = BatchRequest(-1, rows[:1], python_seed, None, stream)
+        if slot is not None:
+            request = BatchRequest(slot.number, rows, python_seed, self.layout, stream, timed)
         assert self._workers is not None, "a stream's workers are alive"
         self._workers.ask(worker, self._num_asked, request)
         return asked
@@ -334,10 +325,8 @@ class ProcessStream(BatchStream):
             result = self._under_way[0].result if self._under_way else None
             if result is None:
                 feed.receive()
-            elif result.error is not None:
-                raise result.error
-            elif result.skipped:
-                raise WorkerError("a worker skipped a batch that is waited for: this is a fault of fastload's")
+            elif result.error is not None or result.skipped:
+                raise result.error or WorkerError("a worker skipped a batch that is waited for: a fault of fastload's")
             elif result.slot >= 0:
                 return result
             else:
@@ -383,7 +372,7 @@ class ProcessStream(BatchStream):
 
     def _hand_over(self, asked: Asked, result: BatchResult) -> FilledBatch:
         feed, ring, layout = self._feed, self._feed.ring, self._feed.layout
-        planned, slot = asked.planned.batch, asked.slot
+        planned, slot = asked.planned, asked.slot
         assert ring is not None and layout is not None and slot is not None, "a batch is made in a slot"
         if result.layout is None:
             batch = ring.hand_over(slot, planned, ring.slot_bytes)
@@ -393,14 +382,7 @@ class ProcessStream(BatchStream):
             feed.take_back(slot, kept=result.kept)
             if not feed.warned and not result.layout.fits(layout):
                 feed.warned = True
-                expected = ", ".join(f"{leaf.dtype} {leaf.shape}" if leaf else "other" for leaf in layout.leaves)
-                warnings.warn(
-                    f"the samples' shapes or dtypes change from batch to batch: ({expected}) at first, now "
-                    f"{result.found}. Such batches go through torch's own shared memory, as in a plain DataLoader: "
-                    f"collated, copied and mapped anew each time (0.4 times the images/s for images of 116 kB). One "
-                    f"shape for all samples avoids it.",
-                    stacklevel=2,
-                )
+                warn_of_change(layout, result.found)
             known = {name: as_array(value) for name, value in result.fields.items()}
             arrays = {name: array for name, array in known.items() if array is not None}
             extra = {name: value for name, value in result.fields.items() if name not in arrays}

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from child_processes import in_a_fork, run_python
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from late_backend import Device
 from small_files import write_random
 from torch.utils.data import Dataset
@@ -25,7 +23,6 @@ from fastload.prefetch.ring import SLACK, slot_bytes
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.read.reader import RowReader
-from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 N = 48
 PACKED = {"rows": N, "size": (20, 16, 3), "seed": 1, "chunk_rows": 8}
@@ -113,75 +110,6 @@ def test_processes_make_the_next_epoch_while_nobody_asks_for_it(tmp_path):
     assert len(data.seen()) == 1 + 2 * N + ahead, "none was made twice"
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(N)) and first != second
     loader.close()
-
-
-KINDS = {
-    "threads": {},
-    "transformed": {"transform": [RandomResizedCrop(8), RandomHorizontalFlip()]},
-    "echo": {"echo": 2, "transform": [RandomHorizontalFlip()]},
-    "device": {"device": True},
-    "cached": {"device": True, "cache": "device"},
-    "processes": {"python": True},
-}
-ACTIONS = st.lists(
-    st.one_of(
-        st.just(("whole",)),
-        st.tuples(st.just("break"), st.integers(1, 5)),
-        st.tuples(st.just("set_epoch"), st.integers(0, 3)),
-        st.tuples(st.just("resume"), st.integers(1, 5)),
-    ),
-    min_size=1,
-    max_size=6,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_is_as_if_each_epoch_began_by_itself(packed, kind):
-    examples = 6 if kind == "processes" else 25
-    options = {"ends": "exact", "seed": 4, "workers": 2} | KINDS[kind]
-
-    def make():
-        given = {name: value for name, value in options.items() if name != "python"}
-        if given.get("device"):
-            given["device"] = Device()
-        return FastLoader(PackedDataset(packed, transform=as_it_is) if options.get("python") else packed, 7, **given)
-
-    def expected(epoch):
-        """The batches of an epoch, of a loader that does nothing else."""
-        fresh = make()
-        fresh.set_epoch(epoch)
-        batches = [content(batch) for batch in fresh]
-        fresh.close()
-        return batches
-
-    known: dict[int, list] = {}
-
-    @settings(max_examples=examples)
-    @given(actions=ACTIONS)
-    def holds(actions):
-        loader, epoch, begun = make(), 0, False
-        for name, *numbers in actions:
-            if name == "set_epoch":
-                (epoch,), begun = numbers, False
-                loader.set_epoch(epoch)
-                continue
-            epoch, begun = epoch + begun, True
-            if epoch not in known:
-                known[epoch] = expected(epoch)
-            steps, found, state = numbers[0] if numbers else len(known[epoch]), [], {}
-            for batch in loader:
-                found.append(content(batch))
-                state = loader.state_dict()
-                if len(found) == steps:
-                    break
-            if name == "resume" and steps < len(known[epoch]):
-                loader.load_state_dict(state)
-                found += [content(batch) for batch in loader]
-                steps = len(known[epoch])
-            assert found == known[epoch][:steps]
-        loader.close()
-
-    holds()
 
 
 def test_a_validation_loader_between_finds_the_training_loaders_batches_still_there(packed, read_rows):
@@ -383,7 +311,6 @@ import atexit, sys
 handlers = []
 atexit.register(lambda: [handler() for handler in handlers])  # runs after those of modules imported later
 from fastload import FastLoader
-from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 loader = FastLoader(sys.argv[1], 8, transform=[RandomResizedCrop(256), RandomHorizontalFlip()])
 for batch in loader:
