@@ -6,6 +6,7 @@ planned batches -> feed (read, or made by workers) -> device -> transforms, once
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import sys
 import threading
@@ -21,7 +22,7 @@ import torch
 from fastload.errors import OptionError
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import DeviceBatch, DeviceStage
+from fastload.prefetch.device_stage import BatchStream, DeviceBatch, DeviceStage
 from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.clocks import InFlight, StreamWaits
@@ -77,6 +78,7 @@ class PassCounter:
 
     clock: Callable[[], float] = time.perf_counter
     echo: int = 1
+    planned: int = 0  # batches of the pass
     batches: int = 0  # batches read; echoes do not count
     asked: int = 0  # times a batch was asked for
     # When the first batch was handed over, and how long it was waited for: no step runs before it.
@@ -94,6 +96,11 @@ class PassCounter:
     in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
     on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
     ended: bool = False  # whether the pass is over
+
+    @property
+    def left_after(self) -> int:
+        """Batches after which the pass was left before its end; 0: it was not, or before the first."""
+        return self.batches if self.batches < self.planned else 0
 
     def snapshot(self) -> LoaderStats:
         """Returns the numbers so far; once the pass has ended, waits until the device has come to its last batch."""
@@ -125,11 +132,13 @@ class PassCounter:
 class Iteration(Iterator[Batch | DictBatch]):
     """An iterator over the batches from a position on.
 
-    At its end the stage is left as it is: it reads the next epoch ahead, and the loader begins that with it. If the
-    iteration ends before, by an error or by `close`, the stage is closed.
+    At its end, or where it is left after as many batches as the stage has of each epoch, the stage is left as it is: it
+    reads the next epoch ahead, and the loader begins that with it. If the iteration ends elsewhere, by an error or by
+    `close`, the stage is closed.
 
     Args:
         batches: on their device, from the position on.
+        rest: begins a source of the batches from so many after the position on, where those end before the epoch does.
         position: moved on as batches are handed over; its schedule is decided.
         on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
         probe: takes note of each batch; None: nobody measures.
@@ -142,6 +151,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         self,
         options: Resolved,
         batches: DeviceStage,
+        rest: Callable[[int], BatchStream],
         position: Position,
         counter: PassCounter,
         on_end: Callable[[Pace], None] = lambda _: None,
@@ -150,6 +160,7 @@ class Iteration(Iterator[Batch | DictBatch]):
     ) -> None:
         self._options = options
         self._batches = batches
+        self._rest = rest
         self._position = position
         self._uses = position.uses.uses(position.steps)
         self._kept: dict[int, DeviceBatch] = {}  # by number, batches that will be used
@@ -157,7 +168,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         self._on_end: Callable[[Pace], None] | None = on_end
         self._probe = probe
         self._resources = resources or ExitStack()
-        self._num_batches = position.plan.num_steps
+        counter.planned = position.plan.num_steps
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
@@ -182,10 +193,10 @@ class Iteration(Iterator[Batch | DictBatch]):
             raise self._why_ended()
         counter, probe = self._counter, self._probe
         asked_s = counter.clock()
-        if probe is not None:
-            probe.note_depth(self._batches.depth())
         try:
             counter.asked += 1
+            if probe is not None:
+                probe.note_depth(self._batches.depth())
             use = next(self._uses, None)
             in_flight, asked = counter.in_flight, None
             with span("wait"):
@@ -259,7 +270,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         self.end_measuring()
         self._kept.clear()
         self._resources.close()
-        if self._counter.batches < self._num_batches:
+        if self._counter.left_after not in (0, self._batches.stop) or not self._counter.batches:
             self._batches.close()
         else:
             self._batches.ahead = self._position.plan.following()
@@ -270,10 +281,13 @@ class Iteration(Iterator[Batch | DictBatch]):
 
     def _read(self) -> bool:
         """Takes one more batch from the stages below; False when the epoch has no more."""
-        if self._counter.batches == self._num_batches:
+        counter = self._counter
+        if counter.batches == counter.planned:
             return False
+        if counter.batches == self._batches.stop > 0:
+            self._batches.go_on_with(functools.partial(self._rest, counter.batches))
         batch = next(self._batches)
-        counter, source = self._counter, batch.source
+        source = batch.source
         self._kept[counter.batches] = batch
         if self._probe is not None:
             self._probe.note_work(source.work)

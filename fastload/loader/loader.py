@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal, cast
 
 import torch
@@ -30,7 +31,7 @@ from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cached_feed import CachedFeed, load_cache
-from fastload.prefetch.device_stage import DeviceStage
+from fastload.prefetch.device_stage import BatchStream, DeviceStage
 from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
@@ -169,6 +170,8 @@ class FastLoader:
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._in_flight = InFlight(backend.clock) if backend is not None else None
         self._counter = PassCounter()
+        self._left_after = 0  # of the last pass
+        self._usual_end = 0  # batches after which the last two passes were left; 0: they were not
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
         self._stage: DeviceStage | None = None
@@ -187,13 +190,16 @@ class FastLoader:
         position = self._decided(self._epochs.coming())
         feed = self._open_feed(counter)
         self._epochs.begin(position)
+        left_after = self._counter.left_after
+        self._usual_end, self._left_after = left_after if left_after == self._left_after else 0, left_after
         self._counter = counter
+        rest = functools.partial(_stream, feed, position.plan, options, timed=probe is not None)
         stage = self._stage
         if stage is None or stage.ahead != position.plan or (stage.probe is None) != (probe is None):
             self._close_stage()
             # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
-            filled = feed.stream(_epochs_from(position.plan, options), timed=probe is not None)
-            self._stage = stage = DeviceStage(filled, options.backend)
+            self._stage = stage = DeviceStage(rest(0, stop=self._usual_end), options.backend)
+            stage.stop = self._usual_end
         stage.ahead, stage.probe = None, probe
         if isinstance(feed, ProcessFeed):
             feed.begin_pass()
@@ -203,7 +209,7 @@ class FastLoader:
         resources = ExitStack()
         if feed.short_switches:
             resources.callback(ShortSwitchInterval().end)
-        iteration = Iteration(options, stage, position, counter, on_end, probe, resources)
+        iteration = Iteration(options, stage, rest, position, counter, on_end, probe, resources)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
@@ -212,7 +218,10 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next iteration be that epoch, from 0 on. A loaded state of the same epoch stays loaded."""
+        """Lets the next iteration be that epoch, from 0 on.
+
+        A loaded state of the same epoch stays loaded: what is left of it comes, after its last batch nothing.
+        """
         self._epochs.set_epoch(epoch)
 
     @property
@@ -321,15 +330,27 @@ class FastLoader:
         return self._feed
 
 
-def _epochs_from(first: EpochPlan, options: Resolved) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
-    """Yields what is left of an epoch, and the whole epochs after it: their numbers, and their batches."""
+def _stream(
+    feed: Feed, plan: EpochPlan, options: Resolved, done: int, *, stop: int = 0, timed: bool = False
+) -> BatchStream:
+    """Begins to read what is left of an epoch after `done` steps, and the epochs after it.
+
+    `stop`: how many batches of each, if not all: a loop that leaves each epoch there finds the next one's ready.
+    """
+    return feed.stream(_epochs_from(plan, options, done, stop or None), timed=timed)
+
+
+def _epochs_from(
+    first: EpochPlan, options: Resolved, done: int, stop: int | None
+) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
+    """Yields the epochs' numbers, and their batches."""
     plan: EpochPlan | None = first
     while plan is not None:
-        planned = plan.batches(options.share.rank)
+        planned: Iterator[PlannedBatch] = islice(plan.batches(options.share.rank, done), stop)
         if (selected := options.data.selected) is not None:
             planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
         yield plan.epoch, planned
-        plan = plan.following()
+        plan, done = plan.following(), 0
 
 
 def _check_reading(read: object, workers: object, data: Input) -> None:

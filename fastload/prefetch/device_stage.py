@@ -198,6 +198,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
         ahead: the plan of the epoch whose first batch comes next, as far as nothing of it was taken; None: it is amid
             an epoch, or closed.
+        stop: how many batches of each epoch the source has; 0: all.
     """
 
     def __init__(
@@ -213,6 +214,7 @@ class DeviceStage(Iterator[DeviceBatch]):
         self._slots_in_copy = slots_in_copy
         self.probe: Probe | None = None
         self.ahead: EpochPlan | None = None
+        self.stop = 0
         self._pid = os.getpid()
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
@@ -233,9 +235,14 @@ class DeviceStage(Iterator[DeviceBatch]):
         """Returns how many batches lie ready in the source."""
         return self._source.depth()
 
+    def go_on_with(self, source: Callable[[], BatchStream]) -> None:
+        """Throws away what was read ahead, and goes on with another source, of whole epochs."""
+        self.close()
+        self._source = source()
+
     def close(self) -> None:
         """Waits for copies that still run, gives back their slots, and closes the source."""
-        self.ahead = None
+        self.ahead, self.stop = None, 0
         try:
             if self._backend is not None and self._pid == os.getpid():  # a forked child has no device
                 self._begun.clear()

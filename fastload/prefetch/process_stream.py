@@ -9,75 +9,56 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
-import multiprocessing.process
 import os
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pickle import PicklingError
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
-import torch
-from torch.utils.data import Sampler
 
 from fastload.device import Pins
-from fastload.errors import OptionError, WorkerError
+from fastload.errors import WorkerError
 from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.auto_workers import MeasuredPass
 from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
-from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples
+from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import announced
-from fastload.prefetch.torch_workers import GUARD, WorkerLoader, Workers, end_with_parent, worker_context
+from fastload.prefetch.torch_workers import Workers, start_workers
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
 
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
 
+# With those that earlier streams left, which are soon skipped.
+_MOST = 2 * PREFETCH
+
 # A worker process: Python, torch and the dataset; a bare one takes 180 MB.
 _PROCESS_BYTES = 256 * 2**20
 
 
-class Planned(NamedTuple):
-    """A batch that is to be made."""
-
-    batch: PlannedBatch
-    seed: int  # for random numbers that Python code draws
-    stream: int  # number of the stream that asks for it
+Planned = tuple[PlannedBatch, int]
+"""A batch that is to be made, and the seed for random numbers that Python code draws."""
 
 
-class Requests(Sampler[BatchRequest]):
-    """The sampler of the `DataLoader`: yields a request for each batch, from one epoch and stream to the next."""
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that a worker was sent."""
 
-    def __init__(self) -> None:
-        self.coming: Iterator[Planned] = iter(())
-        self.timed = False
-        # Of the slots; None: not known yet.
-        self.layout: SampleLayout | None = None
-        self.ring: Ring | None = None
-        self.under_way: deque[tuple[Planned, Slot]] = deque()  # the requested batches, in order
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        while (planned := next(self.coming, None)) is not None:
-            (rows, *_), seed, stream = planned
-            asked = False
-            while self.ring is None:
-                # The batch's first sample says what a slot has to hold; until then other requests only keep their turn.
-                yield BatchRequest(-1, rows[:0] if asked else rows[:1], seed, None, stream)
-                asked = True
-            slot = self.ring.take()
-            assert slot is not None, "there are more slots than batches under way or in the user's hands"
-            self.under_way.append((planned, slot))
-            yield BatchRequest(slot.number, rows, seed, self.layout, stream, self.timed)
+    planned: PlannedBatch
+    stream: int  # number of the stream that asked
+    worker: int
+    slot: Slot | None  # None: there is none yet, or it was passed on to a later request of the same worker
+    result: BatchResult | None = None  # when it has arrived
 
 
 class ProcessFeed:
@@ -90,12 +71,18 @@ class ProcessFeed:
     short_switches = False  # see `ThreadFeed`
 
     def __init__(self, options: Resolved) -> None:
-        self.requests = Requests()
+        # Of the slots; None: not known yet.
+        self.layout: SampleLayout | None = None
+        self.ring: Ring | None = None
         self.warned = False  # of changing samples
         self._options = options
         self.num_workers = options.num_workers
         self.watched = options.auto_workers  # whether waits are measured
         self._streams = 0
+        self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
+        self._num_asked = 0
+        self._asked: dict[int, Asked] = {}  # by number, requests without a result, in order
+        self._load = [0] * self.num_workers  # how many of them each worker has
         self.passes = 0
         self.has_begun = False  # whether a batch of this pass was handed over
         # Seconds of this pass that batches were waited for that were not ready when they were asked for, and that the
@@ -108,23 +95,7 @@ class ProcessFeed:
         self._wanted = SharedMemory()
         self._wanted.extend(8)
         self._workers: Workers | None = None
-        with warnings.catch_warnings():
-            if options.auto_workers:  # more workers than CPUs are right where they wait
-                warnings.filterwarnings("ignore", "This DataLoader will create")
-            self._loader = WorkerLoader(
-                Filler(options.data, self._memory, self._wanted, options.plan.batch_size),
-                batch_size=None,
-                sampler=self.requests,
-                num_workers=self.num_workers,
-                collate_fn=_as_it_is,
-                prefetch_factor=PREFETCH,
-                worker_init_fn=end_with_parent,
-                persistent_workers=True,
-                multiprocessing_context=worker_context(),
-                generator=torch.Generator(device="cpu"),  # the user's global one is not drawn from
-            )
         self._closed = False
-        self.exhausted = False  # whether the last stream came to an end
         self._pid = os.getpid()
 
     @property
@@ -152,28 +123,75 @@ class ProcessFeed:
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         self._streams += 1
         number, seed, rank = self._streams, options.plan.seed, options.share.rank
-        planned = (
-            Planned(batch, batch_seed(seed, epoch, rank, batch.step), number)
-            for epoch, batches in epochs
-            for batch in batches
-        )
+        planned = ((batch, batch_seed(seed, epoch, rank, batch.step)) for epoch, batches in epochs for batch in batches)
         with ExitStack() as resources:
-            self.requests.coming = announced(options, planned, lambda one: one.batch.rows, batch_bytes, resources)
-            self.requests.timed = timed
+            coming = announced(options, planned, lambda one: one[0].rows, batch_bytes, resources)
             self.skip_before(number)
             try:
-                if self._workers is None or self.exhausted:
-                    self.exhausted = False
-                    self._workers = self._begin()
+                if self._workers is None:
+                    filler = Filler(options.data, self._memory, self._wanted, options.plan.batch_size)
+                    self._workers = start_workers(filler, self.num_workers, warn=not self.watched)
+                stream = ProcessStream(self, coming, number, timed=timed)
             except BaseException:
                 self.close(kill=True)
                 raise
-            return ProcessStream(self, self._workers, resources.pop_all(), number)
+            stream.resources = resources.pop_all()
+            return stream
+
+    def ask(self, stream: int, planned: Planned, *, timed: bool) -> Asked | None:
+        """Asks a worker for a batch; until the layout of a sample is known, for that of the first one.
+
+        Returns None if there is no slot, or all workers have too much to do, before some results have come.
+        """
+        (batch, python_seed), slot, ring, load = planned, None, self.ring, self._load
+        # The idlest first; among equals the one that was asked longest ago.
+        latest = self._num_asked % self.num_workers
+        for worker in sorted(range(self.num_workers), key=lambda one: (load[one], (one - latest) % self.num_workers)):
+            if load[worker] < _MOST and (ring is None or (slot := self._slot_for(ring, worker, stream))):
+                break
+        else:
+            return None
+        self._num_asked += 1
+        asked = self._asked[self._num_asked] = Asked(batch, stream, worker, slot)
+        load[worker] += 1
+        rows = batch.rows
+        request = BatchRequest(-1, rows[:1], python_seed, None, stream)
+        if slot is not None:
+            request = BatchRequest(slot.number, rows, python_seed, self.layout, stream, timed)
+        assert self._workers is not None, "a stream's workers are alive"
+        self._workers.ask(worker, self._num_asked, request)
+        return asked
+
+    def _slot_for(self, ring: Ring, worker: int, stream: int) -> Slot | None:
+        """Returns a free slot, or that of a batch of an earlier stream that the same worker has not begun or skips."""
+        if (slot := ring.take()) is not None:
+            return slot
+        for asked in self._asked.values():
+            if asked.worker == worker and asked.stream != stream and asked.slot is not None:
+                slot, asked.slot = asked.slot, None
+                return slot
+        return None
+
+    def receive(self) -> None:
+        """Waits for the result of any request; the slots of those that an earlier stream made become free."""
+        assert self._workers is not None, "a stream's workers are alive"
+        number, result = self._workers.result()
+        asked = self._asked.pop(number)
+        self._load[asked.worker] -= 1
+        if asked.stream >= self._wanted_from:
+            asked.result = result
+        elif asked.slot is not None:
+            self.take_back(asked.slot, kept=result.kept)
+
+    def receive_all(self) -> None:
+        """Takes note of the results that have arrived."""
+        while self._workers is not None and self._workers.waiting():
+            self.receive()
 
     def skip_before(self, stream: int) -> None:
         """Lets the workers skip the batches of streams with lower numbers; they finish the sample they are at."""
         if not self._closed and self._pid == os.getpid():  # a fork's feed has no workers, but the same memory
-            self._wanted.view(0, 8).view(np.int64)[0] = stream
+            self._wanted_from = self._wanted.view(0, 8).view(np.int64)[0] = stream
 
     def begin_pass(self) -> None:
         """Begins the measurements of a pass."""
@@ -189,41 +207,7 @@ class ProcessFeed:
     @property
     def worker_bytes(self) -> int:
         """The memory that one more process would take."""
-        ring = self.requests.ring
-        return _PROCESS_BYTES + (PREFETCH * ring.slot_bytes if ring is not None else 0)
-
-    def _begin(self) -> Workers:
-        """Begins the requests of the `DataLoader`, and returns the workers with their results."""
-        process = multiprocessing.process.current_process()
-        if process.daemon:
-            raise OptionError(
-                "a FastLoader with worker processes cannot run in a worker of another loader, which may not have "
-                "processes of its own. Use the dataset itself there, or a FastLoader without Python transforms."
-            )
-        if getattr(process, "_inheriting", False):
-            raise OptionError(
-                f"this process is importing the main script only to start a worker, and the script makes workers of "
-                f"its own. {GUARD}"
-            )
-        try:
-            # torch draws a seed, and would on the user's default device.
-            with torch.device("cpu"), warnings.catch_warnings():
-                # The error below says it better.
-                warnings.filterwarnings("ignore", "Got pickle error")
-                return cast(Workers, iter(self._loader))
-        except ChildProcessError as error:
-            raise OptionError(
-                "this process was forked from one that had started a forkserver, which it cannot use. Call "
-                'multiprocessing.set_start_method("fork", force=True) here, or make the loader where the server is.'
-            ) from error
-        except (EOFError, ConnectionError) as error:
-            raise WorkerError(f"the process that starts the workers ended; what it wrote is above. {GUARD}") from error
-        except (PicklingError, AttributeError, TypeError) as error:
-            raise OptionError(
-                f"the dataset or its transform cannot be sent to worker processes: {error}. Define functions and "
-                f"classes at the top level of a module (no lambda), open files in the worker and not before, or call "
-                f'multiprocessing.set_start_method("fork") first.'
-            ) from error
+        return _PROCESS_BYTES + (PREFETCH * self.ring.slot_bytes if self.ring is not None else 0)
 
     def prepare(self, layout: SampleLayout) -> None:
         """Makes the ring, now that the layout of a sample is known."""
@@ -231,10 +215,10 @@ class ProcessFeed:
         if options.augmentation.transforms:
             check_samples(options.augmentation.transforms, options.data.name, layout)
         fields = layout.slot_fields(options.plan.batch_size)
-        self.requests.layout = layout
         pin = self._pins.add_if_possible if self._pins is not None else None
-        self.requests.ring = ring = Ring(fields, 0, pin, manual_release=pin is not None)
+        ring = Ring(fields, 0, pin, manual_release=pin is not None)
         self.add_slots(ring, SLACK + PREFETCH * self.num_workers + 1)
+        self.layout, self.ring = layout, ring
 
     def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
@@ -243,12 +227,12 @@ class ProcessFeed:
         for offset in range(first, first + num_bytes * count, num_bytes):
             ring.add(self._memory.view(offset, num_bytes))
 
-    def take_back(self, ring: Ring, slot: Slot, *, kept: bool) -> None:
+    def take_back(self, slot: Slot, *, kept: bool) -> None:
         """Makes a slot free whose batch is not handed over; `kept`: the transform refers to it, expecting no change."""
-        if kept:
-            self.add_slots(ring, 1)
-        else:
-            ring.give_back(slot)
+        if self.ring is not None and kept:
+            self.add_slots(self.ring, 1)
+        elif self.ring is not None:
+            self.ring.give_back(slot)
 
     def busy_s(self) -> float | None:
         """Returns the seconds that the workers ran or wanted a CPU so far; None: there are none, or one died."""
@@ -260,11 +244,10 @@ class ProcessFeed:
         workers, self._workers, self._closed = self._workers, None, True
         if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
             workers.end(kill=kill)
-        self._loader._iterator = None
         if self._pins is not None:
             self._pins.close()
-        self.requests.layout = self.requests.ring = None
-        self.requests.under_way.clear()
+        self.layout = self.ring = None
+        self._asked.clear()
         self._memory.close()
         self._wanted.close()
 
@@ -276,39 +259,34 @@ class ProcessFeed:
 class ProcessStream(BatchStream):
     """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
-    def __init__(self, feed: ProcessFeed, results: Workers, resources: ExitStack, number: int) -> None:
+    def __init__(self, feed: ProcessFeed, coming: Iterator[Planned], number: int, *, timed: bool) -> None:
+        self.resources = ExitStack()  # closed with the stream
         self._feed = feed
-        self._results: Workers | None = results
-        self._resources = resources
+        self._coming: Iterator[Planned] | None = coming  # None: the stream is closed
         self._number = number
+        self._timed = timed
         self._watched = feed.watched
         self._pid = os.getpid()
+        self._under_way: deque[Asked] = deque()  # what this stream asked for and did not hand over, in order
+        self._next: Planned | None = next(coming, None)  # is asked for next
+        self._ask()
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""
-        if self._results is None:
-            raise StopIteration
         feed = self._feed
         ready = self._watched and self.ready()
         asked_s = time.perf_counter()
         try:
-            while True:
-                self._skip_stale()
-                result: BatchResult = next(self._results)
-                if result.error is not None:
-                    raise result.error
-                if result.slot >= 0:
-                    assert not result.skipped, "only what an earlier stream asked for is skipped"
-                    break
-                if result.layout is not None:
-                    feed.prepare(result.layout)
-            batch = self._hand_over(result)
+            if (result := self._result()) is None:
+                self.close()
+                raise StopIteration
+            asked = self._under_way.popleft()
+            self._ask()
+            batch = self._hand_over(asked, result)
         except StopIteration:
-            feed.exhausted = True
-            self.close()
             raise
         except BaseException as error:
-            self._results = None
+            self._coming = None
             feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
             raise
         if self._watched and not feed.has_begun:
@@ -318,61 +296,84 @@ class ProcessStream(BatchStream):
         feed.has_begun = True
         return batch
 
-    def _skip_stale(self, *, waiting: bool = True) -> None:
-        """Takes back the slots of batches that an earlier stream asked for; `waiting`: also of those not done yet."""
-        under_way, ring = self._feed.requests.under_way, self._feed.requests.ring
-        while self._results is not None and under_way and under_way[0][0].stream != self._number:
-            if not waiting and not self._results.waiting():
+    def _ask(self) -> None:
+        """Asks for batches ahead."""
+        feed = self._feed
+        # Before the layout is known only for that.
+        most = PREFETCH * feed.num_workers if feed.ring is not None else 1
+        while self._next is not None and len(self._under_way) < most:
+            asked = feed.ask(self._number, self._next, timed=self._timed)
+            if asked is None:
                 return
-            result: BatchResult = next(self._results)
-            assert ring is not None, "a batch is made in a slot"
-            self._feed.take_back(ring, under_way.popleft()[1], kept=result.kept)
+            self._under_way.append(asked)
+            if feed.ring is not None and self._coming is not None:
+                self._next = next(self._coming, None)
+
+    def _result(self) -> BatchResult | None:
+        """Waits for the result of the next batch; None: the stream is over. Raises a worker's error."""
+        feed = self._feed
+        while self._coming is not None and (self._under_way or self._next is not None):
+            result = self._under_way[0].result if self._under_way else None
+            if result is None:
+                feed.receive()
+            elif result.error is not None or result.skipped:
+                raise result.error or WorkerError("a worker skipped a batch that is waited for: a fault of fastload's")
+            elif result.slot >= 0:
+                return result
+            else:
+                assert result.layout is not None, "it was asked for"
+                self._under_way.clear()
+                feed.prepare(result.layout)
+            self._ask()
+        return None
 
     def ready(self) -> bool:
+        self._receive_all()
+        result = self._under_way[0].result if self._under_way else None
+        return result is not None and result.error is None and result.slot >= 0
+
+    def depth(self) -> int:
+        self._receive_all()
+        return sum(1 for _ in takewhile(lambda asked: asked.result is not None, self._under_way))
+
+    def _receive_all(self) -> None:
+        """Takes note of results that have arrived."""
+        if self._coming is None or self._pid != os.getpid():
+            return
         try:
-            self._skip_stale(waiting=False)
+            self._feed.receive_all()
+            self._ask()
         except BaseException:  # a dead worker, or Ctrl-C between a result and its slot
-            self._results = None
+            self._coming = None
             self._feed.close(kill=True)
             raise
-        return self._results is not None and self._results.waiting()
-
-    def depth(self) -> int | None:
-        return self._results.num_waiting() if self._results is not None else 0
 
     def close(self) -> None:
         """Ends the stream; the workers skip what is left of it, and stay."""
-        results, self._results = self._results, None
+        coming, self._coming, self._next = self._coming, None, None
         try:
-            if results is not None and self._pid == os.getpid():
+            if coming is not None and self._pid == os.getpid():
                 self._feed.skip_before(self._number + 1)
-                if self._feed.requests.ring is None:  # nobody knows yet what a slot has to hold
-                    self._feed.close()
+                while self._under_way:
+                    asked = self._under_way.popleft()
+                    if asked.result is not None and asked.slot is not None:
+                        self._feed.take_back(asked.slot, kept=asked.result.kept)
         finally:
-            self._resources.close()
+            self.resources.close()
 
-    def _hand_over(self, result: BatchResult) -> FilledBatch:
-        requests = self._feed.requests
-        ring, layout = requests.ring, requests.layout
-        assert ring is not None and layout is not None, "a batch is made in a slot"
-        (planned, _, _), slot = requests.under_way.popleft()
-        assert slot.number == result.slot, "results come in order"
+    def _hand_over(self, asked: Asked, result: BatchResult) -> FilledBatch:
+        feed, ring, layout = self._feed, self._feed.ring, self._feed.layout
+        planned, slot = asked.planned, asked.slot
+        assert ring is not None and layout is not None and slot is not None, "a batch is made in a slot"
         if result.layout is None:
             batch = ring.hand_over(slot, planned, ring.slot_bytes)
             batch.arrays = layout.in_axes_of_sample(batch.arrays)
             batch.form, batch.extra = layout.form, result.fields
         else:
-            self._feed.take_back(ring, slot, kept=result.kept)
-            if not self._feed.warned and not result.layout.fits(layout):
-                self._feed.warned = True
-                expected = ", ".join(f"{leaf.dtype} {leaf.shape}" if leaf else "other" for leaf in layout.leaves)
-                warnings.warn(
-                    f"the samples' shapes or dtypes change from batch to batch: ({expected}) at first, now "
-                    f"{result.found}. Such batches go through torch's own shared memory, as in a plain DataLoader: "
-                    f"collated, copied and mapped anew each time (0.4 times the images/s for images of 116 kB). One "
-                    f"shape for all samples avoids it.",
-                    stacklevel=2,
-                )
+            feed.take_back(slot, kept=result.kept)
+            if not feed.warned and not result.layout.fits(layout):
+                feed.warned = True
+                warn_of_change(layout, result.found)
             known = {name: as_array(value) for name, value in result.fields.items()}
             arrays = {name: array for name, array in known.items() if array is not None}
             extra = {name: value for name, value in result.fields.items() if name not in arrays}
@@ -385,7 +386,3 @@ class ProcessStream(BatchStream):
                 batch.arrays[name] = fact
         batch.work = result.work
         return batch
-
-
-def _as_it_is(item: Any) -> Any:
-    return item

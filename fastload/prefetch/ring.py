@@ -10,6 +10,7 @@ copies from then on, so that nobody ever waits for the user. No torch here.
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import threading
 import weakref
@@ -51,7 +52,7 @@ class SlotField(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def small(self) -> bool:

@@ -29,14 +29,17 @@ from fastload.timing.stopwatch import Stopwatch, current, watch_decoders
 # back at once, is used for the next ones.
 _BLOCK = 16
 
+# Gathered into the slot at a time, so that a batch that nobody waits for any more is left within a millisecond.
+_GATHER_BYTES = 4 * 2**20
+
 
 class BatchRequest(NamedTuple):
-    """A batch that a worker is asked to make; without rows nothing is done."""
+    """A batch that a worker is asked to make."""
 
-    slot: int  # number of the slot to fill; -1: there is none yet
+    slot: int  # number of the slot to fill; -1: there is none yet, only the layout of the first sample is asked for
     rows: NDArray[np.int64]  # (B,), of the file, or indices of the dataset
     seed: int  # for Python's, NumPy's and torch's random numbers, so that no worker draws others
-    layout: SampleLayout | None  # of the slot; None: find it out from the first sample
+    layout: SampleLayout | None  # of the slot; None: it is asked for
     stream: int  # number of the stream of batches that it is for
     timed: bool = False  # whether the result says what it cost
 
@@ -70,6 +73,7 @@ class Filler(Dataset[Any]):
         self._wanted = wanted
         self._batch_size = batch_size
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
+        self._kept: set[int] = set()  # slots that the user's code still refers to; the training process replaces them
         self._in_place = True
         self._num_made = 0  # samples of the present batch, so that an error can name the next one
         self._stopwatch: Stopwatch | None = None  # while a batch is timed
@@ -78,9 +82,7 @@ class Filler(Dataset[Any]):
         """Carries out a request."""
         self._num_made = 0
         try:
-            if not len(request.rows):
-                return BatchResult(request.slot)
-            if request.layout is not None and self._is_stale(request):
+            if self._is_stale(request):
                 return BatchResult(request.slot, skipped=True)
             random.seed(request.seed)
             torch.manual_seed(request.seed)
@@ -104,7 +106,7 @@ class Filler(Dataset[Any]):
             self._stopwatch = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_slots": {}, "_stopwatch": None}
+        return {**self.__dict__, "_slots": {}, "_kept": set(), "_stopwatch": None}
 
     def _is_stale(self, request: BatchRequest) -> bool:
         """Whether nobody waits for the batch any more."""
@@ -118,6 +120,8 @@ class Filler(Dataset[Any]):
     def _fill(self, request: BatchRequest, layout: SampleLayout) -> BatchResult:
         """Writes the samples to the slot, or has them made there; where one does not fit, torch collates them."""
         rows, slot, stopwatch = request.rows, request.slot, self._stopwatch
+        if slot in self._kept:  # an earlier stream's batch was made there, and that is not known yet
+            return self._collated(request, list(self._made(rows)))._replace(kept=True)
         if slot not in self._slots:
             fields = layout.slot_fields(self._batch_size)
             num_bytes = max(1, slot_bytes(fields))
@@ -127,7 +131,10 @@ class Filler(Dataset[Any]):
         arrays = [named.get(name) for name in layout.form.names]
         samples, transform = self._made(rows), None
         # One object per sample and field: its reference count shows whether anybody still refers to its memory.
-        raw, gathered = self._gathered(rows, memory)
+        parts = self._gathered(request, memory)
+        if parts is None:
+            return BatchResult(request.slot, skipped=True)
+        raw, gathered = parts
         if gathered and isinstance(self._source, PackedInput):
             transform = self._source.dataset.transform
         all_gathered = bool(gathered) and len(gathered) == len(raw)
@@ -136,7 +143,7 @@ class Filler(Dataset[Any]):
         num_written = 0
         for index in range(len(rows)):
             if self._is_stale(request):
-                return BatchResult(request.slot, skipped=True, kept=_any_referenced(gathered))
+                return BatchResult(slot, skipped=True, kept=self._note_kept(slot, kept=_any_referenced(gathered)))
             self._num_made = index
             # Not by zip, which keeps the last tuple that it gave.
             given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None
@@ -178,16 +185,22 @@ class Filler(Dataset[Any]):
         for sample in self._made(rows[len(whole) :]) if gathered else samples:
             whole.append(sample)
             self._num_made += 1
-        return self._collated(request, whole)._replace(kept=bool(gathered))
+        return self._collated(request, whole)._replace(kept=self._note_kept(slot, kept=bool(gathered)))
+
+    def _note_kept(self, slot: int, *, kept: bool) -> bool:
+        if kept:
+            self._kept.add(slot)
+        return kept
 
     def _gathered(
-        self, rows: NDArray[np.int64], memory: Mapping[str, NDArray[Any]]
-    ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]]:
+        self, request: BatchRequest, memory: Mapping[str, NDArray[Any]]
+    ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]] | None:
         """Gathers rows of a packed file into the slot, if samples can be made there.
 
-        Returns all samples of each field, and those of the fields that were gathered; nothing if none was.
+        Returns all samples of each field, and those of the fields that were gathered; nothing if none was. None: nobody
+        waits for the batch any more.
         """
-        source = self._source
+        source, rows = self._source, request.rows
         if not self._in_place or not isinstance(source, PackedInput):
             return [], []
         into = {
@@ -197,8 +210,17 @@ class Filler(Dataset[Any]):
         }
         if not into:
             return [], []
-        columns = source.dataset.columns(rows, into)
-        raw = [one if isinstance(one, list) else [one[index, ...] for index in range(len(one))] for one in columns]
+        raw: list[list[NDArray[Any]]] = [[] for _ in source.dataset.fields]
+        # Rows of a compressed chunk are gathered together, so that it is decoded once.
+        row_bytes = sum(array[0].nbytes for array in into.values())
+        size = len(rows) if source.compressed else max(_BLOCK, _GATHER_BYTES // max(1, row_bytes))
+        for first in range(0, len(rows), size):
+            if first and self._is_stale(request):
+                return None
+            part = slice(first, min(first + size, len(rows)))
+            columns = source.dataset.columns(rows[part], {name: array[part] for name, array in into.items()})
+            for known, column in zip(raw, columns, strict=True):
+                known += column if isinstance(column, list) else [column[index, ...] for index in range(len(column))]
         if self._stopwatch is not None:
             self._stopwatch.lap("reading")
             self._stopwatch.sample_begins()

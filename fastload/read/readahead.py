@@ -187,12 +187,17 @@ class ReadAhead:
 
 
 def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], depth: int) -> Iterator[Item]:
-    """Yields the same items, each announced when the one `depth` before it is asked for."""
+    """Yields the same items, each announced when the one `depth` before it is asked for.
+
+    The first ones are not held up by that: two are announced for each that is asked for, until so many are ahead.
+    """
     coming: deque[Item] = deque()
+    ahead = 0
     for item in items:
         announce(item)
         coming.append(item)
-        if len(coming) > depth:
+        if len(coming) > ahead:
+            ahead = min(ahead + 1, depth)
             yield coming.popleft()
     yield from coming
 

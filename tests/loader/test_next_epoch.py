@@ -10,21 +10,19 @@ import numpy as np
 import pytest
 import torch
 from child_processes import in_a_fork, run_python
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from late_backend import Device
 from small_files import write_random
 from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
 from fastload.loader.loader import FastLoader
+from fastload.prefetch import sample_worker
 from fastload.prefetch.inputs import as_input
 from fastload.prefetch.process_stream import PREFETCH
 from fastload.prefetch.ring import SLACK, slot_bytes
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.read.reader import RowReader
-from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 N = 48
 PACKED = {"rows": N, "size": (20, 16, 3), "seed": 1, "chunk_rows": 8}
@@ -114,75 +112,6 @@ def test_processes_make_the_next_epoch_while_nobody_asks_for_it(tmp_path):
     loader.close()
 
 
-KINDS = {
-    "threads": {},
-    "transformed": {"transform": [RandomResizedCrop(8), RandomHorizontalFlip()]},
-    "echo": {"echo": 2, "transform": [RandomHorizontalFlip()]},
-    "device": {"device": True},
-    "cached": {"device": True, "cache": "device"},
-    "processes": {"python": True},
-}
-ACTIONS = st.lists(
-    st.one_of(
-        st.just(("whole",)),
-        st.tuples(st.just("break"), st.integers(1, 5)),
-        st.tuples(st.just("set_epoch"), st.integers(0, 3)),
-        st.tuples(st.just("resume"), st.integers(1, 5)),
-    ),
-    min_size=1,
-    max_size=6,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_is_as_if_each_epoch_began_by_itself(packed, kind):
-    examples = 6 if kind == "processes" else 25
-    options = {"ends": "exact", "seed": 4, "workers": 2} | KINDS[kind]
-
-    def make():
-        given = {name: value for name, value in options.items() if name != "python"}
-        if given.get("device"):
-            given["device"] = Device()
-        return FastLoader(PackedDataset(packed, transform=as_it_is) if options.get("python") else packed, 7, **given)
-
-    def expected(epoch):
-        """The batches of an epoch, of a loader that does nothing else."""
-        fresh = make()
-        fresh.set_epoch(epoch)
-        batches = [content(batch) for batch in fresh]
-        fresh.close()
-        return batches
-
-    known: dict[int, list] = {}
-
-    @settings(max_examples=examples)
-    @given(actions=ACTIONS)
-    def holds(actions):
-        loader, epoch, begun = make(), 0, False
-        for name, *numbers in actions:
-            if name == "set_epoch":
-                (epoch,), begun = numbers, False
-                loader.set_epoch(epoch)
-                continue
-            epoch, begun = epoch + begun, True
-            if epoch not in known:
-                known[epoch] = expected(epoch)
-            steps, found, state = numbers[0] if numbers else len(known[epoch]), [], {}
-            for batch in loader:
-                found.append(content(batch))
-                state = loader.state_dict()
-                if len(found) == steps:
-                    break
-            if name == "resume" and steps < len(known[epoch]):
-                loader.load_state_dict(state)
-                found += [content(batch) for batch in loader]
-                steps = len(known[epoch])
-            assert found == known[epoch][:steps]
-        loader.close()
-
-    holds()
-
-
 def test_a_validation_loader_between_finds_the_training_loaders_batches_still_there(packed, read_rows):
     training, validation = FastLoader(packed, 8, workers=1, seed=2), FastLoader(packed, 8, workers=1, shuffle=False)
     list(training)
@@ -238,6 +167,42 @@ def test_of_an_epoch_that_is_left_no_more_is_made_than_was_asked_for(tmp_path):
     loader.close()
 
 
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_a_loop_that_leaves_each_epoch_after_as_many_batches_finds_the_next_ones_ready(
+    packed, tmp_path, read_rows, kind
+):
+    data, known = Noting(tmp_path / "seen"), []
+    loader, fresh = (FastLoader(packed if kind == "threads" else data, 8, workers=1, seed=2) for _ in range(2))
+    for epoch in range(9):
+        fresh.set_epoch(epoch)
+        known.append([batch.rows.tolist() for batch in fresh])
+    fresh.close()
+    read_rows.clear()
+    open(data.path, "wb").close()
+
+    def times_read(batch):
+        return bytes(flat(read_rows) if kind == "threads" else data.seen()).count(bytes(batch))
+
+    def left_after(count):
+        found = []
+        for batch in loader:
+            found.append(batch.rows.tolist())
+            if len(found) == count:
+                break
+        return found
+
+    for epoch in range(3):
+        assert left_after(2) == known[epoch][:2]
+    wait_until(lambda: times_read(known[3][1]))  # while nobody asks for it
+    assert not times_read(known[2][2]), "of the third epoch, which ended as the two before it, no more was read"
+    for epoch in (3, 4):
+        assert left_after(2) == known[epoch][:2] and times_read(known[epoch][0]) == 1
+    # Whoever goes on gets the rest, and ends another time elsewhere.
+    assert left_after(0) == known[5] and left_after(0) == known[6]
+    assert left_after(2) == known[7][:2] and left_after(3) == known[8][:3]
+    loader.close()
+
+
 def test_a_changed_file_is_noticed_though_its_batches_were_read_ahead(tmp_path):
     path = tmp_path / "a.h5"
     write_random(path, **PACKED)
@@ -272,7 +237,50 @@ def test_what_nobody_waits_for_is_skipped_also_in_the_middle_of_a_batch():
     request = BatchRequest(0, np.arange(4), 0, layout, 5)
     assert filler[request].skipped and made == [0, 1, 2]
     assert filler[request] == BatchResult(0, skipped=True) and made == [0, 1, 2]
+    assert filler[request._replace(slot=-1, layout=None)] == BatchResult(-1, skipped=True) and made == [0, 1, 2]
     assert not filler[request._replace(rows=np.arange(3, 7), stream=6)].skipped and made == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_nobody_waits_for_is_skipped_also_while_rows_are_gathered(packed, monkeypatch, kept):
+    memory, wanted, asked = SharedMemory(), SharedMemory(), []
+    wanted.extend(8)
+    newest = wanted.view(0, 8).view(np.int64)
+    held = []
+
+    def holding(sample):
+        held.extend([sample[0]] if kept and not held else [])
+        newest[0] = 6 if len(held) and newest[0] == 5 else newest[0]
+        return sample
+
+    dataset = PackedDataset(packed, transform=holding)
+    columns = PackedDataset.columns
+
+    def noting(self, rows, into=None):
+        asked.append(rows.tolist())
+        if len(asked) == 2 and not kept:
+            newest[0] = 6  # the loop is left meanwhile
+        return columns(self, rows, into)
+
+    filler = Filler(as_input(dataset), memory, wanted, batch_size=N)
+    layout = filler[BatchRequest(-1, np.arange(1), 0, None, 0)].layout
+    memory.extend(2 * slot_bytes(layout.slot_fields(N)))
+    monkeypatch.setattr(PackedDataset, "columns", noting)
+    monkeypatch.setattr(sample_worker, "_GATHER_BYTES", 1)
+    newest[0] = 5
+    held.clear()
+    request = BatchRequest(0, np.arange(N), 0, layout, 5)
+    result = filler[request]
+    assert result.skipped and result.kept == kept
+    assert len(asked) == (3 if kept else 2), "sixteen rows at a time"
+    again = filler[request._replace(stream=6)]
+    assert not again.skipped
+    # A slot that the transform still looks at is not written to, though the training process asks for it again.
+    assert again.kept == kept and (again.layout is not None) == kept
+    if kept:
+        before = held[0].clone()
+        assert torch.equal(again.fields["images"][0], before) and torch.equal(held[0], before)
+    assert not filler[request._replace(stream=6, slot=1)].kept
 
 
 def test_a_fork_that_drops_the_loader_leaves_the_workers_of_its_parent_at_work(packed):
@@ -303,7 +311,6 @@ import atexit, sys
 handlers = []
 atexit.register(lambda: [handler() for handler in handlers])  # runs after those of modules imported later
 from fastload import FastLoader
-from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 loader = FastLoader(sys.argv[1], 8, transform=[RandomResizedCrop(256), RandomHorizontalFlip()])
 for batch in loader:

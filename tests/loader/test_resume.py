@@ -105,6 +105,28 @@ def test_another_number_of_workers_goes_on_alike(packed, python, workers, others
     check_resume(lambda: make(workers), remake=lambda: make(others), stops=stops)
 
 
+def test_a_script_that_resumes_after_the_last_batch_trains_no_epoch_twice(packed):
+    trained = FastLoader(packed, 7, seed=3)
+    expected = [[batch.rows.tolist() for batch in trained] for _ in range(4)]
+    trained = FastLoader(packed, 7, seed=3)
+    found = [[batch.rows.tolist() for batch in trained] for _ in range(2)]
+    state, saved_epoch = trained.state_dict(), trained.epoch
+    resumed = FastLoader(packed, 7, seed=3)
+    resumed.load_state_dict(state)
+    for epoch in range(saved_epoch, 4):
+        resumed.set_epoch(epoch)
+        assert len(resumed) == (0 if epoch == saved_epoch else len(expected[0]))
+        found += [rows for rows in [[batch.rows.tolist() for batch in resumed]] if rows]
+    assert found == expected
+    # The state is used up: an epoch that is named again comes again, as in a loader that loaded none.
+    for again in (resumed, trained):
+        again.set_epoch(saved_epoch)
+        assert [batch.rows.tolist() for batch in again] == expected[saved_epoch]
+    unnamed = FastLoader(packed, 7, seed=3)
+    unnamed.load_state_dict(state)
+    assert [batch.rows.tolist() for batch in unnamed] == expected[2]
+
+
 def test_a_state_goes_through_torch_save_and_a_load_of_weights_only(packed):
     check_resume(lambda: FastLoader(packed, 12, echo=2, shuffle="chunk"), through=through_torch)
     check_resume(lambda: FastLoader(packed, 12, shuffle=False), through=through_torch)

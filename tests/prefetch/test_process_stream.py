@@ -604,7 +604,7 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     dataset = PackedDataset(packed, transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, ends="exact", workers=1, device=device)
     for number, batch in enumerate(loader):
-        assert device.pinned == 6 * loader._feed.requests.ring.slot_bytes, number
+        assert device.pinned == 6 * loader._feed.ring.slot_bytes, number
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid
     assert number == 3
