@@ -80,7 +80,7 @@ def begin(source, schedule, ended=lambda _: None, epoch=0):
     source.begin(plan.batches(0))
     counter = PassCounter(clock=source.clock)
     options = FastLoader(Numbers(), 2)._options
-    return Iteration(options, DeviceStage(source), Position(plan, schedule), counter, ended), counter
+    return Iteration(options, DeviceStage(source), lambda _: source, Position(plan, schedule), counter, ended), counter
 
 
 def train(iteration, clock, step_s, steps=None):

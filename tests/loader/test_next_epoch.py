@@ -311,6 +311,7 @@ import atexit, sys
 handlers = []
 atexit.register(lambda: [handler() for handler in handlers])  # runs after those of modules imported later
 from fastload import FastLoader
+from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 loader = FastLoader(sys.argv[1], 8, transform=[RandomResizedCrop(256), RandomHorizontalFlip()])
 for batch in loader:

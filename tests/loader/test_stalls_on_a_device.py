@@ -64,7 +64,9 @@ def begin(device, reads_s, echo=1, distance=0, in_flight=None, ended=lambda _: N
     source = Source(device, plan.batches(0), reads_s)
     counter = PassCounter(clock=lambda: device.now, in_flight=in_flight or InFlight(device.clock))
     options = FastLoader(Numbers(), 2, device=device)._options
-    return Iteration(options, DeviceStage(source, device), Position(plan, schedule), counter, ended), counter
+    return Iteration(
+        options, DeviceStage(source, device), lambda _: source, Position(plan, schedule), counter, ended
+    ), counter
 
 
 def train(iteration, device, step_s, *, kernels=1, steps=None):
