@@ -6,6 +6,8 @@ On the CPU a batch is the ring's memory itself. For CUDA each slot (pinned memor
     compute stream           [step 1          ][step 2          ]
     slot                     ^ 1 free  ^ 2 free
 
+- A slot is one copy, and fields are tensors over it; with it come the numbers that the transforms' kernel needs. When a
+  batch is handed over its small fields (labels) are copied out of it, all at once, by the caller's stream.
 - The copy of batch n + 1 begins before batch n is handed over, if the ring has it ready, else at the next call.
 - The compute stream waits for the copy's event; the host waits for nothing while slots are free.
 - A pinned slot never leaves this stage. It goes back to the ring after its copy's event, queried at each hand-over.
