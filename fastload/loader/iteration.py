@@ -22,6 +22,7 @@ from fastload.errors import OptionError
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
 from fastload.prefetch.device_stage import DeviceBatch, DeviceStage
+from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.probe import LoaderStats, Probe
 from fastload.timing.ranges import span
@@ -271,7 +272,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         if options.backend is not None and use.echo:
             # The user may have gone on to another stream.
             options.backend.hand_over(device_batch.event, device_batch.tensors)
-        source, fields = device_batch.source, dict[str, Any](device_batch.fields)
+        source, fields = device_batch.source, dict[str, Any](device_batch.taken())
         planned, form, extra = source.planned, source.form, source.extra
         if device_batch.gather is not None:
             fields |= device_batch.gather()
@@ -287,18 +288,24 @@ class Iteration(Iterator[Batch | DictBatch]):
         if options.at_hand_over and "images" in fields:
             with span("transform"):
                 result = options.augmentation.apply(
-                    fields, planned, epoch=position.plan.epoch, echo=use.echo, kept=not last
+                    fields,
+                    planned,
+                    epoch=position.plan.epoch,
+                    echo=use.echo,
+                    kept=not last,
+                    drawn=source.drawn,
+                    words=device_batch.inner(WORDS) if source.drawn is not None else None,
                 )
+        if not last or device_batch.memory is not None:
+            lasting = device_batch.tensors if options.backend is not None else [*fields.values()]
+            result = _private(result, lasting[:1] if last else lasting, last=last)
         if not last:
-            # The user may write to a batch, and the next echo must not see it.
-            own = {one.untyped_storage().data_ptr() for one in fields.values() if isinstance(one, torch.Tensor)}
-            result = {
-                name: tensor.clone() if tensor.untyped_storage().data_ptr() in own else tensor
-                for name, tensor in result.items()
-            }
-            for name in ("rows", "valid"):
-                facts[name] = facts[name].copy() if isinstance(facts[name], np.ndarray) else facts[name].clone()
-            extra = copy.deepcopy(extra)
+            for name, field in (("rows", "row"), ("valid", "valid")):
+                if isinstance(facts[name], np.ndarray):
+                    facts[name] = facts[name].copy()
+                elif field in device_batch.fields:  # not among those that each use gets a copy of
+                    facts[name] = facts[name].clone()
+        extra = extra if last else copy.deepcopy(extra)
         num_valid = self._count_valid(planned)
         if self._probe is not None:
             self._probe.samples = num_valid
@@ -311,3 +318,17 @@ class Iteration(Iterator[Batch | DictBatch]):
         if form.keys is not None:
             return DictBatch(zip(form.keys, values, strict=True))._with_facts(facts)
         return Batch(values)._with_facts(facts)
+
+
+def _private(result: dict[str, Any], lasting: list[torch.Tensor], *, last: bool) -> dict[str, Any]:
+    """Returns the fields of a batch as the user may have them: what lies in lasting memory is copied.
+
+    The user may write to it, and the next use must not see that. After the last use, on a device, only images stay in
+    the copy of the slot: what is collected over an epoch, such as masks, must not keep the memory of images.
+    """
+    own = {tensor.untyped_storage()._cdata for tensor in lasting}
+    kept = "images" if last else None
+    return {
+        name: tensor.clone() if name != kept and tensor.untyped_storage()._cdata in own else tensor
+        for name, tensor in result.items()
+    }

@@ -3,8 +3,9 @@
     planned batch -> rows of the file -> indices into the cache -> device -> gather -> transform (echo) -> training loop
 
 `cache_choice.py` decides whether and where rows are cached; the threads of other batches read them, in the order of the
-file. From then on a batch is its indices, row numbers and valid flags: 17 bytes per sample in one copy. Its images are
-`ImageRows` until they are gathered, so that a gather can be part of another kernel.
+file. From then on a batch is its indices, row numbers, valid flags and the numbers that transforms drew, which a thread
+lays into a slot some batches ahead: some dozen bytes per sample in one copy. Its images are `ImageRows` until they are
+gathered, so that a gather can be part of another kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,9 +29,10 @@ from fastload.device import Backend
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
+from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
-from fastload.prefetch.ring import FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
-from fastload.prefetch.thread_stream import ThreadFeed
+from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
+from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, coalesced, fact_fields
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
@@ -38,6 +40,9 @@ from fastload.transforms.engine.placement import ImageRows
 
 # Read at a time while the cache is filled: five slots of so many bytes are pinned meanwhile.
 _LOAD_BYTES = 16 * 2**20
+
+_INDEX = f"{INNER}index"
+"""The field of a slot, int64 (B,), that says which of the cached rows a batch consists of."""
 
 _log = logging.getLogger("fastload")
 
@@ -100,7 +105,7 @@ def _gathered(rows: torch.Tensor, index: torch.Tensor, host_index: NDArray[np.in
 
 
 class CachedFeed:
-    """Gathers batches from a cache of every row that will be planned; needs neither threads nor processes."""
+    """Gathers batches from a cache of every row that will be planned."""
 
     usable, short_switches = True, False
     worker_info = WorkerInfo(0, 0, by_threads=False)
@@ -108,62 +113,61 @@ class CachedFeed:
     def __init__(self, cache: RowCache, options: Resolved) -> None:
         assert options.backend is not None, "rows are cached for a device"
         self._cache: RowCache | None = cache
-        facts = SlotField("facts", (17 * options.plan.batch_size,), np.dtype(np.uint8))
-        self._ring = Ring([facts], SLOTS_IN_COPY, options.backend.allocate, manual_release=True)
+        size = options.plan.batch_size
+        fields = [SlotField(_INDEX, (size,), np.dtype(np.int64)), *options.words_field(), *fact_fields(size)]
+        self._draw = options.draw if WORDS in (field.name for field in fields) else None
+        # One thread is enough for some numbers a sample, and is a few batches ahead.
+        self._ring = Ring(fields, SLOTS_IN_COPY + 3, options.backend.allocate, manual_release=True)
+        self._threads = FillThreads(1)
+        self._stream: _IndexStream | None = None
 
     def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
-        """Begins a stream, which reads nothing."""
-        assert self._cache is not None, "the feed was closed"
-        planned = (batch for _, batches in epochs for batch in batches)
-        return _IndexStream(planned, self._cache, self._ring)
+        """Begins a stream, which reads nothing, and ends the one before it."""
+        cache = self._cache
+        assert cache is not None, "the feed was closed"
+
+        known = weakref.ref(cache)  # the stream keeps it, and lets go of it when it is closed
+
+        def fill(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+            cache = known()
+            assert cache is not None, "the pass is over"
+            arrays[_INDEX][:] = cache.index_of(planned.rows)
+            return 0
+
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = _IndexStream(coalesced(epochs, 1), fill, self._ring, self._threads, draw=self._draw)
+        self._stream.cache = cache
+        return self._stream
 
     def close(self) -> None:
-        """Frees the cache."""
-        self._cache = None
+        """Ends the thread, and frees the cache."""
+        if self._stream is not None:
+            self._stream.close()
+        self._threads.close()
+        self._cache = self._stream = None
 
 
-class _IndexStream(BatchStream):
-    """Batches of indices into a cache, made as they are asked for: some microseconds each."""
+class _IndexStream(ThreadStream):
+    """Batches of indices into a cache."""
 
-    def __init__(self, planned: Iterator[PlannedBatch], cache: RowCache, ring: Ring) -> None:
-        self._planned = planned
-        self._cache: RowCache | None = cache
-        self._ring = ring
-        self._coming = next(planned, None)
-
-    def __next__(self) -> FilledBatch:
-        planned = self._coming
-        if planned is None or self._cache is None:
-            raise StopIteration
-        index = self._cache.index_of(planned.rows)
-        slot = self._ring.take()
-        assert slot is not None, "the device stage keeps more slots than it said"
-        # Each int64 (B,), int64 (B,), bool (B,).
-        slot.arrays["facts"][:] = np.concatenate([part.view(np.uint8) for part in (index, planned.rows, planned.valid)])
-        self._coming = next(self._planned, None)
-        return self._ring.hand_over(slot, planned, 0)
+    cache: RowCache | None = None
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
-        """Begins the copy of a batch's indices, row numbers and valid flags."""
-        assert self._cache is not None, "the pass is over"
-        facts = batch.arrays["facts"]
-        on_device = backend.copy(torch.from_numpy(facts))
-        size = 8 * len(batch.planned.rows)
-        index, row = on_device[:size].view(torch.int64), on_device[size : 2 * size].view(torch.int64)
-        fields = {"row": row, "valid": on_device[2 * size :].view(torch.bool)}
-        if self._cache.location == "device":
-            gather = functools.partial(self._cache.gather, index, None)
-            return DeviceBatch(batch, fields, gather, (index, *self._cache.tensors.values()))
+        """Begins the copy of a batch's indices, row numbers, valid flags and drawn numbers."""
+        cache, copied = self.cache, super().begin_copy(batch, backend)
+        assert cache is not None, "the pass is over"
+        index = copied.inner(_INDEX)
         # The slot will be filled again, and a gather from the host's memory needs the indices later.
-        host_index = facts[:size].view(np.int64).copy()
-        return DeviceBatch(batch, fields, functools.partial(self._cache.gather, index, host_index), (index,))
-
-    def ready(self) -> bool:
-        return self._coming is not None
+        host_index = None if cache.location == "device" else batch.arrays[_INDEX].copy()
+        copied.gather = functools.partial(cache.gather, index, host_index)
+        copied.cached = tuple(cache.tensors.values()) if cache.location == "device" else ()
+        return copied
 
     def close(self) -> None:
         """Ends the stream, and lets go of the cache."""
-        self._coming = self._cache = None
+        self.cache = None
+        super().close()
 
 
 def cached_fields(dataset: PackedDataset, num_rows: int) -> list[SlotField]:
@@ -197,7 +201,8 @@ def load_cache(options: Resolved) -> RowCache:
     _log.info("%s are being read into memory", what)
     batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
     plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_shares=False)
-    in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False)
+    as_they_are = replace(options.augmentation, transforms=())
+    in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False, augmentation=as_they_are)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
     planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
     with closing(ThreadFeed(in_file_order)) as feed, closing(feed.stream([(0, planned)])) as stream:

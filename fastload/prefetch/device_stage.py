@@ -6,6 +6,8 @@ On the CPU a batch is the ring's memory itself. For CUDA each slot (pinned memor
     compute stream           [step 1          ][step 2          ]
     slot                     ^ 1 free  ^ 2 free
 
+- A slot is one copy, and fields are tensors over it; with it come the numbers that the transforms' kernel needs. When a
+  batch is handed over its small fields (labels) are copied out of it, all at once, by the caller's stream.
 - The copy of batch n + 1 begins before batch n is handed over, if the ring has it ready, else at the next call.
 - The compute stream waits for the copy's event; the host waits for nothing while slots are free.
 - A pinned slot never leaves this stage. It goes back to the ring after its copy's event, queried at each hand-over.
@@ -22,15 +24,16 @@ import sys
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend
 from fastload.plan import EpochPlan, PlannedBatch
-from fastload.prefetch.ring import FilledBatch
+from fastload.prefetch.ring import INNER, FilledBatch, SlotField
 from fastload.timing.probe import Probe
 from fastload.timing.ranges import span
 from fastload.transforms.engine.placement import ImageRows
@@ -59,23 +62,82 @@ class BatchStream(Iterator[FilledBatch]):
         """Ends the stream; nothing is written to its slots any more when this returns, or nobody looks at them."""
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
-        """Queues copies that make a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`."""
-        hosts = {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
-        fields = {
-            name: moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
-            for name, host in hosts.items()
-        }
-        return DeviceBatch(batch, fields)
+        """Queues the copy that makes a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`.
+
+        The slot is copied as a whole, and fields are views of the copy. What does not lie in it is copied by itself.
+        """
+        hosts, memory = batch.arrays, None
+        if batch.memory is not None:
+            if self._layout is None:  # which all batches of a stream have
+                self._layout = _CopyLayout.of(batch.memory, batch.arrays)
+            memory = backend.copy(torch.from_numpy(batch.memory))
+            hosts = {name: batch.arrays[name] for name in self._layout.outside}
+        fields = {}
+        for name, array in hosts.items():
+            host = torch.from_numpy(array)
+            fields[name] = moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
+        return DeviceBatch(batch, fields, memory, self._layout if memory is not None else None)
+
+    _layout: _CopyLayout | None = None
 
 
-@dataclass(frozen=True)
+class _Part(NamedTuple):
+    """Where an array lies in memory."""
+
+    offset: int  # in bytes
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # in items
+    dtype: torch.dtype
+
+    def of(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
+        """Returns the array in a copy of the memory from byte `begin` on: a tensor by itself, and no view of others.
+
+        So writing to one field does not count as a change of the others, for autograd.
+        """
+        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
+        offset = (self.offset - begin) // self.dtype.itemsize
+        return empty.set_(memory.untyped_storage(), offset, self.shape, self.stride)
+
+
+class _CopyLayout(NamedTuple):
+    """How the fields of a batch lie in a copy of its slot."""
+
+    large: dict[str, _Part]  # and those that stay within the loader
+    small: dict[str, _Part]  # behind them
+    tail: _Part  # uint8, from the first small one on
+    outside: list[str]  # fields that do not lie in the slot, since they were converted
+    turned: bool  # whether images lie there as (C, H, W): they are copied so, and turned by the device
+
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]) -> _CopyLayout:
+        """Returns the layout of arrays over a slot's memory."""
+        large, small, outside = dict[str, _Part](), dict[str, _Part](), []
+        for name, array in arrays.items():
+            offset = array.ctypes.data - memory.ctypes.data
+            if not 0 <= offset < memory.nbytes or not np.may_share_memory(memory, array):
+                outside.append(name)
+                continue
+            host = torch.from_numpy(array)
+            host = host.permute(CHANNELS_FIRST) if name == "images" else host
+            part = _Part(offset, tuple(host.shape), host.stride(), host.dtype)
+            (small if SlotField(name, part.shape, array.dtype).small else large)[name] = part
+        begin = min((part.offset for part in small.values()), default=memory.nbytes)
+        assert all(part.offset < begin for part in large.values()), "small fields lie behind the others"
+        tail, images = _Part(begin, (memory.nbytes - begin,), (1,), torch.uint8), arrays.get("images")
+        turned = images is not None and not torch.from_numpy(images).is_contiguous()
+        return cls(large, small, tail, outside, turned)
+
+
+@dataclass
 class DeviceBatch:
     """A batch on its device."""
 
     # The ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read any more:
     # the slot may be filled again.
     source: FilledBatch
-    fields: dict[str, torch.Tensor]  # tensors by name; "images" is (B, C, H, W) in channels_last memory
+    fields: dict[str, torch.Tensor]  # those that were copied by themselves; on the CPU all. "images" is (B, C, H, W)
+    memory: torch.Tensor | None = None  # the copy of the slot, uint8; None: there is none
+    layout: _CopyLayout | None = None  # of the other fields in it
     # Returns further fields, made by the caller's current stream out of cached rows; images as rows that the transforms
     # gather, which read them anyway. None: there are none.
     gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
@@ -84,8 +146,32 @@ class DeviceBatch:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The device tensors that the batch is read from."""
-        return [*self.fields.values(), *self.cached]
+        """The device tensors that the batch is read from, one for each piece of memory."""
+        copied = [] if self.memory is None else [self.memory]
+        return [*copied, *self.fields.values(), *self.cached]
+
+    def inner(self, name: str) -> torch.Tensor:
+        """Returns a field that stays within the loader."""
+        assert self.memory is not None and self.layout is not None, "it lies in the slot"
+        return self.layout.large[name].of(self.memory)
+
+    def taken(self) -> dict[str, torch.Tensor]:
+        """Returns the fields for one use of the batch, by name; "images" (B, C, H, W) in channels_last memory.
+
+        Called when it is handed over. On a device small fields are a copy, all in one, made by the caller's current
+        stream: labels that are collected over an epoch must not keep the memory of images.
+        """
+        fields = dict(self.fields)
+        if self.memory is None or self.layout is None:
+            return fields
+        layout, memory = self.layout, self.memory
+        fields |= {name: part.of(memory) for name, part in layout.large.items() if not name.startswith(INNER)}
+        if layout.small:
+            copy, begin = layout.tail.of(memory).clone(), layout.tail.offset
+            fields |= {name: part.of(copy, begin) for name, part in layout.small.items()}
+        if layout.turned:
+            fields["images"] = fields["images"].contiguous(memory_format=torch.channels_last)
+        return fields
 
 
 def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -194,7 +280,8 @@ class DeviceStage(Iterator[DeviceBatch]):
             # Also when memory ran out half way: what was begun still reads the slot.
             event = backend.record()
             self._copying.append((event, batch))
-        self._begun.append(replace(device_batch, event=event))
+        device_batch.event = event
+        self._begun.append(device_batch)
 
     def _give_back(self, backend: Backend, leave: int = 0) -> None:
         """Waits for copies, the oldest first, until so many are left, and gives back their slots."""

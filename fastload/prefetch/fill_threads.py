@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
-from fastload.prefetch.ring import Slot
+from fastload.prefetch.ring import INNER, Slot
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
@@ -33,6 +34,12 @@ class Group(NamedTuple):
 Fill = Callable[[int, PlannedBatch, Mapping[str, NDArray[Any]]], int]
 """Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
 
+WORDS = f"{INNER}words"
+"""The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
+
+Draw = Callable[[int, PlannedBatch, NDArray[np.int32]], Any]
+"""Draws the transforms' numbers for a batch of an epoch, and writes what the device needs of them to the words."""
+
 
 @dataclass(eq=False)
 class Request:
@@ -42,6 +49,8 @@ class Request:
     slot: Slot
     fill: Fill
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
+    draw: Draw | None = None  # None: nothing is drawn beforehand
+    drawn: Any = None
     bytes_read: int = 0  # copied into the slot
     work: BatchWork | None = None  # what it cost, if that is measured
     error: BaseException | None = None  # came instead
@@ -140,10 +149,13 @@ def _work(requests: queue.SimpleQueue[Request | None], following: threading.Thre
             with span("read"):
                 whole, count = request.group.whole, len(request.group.whole.rows)
                 # The last request of an epoch may not fill its slot.
-                arrays = {name: array[:count] for name, array in request.slot.arrays.items()}
+                arrays = {name: array[:count] for name, array in request.slot.arrays.items() if name != WORDS}
                 if "row" in arrays:
                     arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
                 request.bytes_read = request.fill(request.group.epoch, whole, arrays)
+            if request.draw is not None:
+                with span("draw"):
+                    request.drawn = request.draw(request.group.epoch, whole, request.slot.arrays[WORDS])
             if stopwatch is not None:
                 request.work = stopwatch.end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it

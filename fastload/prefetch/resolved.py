@@ -11,13 +11,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastload.device import Backend
 from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import OptionError
-from fastload.plan import ChunkWindow, Echo, EpochPlan, PlannedBatch
+from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
+from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.inputs import Input, PackedInput
+from fastload.prefetch.ring import SlotField
 from fastload.read.reader import Read
 from fastload.system.machine import available_cpus
 from fastload.transforms import Draws, ImageSpec, check_pipeline
@@ -121,6 +125,7 @@ class Resolved:
     size_head: SizeHead | None = None
     # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
+    uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
 
     @property
     def at_hand_over(self) -> bool:
@@ -184,7 +189,27 @@ class Resolved:
             # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
             size_head = size_head.with_flips() if in_threads else size_head
             augmentation = replace(augmentation, done=size_head.count)
-        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads)
+        uses = echo.factor if isinstance(echo, MixedEcho) else 1 if isinstance(echo, str) else int(echo)
+        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads, uses=uses)
+
+    @cached_property
+    def _pipeline(self) -> Pipeline | None:
+        """The transforms whose numbers threads draw before a batch goes to its device; None: there are none."""
+        if self.backend is None or not self.at_hand_over or "images" not in self.packed.dataset.fields:
+            return None
+        shape, dtype = self.packed.image_spec()
+        return self.augmentation.pipeline(self.size_head.spec if self.size_head else ImageSpec(*shape, dtype))
+
+    def words_field(self) -> list[SlotField]:
+        """Returns the field of a slot that `draw` writes to; none if it is not to be called."""
+        words = self._pipeline.num_words(self.uses * self.plan.batch_size) if self._pipeline else 0
+        return [SlotField(WORDS, (words,), np.dtype(np.int32))] if words else []
+
+    def draw(self, epoch: int, planned: PlannedBatch, words: NDArray[np.int32]) -> Drawn:
+        """Draws the transforms' numbers for all uses of a batch; see `Pipeline.draw`. Any thread may call it."""
+        assert self._pipeline is not None, "there are words to be drawn"
+        draws = Draws(self.augmentation.seed, epoch, planned.rows, echoes=self.uses)
+        return self._pipeline.draw(draws, self.uses, words)
 
     def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
         """Returns the leading transforms to run in the threads that read ragged rows.

@@ -32,9 +32,13 @@ SLACK = 3
 _SPLIT_BYTES = 4 * 2**20
 
 _ALIGNMENT = 4096
+_SMALL_ALIGNMENT = 64  # of small arrays, which share pages
 
 SMALL_BYTES = 64 * 2**10
 """Arrays so small are copied when they are lent: labels that a user collects over an epoch must not keep slots."""
+
+INNER = "fastload/"
+"""What the names of fields begin with that stay within the loader; no field of a file can have such a name."""
 
 
 class SlotField(NamedTuple):
@@ -48,6 +52,11 @@ class SlotField(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the array."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def small(self) -> bool:
+        """Whether it lies with others at the end of a slot: small, and neither images nor the loader's own."""
+        return self.nbytes <= SMALL_BYTES and self.name != "images" and not self.name.startswith(INNER)
 
 
 class SampleForm(NamedTuple):
@@ -142,7 +151,8 @@ class Ring:
         """Returns the batch that a slot was filled with; copied if the user holds so many that filling would wait."""
         if self.manual_release:
             give_back = functools.partial(self.give_back, slot)
-            return FilledBatch(dict(slot.arrays), planned, num_bytes, work=work, _give_back=give_back)
+            arrays = dict(slot.arrays)
+            return FilledBatch(arrays, planned, num_bytes, work=work, memory=slot.memory, _give_back=give_back)
         self.collect()
         if self.num_lent < min(SLACK, len(self.slots) - 1):
             arrays = self.lend(slot)
@@ -164,21 +174,32 @@ class Ring:
 
 
 def slot_bytes(fields: Sequence[SlotField]) -> int:
-    """Returns the bytes of a slot of these fields, each on pages of its own."""
-    return sum(_aligned(field.nbytes) for field in fields)
+    """Returns the bytes of a slot of these fields: whole pages."""
+    return _offsets(fields)[1]
 
 
 def slot_arrays(fields: Sequence[SlotField], memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Returns the fields as arrays over a slot's memory, uint8 (slot_bytes,)."""
-    arrays, offset = {}, 0
-    for field in fields:
-        arrays[field.name] = np.ndarray(field.shape, field.dtype, buffer=memory, offset=offset)
-        offset += _aligned(field.nbytes)
-    return arrays
+    """Returns the fields as arrays over a slot's memory, uint8 (slot_bytes,).
+
+    Each has pages of its own, in order; the small ones share the last pages, so that they can be copied at once.
+    """
+    offsets, _ = _offsets(fields)
+    return {
+        field.name: np.ndarray(field.shape, field.dtype, buffer=memory, offset=offsets[field.name]) for field in fields
+    }
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+def _offsets(fields: Sequence[SlotField]) -> tuple[dict[str, int], int]:
+    """Returns where each field begins in a slot, and the bytes of a slot."""
+    offsets, offset = {}, 0
+    for field in sorted(fields, key=lambda field: field.small):
+        offsets[field.name] = offset
+        offset += _aligned(field.nbytes, _SMALL_ALIGNMENT if field.small else _ALIGNMENT)
+    return offsets, _aligned(offset, _ALIGNMENT)
+
+
+def _aligned(num_bytes: int, alignment: int) -> int:
+    return -(-num_bytes // alignment) * alignment
 
 
 def private_copy(array: NDArray[Any]) -> NDArray[Any]:
@@ -217,6 +238,9 @@ class FilledBatch:
     # Fields that no array holds, such as lists of text, as they are handed over.
     extra: Mapping[str, Any] = dataclass_field(default_factory=dict)
     work: BatchWork | None = None  # time it took the thread or process that made it; None: not measured
+    # The slot's, uint8 (slot_bytes,), with manual release: arrays are views of it, but for those that were converted.
+    memory: NDArray[np.uint8] | None = None
+    drawn: Any = None  # by transforms, for the batch's samples, when it was filled; see `Pipeline.draw`
     _give_back: Callable[[], None] | None = None
 
     def release(self) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fastload.dataset import as_handed_over
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, Epochs
-from fastload.prefetch.fill_threads import Fill, FillThreads, Group, Request
+from fastload.prefetch.fill_threads import WORDS, Draw, Fill, FillThreads, Group, Request
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
@@ -86,8 +86,7 @@ class ThreadFeed:
         if backend is None:
             self._ring = Ring(layout, SLACK + workers)
         else:
-            facts = (("row", np.int64), ("valid", np.bool_))
-            layout += [SlotField(name, (batch_size,), np.dtype(dtype)) for name, dtype in facts]
+            layout += [*options.words_field(), *fact_fields(batch_size)]
             self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, backend.allocate, manual_release=True)
         self._threads = FillThreads(workers)
         self._stream: ThreadStream | None = None  # the last one
@@ -113,7 +112,15 @@ class ThreadFeed:
             groups = announced(
                 self._options, coalesced(epochs, group), lambda one: one.whole.rows, self._ring.slot_bytes, resources
             )
-            stream = ThreadStream(groups, fill, self._ring, self._threads, group=group, present=self._present)
+            stream = ThreadStream(
+                groups,
+                fill,
+                self._ring,
+                self._threads,
+                group=group,
+                present=self._present,
+                draw=self._options.draw if WORDS in self._ring.slots[0].arrays else None,
+            )
             if transformer is not None:
                 stream.views = transformer.views
             stream.resources = resources.pop_all()
@@ -167,6 +174,7 @@ class ThreadStream(BatchStream):
         threads: fill the slots; no other stream uses them meanwhile.
         group: batches that are filled at a time; see `group_size`.
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
+        draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
     """
 
     def __init__(
@@ -178,6 +186,7 @@ class ThreadStream(BatchStream):
         *,
         group: int = 1,
         present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
+        draw: Draw | None = None,
     ) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._coming = coming
@@ -186,6 +195,7 @@ class ThreadStream(BatchStream):
         self._threads = threads
         self._group = group
         self._present = present
+        self._draw = draw
         self._begun: deque[Request] = deque()  # with a slot, in order; the first is handed over next
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
         self._done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -208,6 +218,7 @@ class ThreadStream(BatchStream):
             request = self._begun.popleft()
             members, whole = request.group.members, request.group.whole
             batch = self._ring.hand_over(request.slot, whole, request.bytes_read, request.work)
+            batch.drawn = request.drawn
             if self._present is not None:
                 batch.arrays = self._present(batch.arrays)
         except BaseException:
@@ -256,8 +267,13 @@ class ThreadStream(BatchStream):
             group = next(self._coming, None)
             if group is None:
                 return
-            self._begun.append(Request(group, self._ring.free.popleft(), self._fill, self._done_one))
+            self._begun.append(Request(group, self._ring.free.popleft(), self._fill, self._done_one, self._draw))
             self._threads.put(self._begun[-1])
+
+
+def fact_fields(batch_size: int) -> list[SlotField]:
+    """Returns the fields of a slot for what the plan says of each sample."""
+    return [SlotField("row", (batch_size,), np.dtype(np.int64)), SlotField("valid", (batch_size,), np.dtype(np.bool_))]
 
 
 def group_size(batch_bytes: int, num_steps: int) -> int:

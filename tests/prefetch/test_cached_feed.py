@@ -212,7 +212,7 @@ def test_the_file_is_read_once_in_its_order_and_never_again(packed, cache, monke
     assert loader.stats.bytes_read == 4 * ROW_BYTES
 
 
-def test_a_copy_is_17_bytes_a_sample_the_host_waits_for_none_and_the_allocator_knows_what_is_read(packed):
+def test_a_copy_is_some_bytes_a_sample_the_host_waits_for_none_and_the_allocator_knows_what_is_read(packed):
     device = Device(patience=1)
     batches = iter(FastLoader(packed, 10, cache="device", device=device))
     copied, waits, copy = [], device.host_waits, device.copy
@@ -223,11 +223,11 @@ def test_a_copy_is_17_bytes_a_sample_the_host_waits_for_none_and_the_allocator_k
 
     device.copy = counted
     next(batches)
-    # row, valid; index; rows of two fields
-    assert len(device.readers) == 5 and len(set(device.readers)) == 3
+    # The copy, and the rows of two fields: each storage once.
+    assert len(device.readers) == len(set(device.readers)) == 3
     assert len(list(batches)) == 5
     # The next epoch's first batch is copied ahead.
-    assert copied == [170] * 7 and device.host_waits == waits
+    assert copied == [8192] * 7 and device.host_waits == waits, "a page of indices, and one of all that is small"
 
 
 # The cache

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 from child_processes import child_environment, in_a_fork
-from late_backend import LateBackend
+from late_backend import Device
 
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
@@ -600,11 +600,10 @@ def test_masks_of_other_datasets_move_with_their_images(pixels):
 
 
 def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(packed, pixels):
-    device = LateBackend(patience=1)
+    device = Device(patience=1)
     dataset = PackedDataset(packed, transform=as_it_is)
     loader = FastLoader(dataset, 16, shuffle=False, ends="exact", workers=1, device=device)
     for number, batch in enumerate(loader):
-        device.compute()
         assert device.pinned == 6 * loader._feed.requests.ring.slot_bytes, number
         assert_pixels(batch, pixels)
         assert batch.valid.sum() == batch.global_valid
@@ -612,6 +611,20 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     device.drain()
     loader.close()
     assert device.pinned == 0
+
+
+def test_a_user_may_write_to_what_processes_made_and_a_device_uses_again(packed, pixels):
+    dataset = PackedDataset(packed, transform=as_it_is)
+    device = Device(patience=1)
+    loader = FastLoader(dataset, 16, shuffle=False, ends="drop", workers=1, device=device, echo=2)
+    for number, batch in enumerate(loader):
+        assert_pixels(batch, pixels)
+        assert batch.rows.tolist() == [*range(number // 2 * 16, number // 2 * 16 + 16)] and batch.valid.all()
+        for tensor in (*batch, batch.rows, batch.valid):
+            tensor.zero_()
+    assert number == 5
+    device.drain()
+    loader.close()
 
 
 def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):

@@ -36,6 +36,9 @@ Images = torch.Tensor | ImageRows
 
 _pool = OutputPool()
 
+_View = tuple[str, bool, tuple[int, ...], tuple[int, ...], int]
+"""Of a table in words: its name, whether it holds floats, its shape and strides, and its first word."""
+
 
 @dataclass(frozen=True)
 class FusedPass:
@@ -102,20 +105,30 @@ class FusedPass:
         assert first == len(words), "as many words as num_words says"
         return placement
 
-    def tables(self, words: torch.Tensor, samples: slice) -> gpu.PassTables:
-        """Returns the tables of some of the samples that words on a device are of, as views."""
-        count = samples.stop - samples.start
-        offset, floats = words.storage_offset(), words.view(torch.float32)
-        total = (len(words) - self.num_words(0)) // sum(self._columns.values())
-        found = {}
-        for name, width in self._columns.items():
-            given = floats if name == "factors" else words
-            found[name] = given.as_strided((count, width), (width, 1), offset + samples.start * width)
-            offset += total * width
-        for name, values in self._constants.items():
-            found[name] = floats.as_strided((len(values),), (1,), offset)
-            offset += len(values)
-        return gpu.PassTables(**found)
+    def tables(self, words: torch.Tensor, samples: slice, total: int, begin: int = 0) -> gpu.PassTables:
+        """Returns the tables of some samples as views of words on a device, which from `begin` on are of `total`."""
+        key = (samples.start, samples.stop, total)
+        if (views := self._views.get(key)) is None:
+            views, first, count = [], 0, samples.stop - samples.start
+            for name, width in self._columns.items():
+                views.append((name, name == "factors", (count, width), (width, 1), first + samples.start * width))
+                first += total * width
+            for name, values in self._constants.items():
+                views.append((name, True, (len(values),), (1,), first))
+                first += len(values)
+            self._views[key] = views
+        floats, begin = words.view(torch.float32), begin + int(words.storage_offset())
+        return gpu.PassTables(
+            **{
+                name: (floats if is_float else words).as_strided(shape, stride, begin + first)
+                for name, is_float, shape, stride, first in views
+            }
+        )
+
+    @cached_property
+    def _views(self) -> dict[tuple[int, int, int], list[_View]]:
+        """How the tables lie, by the samples asked for; made once for each."""
+        return {}
 
     @cached_property
     def has_contrast(self) -> bool:
@@ -160,7 +173,7 @@ def drawn_now(part: FusedPass, draws: Draws, device: torch.device) -> DrawnPass:
     words = torch.empty(part.num_words(count), dtype=torch.int32, device="cpu", pin_memory=pinned)
     placement = part.draw(draws, words.numpy())
     there = words.to(device, non_blocking=True)
-    return DrawnPass(placement, placement.resized, part.tables(there, slice(0, count)))
+    return DrawnPass(placement, placement.resized, part.tables(there, slice(0, count), count))
 
 
 def passes_of(

@@ -255,20 +255,19 @@ class Pipeline:
         self, drawn: Drawn, words: torch.Tensor | None, use: int, device: torch.device, fields: Mapping[str, Any]
     ) -> Iterator[DrawnPass | None]:
         """Yields what was drawn for each pass for one use; None: its tables are not on the device."""
-        samples = slice(use * drawn.samples, (use + 1) * drawn.samples)
+        samples, total = slice(use * drawn.samples, (use + 1) * drawn.samples), drawn.uses * drawn.samples
         followed = "masks" in fields or bool(self._coordinates)
-        first = 0
+        begin = 0
         for part, (placement, resized) in zip(self._passes, drawn.passes, strict=True):
-            stop = first + part.num_words(drawn.samples * drawn.uses)
             by_kernel = part.runs_by_kernel(device)
             if by_kernel and words is None:
                 yield None
                 continue
+            tables = part.tables(words, samples, total, begin) if by_kernel and words is not None else None
+            begin += part.num_words(total)
             if drawn.uses > 1 and (followed or not by_kernel):
                 placement = placement.part(samples)
-            tables = part.tables(words[first:stop], samples) if by_kernel and words is not None else None
             yield DrawnPass(placement, resized, tables)
-            first = stop
 
 
 def spec_of(images: Images) -> ImageSpec:

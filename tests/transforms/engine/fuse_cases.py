@@ -51,7 +51,7 @@ def main() -> None:
         placement = part.draw(draws, words.numpy())
         undrawn = DrawnPass(placement, placement.resized)
         expected = run_pass(part, images[rows], draws, undrawn)
-        drawn = undrawn._replace(tables=part.tables(words, slice(0, len(rows))))
+        drawn = undrawn._replace(tables=part.tables(words, slice(0, len(rows)), len(rows)))
         for given in (images[rows], ImageRows(torch.from_numpy(values), rows)):
             got = run_pass(part, given, draws, drawn)
             assert got.shape == expected.shape and got.dtype == expected.dtype, name
