@@ -270,10 +270,11 @@ class Iteration(Iterator[Batch | DictBatch]):
         self.end_measuring()
         self._kept.clear()
         self._resources.close()
-        if self._counter.left_after not in (0, self._batches.stop) or not self._counter.batches:
-            self._batches.close()
-        else:
+        counter = self._counter
+        if counter.batches == counter.planned or 0 < counter.batches == self._batches.stop:
             self._batches.ahead = self._position.plan.following()
+        else:
+            self._batches.close()
 
     def __del__(self) -> None:
         if getattr(self, "running", False):

@@ -31,10 +31,8 @@ from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key
 from fastload.plan.shares import Positions, Segment, Tails, checked_segments, merged, rank_share
 from fastload.system.whole_numbers import is_whole
 
-# Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first block is small,
-# since its first batch is waited for, and each is twice as long as the one before.
+# Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB.
 _BLOCK_ROWS = 8192
-_FIRST_BLOCK_ROWS = 512
 
 # Number of this use of keys; `order` has the others.
 _USER_CODE = 4
@@ -260,10 +258,9 @@ class EpochPlan:
     def _iterate(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
         batch_size, steps_done = self.batch_size, self.steps_done
         share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
-        block_rows, block_stop = _FIRST_BLOCK_ROWS, start_step
-        while block_stop < stop_step:
-            block_step, block_stop = block_stop, min(block_stop + max(1, block_rows // batch_size), stop_step)
-            block_rows = min(2 * block_rows, _BLOCK_ROWS)
+        block_steps = max(1, _BLOCK_ROWS // batch_size)
+        for block_step in range(start_step, stop_step, block_steps):
+            block_stop = min(block_step + block_steps, stop_step)
             rows = self._planned(rank, np.arange(block_step * batch_size, block_stop * batch_size))
             valid = np.ones(rows.size, dtype=np.bool_)
             if self.ends == "exact":

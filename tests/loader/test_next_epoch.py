@@ -203,6 +203,26 @@ def test_a_loop_that_leaves_each_epoch_after_as_many_batches_finds_the_next_ones
     loader.close()
 
 
+def test_epochs_that_are_left_early_lose_no_slot_and_add_none(tmp_path):
+    loader = FastLoader(Noting(tmp_path / "seen"), 4, workers=2, seed=2)
+    for last in (0, 2, 1, 0, 3, 0, 0, 0, 2, 5, 1):
+        for number, _ in enumerate(loader):
+            if number == last:
+                break
+        iter(loader)  # and one that nothing is taken of
+    assert sorted(flat(batch.rows.tolist() for batch in loader)) == list(range(N))
+    feed = loader._feed
+    assert len(feed.ring.slots) == SLACK + PREFETCH * 2 + 1
+
+    def all_are_back():
+        feed.receive_all()
+        return not feed._asked
+
+    wait_until(all_are_back)
+    assert feed.ring.collect() == len(feed.ring.slots) - PREFETCH * 2, "the next epoch's batches have the others"
+    loader.close()
+
+
 def test_a_changed_file_is_noticed_though_its_batches_were_read_ahead(tmp_path):
     path = tmp_path / "a.h5"
     write_random(path, **PACKED)
