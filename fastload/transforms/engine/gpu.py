@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import math
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -123,7 +124,7 @@ def fused(
     stride_n, stride_y, stride_x, stride_c = source.stride()
     from fastload.transforms.engine.triton_kernels import augment  # imports Triton
 
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with _current(device):
         for target in ([None] if sums is not None else []) + [output]:
             augment[(batch * tiles[0] * tiles[1],)](
                 source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value,
@@ -133,3 +134,56 @@ def fused(
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip
     return output.permute(0, 3, 1, 2)
+
+
+_LINE_BYTES = 128  # what a warp asks the bus for at a time, at a multiple of as many
+_PIECE_LANES = 512  # of a program: 4 reads a thread
+_BUS_BYTES = 1 << 19
+
+
+def gather_rows(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns `source[index]`, (B, ...), on the index's device, copied by the current stream; it never waits.
+
+    Rows of a multiple of 16, 8 or 4 bytes are read in such pieces a lane, others byte by byte. No more programs read
+    host memory than have 512 KB under way together: a bus carries less (PCIe 5: 55 GB/s x 2 us), and programs that
+    wait for it keep the kernels of other streams from the multiprocessors.
+
+    Args:
+        source: (N, ...) of any dtype, contiguous, on the device or in pinned host memory.
+        index: int64 (B,) on the device, contiguous, within 0 to N - 1; not checked, which would wait for the device.
+        out: memory for the result, contiguous, of its shape and dtype on the index's device.
+    """
+    device = index.device
+    if out is None:
+        out = torch.empty((len(index), *source.shape[1:]), dtype=source.dtype, device=device)
+    assert out.shape == (len(index), *source.shape[1:]) and out.dtype == source.dtype, "memory for these rows"
+    assert source.is_contiguous() and out.is_contiguous() and index.is_contiguous(), "whole rows, one after another"
+    row_bytes = source[0].nbytes if len(source) else 0
+    if out.nbytes == 0:
+        return out
+    common = math.gcd(row_bytes, source.data_ptr(), out.data_ptr(), 16)
+    lane_bytes = common if common >= 4 else 1
+    word = torch.int32 if common >= 4 else torch.uint8
+    read, written = (rows.view(-1).view(torch.uint8).view(word) for rows in (source, out))
+    row_lanes = row_bytes // lane_bytes
+    # Rows shorter than a piece share one; there, no read begins before its row.
+    span = min(1 << (row_lanes - 1).bit_length(), _PIECE_LANES)
+    align = _LINE_BYTES // lane_bytes if row_lanes >= _PIECE_LANES else 1
+    spans = -(-(row_lanes + align - 1) // span)
+    pieces = -(-len(index) // (_PIECE_LANES // span)) * spans
+    on_bus = source.device.type == "cpu"
+    programs = min(pieces, _BUS_BYTES // (_PIECE_LANES * lane_bytes)) if on_bus else pieces
+    from fastload.transforms.engine.triton_kernels import gather  # imports Triton
+
+    with _current(device):
+        gather[(programs,)](
+            read, index, written, source.data_ptr() % _LINE_BYTES // lane_bytes,
+            len(index), row_lanes, spans, pieces,
+            WORDS=max(1, lane_bytes // 4), ALIGN=align, ROWS=_PIECE_LANES // span, SPAN=span, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Launches are on the current device, and not on that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

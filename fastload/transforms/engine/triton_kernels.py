@@ -342,3 +342,25 @@ def _channel(hue, largest, chroma):
     missing = tl.minimum(tl.maximum(tl.minimum(distance, 4.0 - distance), 0.0), 1.0)
     level = (largest - chroma * missing) * (255.999 / 255)
     return tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0))
+
+
+@triton.jit(do_not_specialize="skew batch row_lanes spans pieces".split(), do_not_specialize_on_alignment=["index"])
+def gather(
+    source, index, out,  # words; int64 (B,); words
+    skew, batch, row_lanes, spans, pieces,
+    WORDS: tl.constexpr,  # of a lane
+    ALIGN: tl.constexpr,  # lanes of a source address that reads begin at
+    ROWS: tl.constexpr, SPAN: tl.constexpr,  # rows, and lanes of a row, of a piece
+):  # fmt: skip
+    """Copies rows `source[index]` to `out`, in pieces that the programs share out."""
+    word = tl.arange(0, WORDS)[None, None, :]
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        row = piece // spans * ROWS + tl.arange(0, ROWS)[:, None]
+        chosen = tl.load(index + row, mask=row < batch, other=0) * row_lanes
+        # A span reads whole lines of memory: the first begins before its row, and reads nothing there.
+        lane = piece % spans * SPAN + tl.arange(0, SPAN)[None, :] - ((chosen + skew) % ALIGN).to(tl.int32)
+        inside = ((row < batch) & (lane >= 0) & (lane < row_lanes))[:, :, None]
+        # The factor WORDS stands last: by it the compiler knows that a lane's words are one access.
+        words = tl.load(source + ((chosen + lane)[:, :, None] * WORDS + word), mask=inside)
+        there = (row.to(tl.int64) * row_lanes + lane)[:, :, None]
+        tl.store(out + (there * WORDS + word), words, mask=inside)

@@ -6,8 +6,11 @@ before Triton is imported, and prints {name: error or None} as JSON.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +19,7 @@ from colour_reference import exact_steps
 from resize_cases import reference
 
 from fastload.transforms.colour import BRIGHTNESS, CONTRAST, HUE, SATURATION
-from fastload.transforms.engine.gpu import Blocks, PassTables, fused
+from fastload.transforms.engine.gpu import Blocks, PassTables, fused, gather_rows
 from fastload.transforms.engine.placement import Placement
 
 MEAN, STD = np.array([0.485, 0.456, 0.406, 0.5]), np.array([0.229, 0.224, 0.225, 0.25])
@@ -83,6 +86,51 @@ CASES = {
         steps=((HUE, 0.3), (BRIGHTNESS, 1.2), (CONTRAST, 0.6), (SATURATION, 0.0)),
     ),
 }  # fmt: skip
+
+GATHERS = {
+    "gathered, whole pieces of 16 bytes": ((9, 61, 47, 16), torch.uint8, 0),
+    "gathered, one piece of 16 bytes": ((9, 3, 16), torch.uint8, 0),
+    "gathered, more pieces than programs": ((40, 70000), torch.uint8, 0),
+    "gathered, rows of 4 bytes times an odd number": ((9, 61, 47, 4), torch.uint8, 0),
+    "gathered, rows of bytes": ((9, 61, 47, 3), torch.uint8, 0),
+    "gathered, numbers": ((9,), torch.int64, 0),
+    "gathered, flags": ((9,), torch.bool, 0),
+    "gathered, three floats": ((9, 3), torch.float32, 0),
+    "gathered, halves": ((9, 5), torch.bfloat16, 0),
+    "gathered, memory that begins anywhere": ((9, 32, 64), torch.uint8, 3),
+    "gathered, memory that begins at a multiple of 4": ((9, 32, 64), torch.uint8, 20),
+    "gathered, memory that begins at a multiple of 16": ((9, 32, 64, 5), torch.uint8, 48),
+}  # rows, their type, and bytes before the first
+FAR = "gathered, beyond 2^31 bytes"
+
+
+def check_gather(case: tuple[tuple[int, ...], torch.dtype, int], device: str) -> None:
+    """Asserts that rows are gathered bit by bit, and that nothing beside them is written."""
+    shape, dtype, before = case
+    rng = np.random.default_rng(5)
+    count = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+    held = torch.from_numpy(rng.integers(0, 2 if dtype == torch.bool else 256, before + count, dtype=np.uint8))
+    held = held if device == "cpu" else held.pin_memory()
+    index = torch.from_numpy(rng.integers(0, shape[0], 13))
+    for memory in (held, held.to(device)):
+        source = memory[before:].view(dtype).view(shape)
+        around = torch.full((15, *shape[1:]), 1, dtype=dtype, device=device)
+        expected = around.cpu()
+        expected[1:14] = held[before:].view(dtype).view(shape)[index]
+        out = around[1:14]
+        assert gather_rows(source, index.to(device), out=out) is out
+        for found, rows in ((around, expected), (gather_rows(source, index.to(device)), expected[1:14])):
+            assert found.dtype == dtype and found.shape == rows.shape
+            as_bytes = [rows.contiguous().view(-1).view(torch.uint8) for rows in (found.cpu(), rows)]
+            assert torch.equal(*as_bytes)
+
+
+def check_far_rows() -> None:
+    """Asserts that rows beyond 2^31 bytes are found: in pages of zeros, which take no memory."""
+    far = torch.from_numpy(np.zeros((540_000, 4003), np.uint8))
+    index = torch.tensor([539_999, 3, 537_000])
+    far[index] = torch.arange(3 * 4003, dtype=torch.int32).view(3, 4003).to(torch.uint8)
+    assert torch.equal(gather_rows(far, index), far[index])
 
 
 def check(case: Case, device: str, *, interpreted: bool = False) -> None:
@@ -180,9 +228,14 @@ def stored(images: np.ndarray, layout: str, device: str) -> torch.Tensor:
 
 def main() -> None:
     errors: dict[str, str | None] = {}
-    for name, case in CASES.items():
+    checks: dict[str, Callable[[], None]] = {
+        **{name: functools.partial(check, case, "cpu", interpreted=True) for name, case in CASES.items()},
+        **{name: functools.partial(check_gather, case, "cpu") for name, case in GATHERS.items()},
+        FAR: check_far_rows,
+    }
+    for name, run in checks.items():
         try:
-            check(case, "cpu", interpreted=True)
+            run()
             errors[name] = None
         except Exception:  # noqa: BLE001  # whatever it is, it is this case's error, and the others still run
             errors[name] = traceback.format_exc()

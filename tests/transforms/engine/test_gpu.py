@@ -12,12 +12,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from child_processes import child_environment
-from kernel_cases import CASES, check
+from kernel_cases import CASES, FAR, GATHERS, check, check_gather
 
 from fastload.transforms.engine import gpu
 
@@ -36,8 +37,8 @@ def errors_under_the_interpreter() -> dict[str, str | None]:
 
 
 @needs_triton
-@pytest.mark.parametrize("name", CASES)
-def test_interpreted_kernel_agrees_with_float64(name):
+@pytest.mark.parametrize("name", [*CASES, *GATHERS, FAR])
+def test_interpreted_kernel_gives_what_numpy_gives(name):
     error = errors_under_the_interpreter()[name]
     if error and "only 0-dimensional arrays can be converted" in error:
         pytest.skip("this Triton's interpreter cannot read loop bounds with NumPy 2.4 or newer")
@@ -50,6 +51,14 @@ def test_interpreted_kernel_agrees_with_float64(name):
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_kernel_agrees_with_float64(name):
     check(CASES[name], "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_triton
+@pytest.mark.parametrize("name", GATHERS)
+def test_compiled_gather_copies_every_byte(name):
+    check_gather(GATHERS[name], "cuda")
 
 
 @pytest.mark.gpu
@@ -124,12 +133,7 @@ def compiled_for_hopper(
     resampled: bool = True,
 ) -> dict[str, str]:
     """The kernel's intermediate code and PTX, with the default block sizes."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    if "nvidia" not in triton.backends.backends:
-        pytest.skip("this Triton compiles for other GPUs than NVIDIA's")
+    pytest.importorskip("triton")
     from fastload.transforms.engine.triton_kernels import augment
 
     floats = "*fp32" if output not in (None, "*u8") else None
@@ -143,14 +147,38 @@ def compiled_for_hopper(
         "STRIDE_X": channels, "STRIDE_C": 1, "CHANNELS": channels, "RESAMPLED": resampled,
         "LANES": 4 if colour else channels, "BLOCK_Y": gpu.BLOCKS.block_y, "BLOCK_X": gpu.BLOCKS.block_x,
     } | {name: None for name, kind in types.items() if kind is None}  # fmt: skip
-    names = augment.arg_names
+    return compiled(augment, types, constants, aligned=("source", "output"), warps=gpu.BLOCKS.num_warps)
+
+
+def compiled(
+    kernel: Any, types: dict[str, str | None], constants: dict[str, Any], *, aligned: tuple[str, ...], warps: int = 4
+) -> dict[str, str]:
+    """A kernel's intermediate code and PTX; arguments without a type are int32."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if "nvidia" not in triton.backends.backends:
+        pytest.skip("this Triton compiles for other GPUs than NVIDIA's")
+    names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name) or "i32" for name in names}
-    aligned = {
-        (names.index(name),): [["tt.divisibility", 16]] for name in ("source", "output") if name not in constants
-    }
-    source = ASTSource(augment, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    options = {"num_warps": gpu.BLOCKS.num_warps, "enable_fp_fusion": True}
+    hints = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned if name not in constants}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, hints)
+    options = {"num_warps": warps, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+
+@needs_triton
+@pytest.mark.parametrize(("words", "access"), [(4, "v4.b32"), (2, "v2.b32"), (1, "b32")])
+def test_gather_reads_and_writes_a_lane_at_once(words, access):
+    from fastload.transforms.engine.triton_kernels import gather
+
+    types = {"source": "*i32", "index": "*i64", "out": "*i32"}
+    constants = {"WORDS": words, "ALIGN": 32 // words, "ROWS": 1, "SPAN": 512}
+    ptx = compiled(gather, types, constants, aligned=("source", "out"))["ptx"]
+    accesses = [set(re.findall(rf"\b{kind}\.global\.((?:v\d\.)?b32)\b", ptx)) for kind in ("ld", "st")]
+    assert accesses == [{access}, {access}]
+    assert ".local" not in ptx and "st.shared" not in ptx
 
 
 def test_importing_it_leaves_triton_out():
