@@ -24,7 +24,7 @@ from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
 from fastload.transforms.engine.place import place_images
-from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.placement import ImageRows, Placement, windows
 from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.erasing import Eraser
 from fastload.transforms.geometry import PlacedTransform, RandomFlip, joint_placement
@@ -44,6 +44,7 @@ class FusedPass:
     colours: tuple[tuple[int, ColourTransform], ...] = ()
     eraser: tuple[int, Eraser] | None = None
     normalize: Normalize | None = None
+    padded: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.moves or self.colours or self.eraser or self.normalize)
@@ -88,8 +89,11 @@ def _grown(current: FusedPass, index: int, transform: Any, spec: ImageSpec | Non
         resized = any(other.resizes for _, other in current.moves)
         # A flip after colour is as good as before it: colour looks at single pixels, and at the mean of all.
         late = current.colours and not isinstance(transform, RandomFlip)
-        if not (late or transform.pads(spec.sizes) or (transform.resizes and resized)):
-            return replace(current, moves=(*current.moves, one))
+        turned = all(isinstance(other, RandomFlip) for _, other in current.moves)
+        pads = transform.pads(spec.sizes)
+        twice = (transform.resizes and (resized or current.padded)) or (pads and not turned)
+        if not (late or twice):
+            return replace(current, moves=(*current.moves, one), padded=current.padded or pads)
     elif isinstance(transform, ColourTransform) and transform.output(spec) == spec:
         two_contrasts = _has_contrast(transform) and any(_has_contrast(other) for _, other in current.colours)
         if spec.channels == 3 and not two_contrasts:
@@ -125,6 +129,11 @@ def run_pass(
     # Small samples that keep their size are rather moved all at once.
     apart = placement.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
     if device.type == "cpu" and part.moves and apart and not between:
+        if placement.padding is not None:
+            upright = replace(placement, turned=np.zeros_like(placement.turned))
+            images = place_images(gathered(images), upright, _pool)
+            first = np.zeros_like(placement.first)
+            placement = replace(windows(first, placement.sizes), turned=placement.turned)
         source, rows = _where_they_lie(images)
         if output is None:
             dtype = part.normalize.dtype if part.normalize else torch.uint8
@@ -170,7 +179,7 @@ def _by_kernel(
     coloured = any(step.ops.shape[1] for step in steps)
     ops = np.concatenate([step.ops for step in steps], axis=1) if coloured else None
     factors = np.concatenate([step.factors for step in steps], axis=1) if coloured else None
-    rectangles = value = scale = shift = None
+    rectangles = value = scale = shift = outside = None
     if part.eraser:
         index, eraser = part.eraser
         shown = spec._replace(height=placement.size[0], width=placement.size[1])
@@ -178,10 +187,14 @@ def _by_kernel(
         value = np.resize(np.asarray(eraser.filled, np.float32), spec.channels)
     if part.normalize:
         scale, shift = (constants.numpy() for constants in part.normalize.scale_and_shift(torch.uint8))
-    tables = _sent(device, placement.table(), ops, factors, rectangles, value, scale, shift)
+    if placement.padding == "constant":
+        outside = (
+            torch.tensor(placement.fill, dtype=torch.float64).to(torch.uint8).expand(spec.channels).float().numpy()
+        )
+    tables = _sent(device, placement.table(), ops, factors, rectangles, value, scale, shift, outside)
     return gpu.fused(
         *_where_they_lie(images),
-        tables,
+        replace(tables, padding=placement.padding),
         placement.size,
         has_contrast=any(_has_contrast(transform) for _, transform in part.colours),
         dtype=part.normalize.dtype if part.normalize else torch.uint8,

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from fastload.transforms.engine.placement import PaddingMode
+
 
 class Blocks(NamedTuple):
     """Rows, and values of a row, that one program makes (powers of two, at least 32 values), and its warps."""
@@ -25,7 +27,7 @@ class Blocks(NamedTuple):
     num_warps: int
 
 
-BLOCKS = Blocks(32, 256, 2)
+BLOCKS = Blocks(32, 256, 1)
 """72 registers a thread; more values a thread save instructions and cost occupancy."""
 
 CONFIGURATIONS = [BLOCKS, Blocks(16, 256, 2), Blocks(64, 256, 2), Blocks(32, 128, 1), Blocks(32, 256, 1)]
@@ -67,12 +69,14 @@ class PassTables:
     """The numbers of a pass, on the device of its output. They are not checked: that would wait for the device.
 
     Attributes:
-        windows: int32 (B, 10), as `Placement.table()`; within the images.
+        windows: int32 (B, 10), as `Placement.table()`; within the images, unless there is a padding.
         ops: int32 (B, K), colour operations as in `ColourSteps`; of 1 or 3 channels, at most one contrast a sample.
         factors: float32 (B, K), of the operations.
         rectangles: int32 (B, 4): top, left, height, width in the output, filled with `value`.
         value: float32 (C,), whole numbers 0 to 255.
         scale, shift: float32 (C,): the output is level * scale + shift; None: it is uint8.
+        outside: float32 (C,), levels outside the images with padding "constant".
+        padding: how pixels outside the images are made, where nothing is resampled; None: there are none.
     """
 
     windows: torch.Tensor
@@ -82,6 +86,8 @@ class PassTables:
     value: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     shift: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
+    padding: PaddingMode | None = None
 
 
 def fused(
@@ -110,6 +116,8 @@ def fused(
         resampled: whether any window changes its size; if not, a shorter way is taken.
         blocks: of the kernel.
     """
+    assert tables.padding is None or not resampled, "windows that are resampled lie within their images"
+    assert (tables.padding == "constant") == (tables.outside is not None), "what constant padding consists of"
     assert source.dtype == torch.uint8 and source.shape[3] in CHANNELS, "images that the kernel reads"
     (height, width), channels, batch, device = size, source.shape[3], len(tables.windows), tables.windows.device
     output = torch.empty((batch, height, width, channels), dtype=dtype, device=device)
@@ -127,9 +135,10 @@ def fused(
     with _current(device):
         for target in ([None] if sums is not None else []) + [output]:
             augment[(batch * tiles[0] * tiles[1],)](
-                source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value,
-                tables.scale, tables.shift, target, stride_n, stride_y, height, width, steps, *tiles,
-                STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes, RESAMPLED=resampled,
+                source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value, tables.scale,
+                tables.shift, target, tables.outside, stride_n, stride_y, *source.shape[1:3], height, width, steps,
+                *tiles, STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes,
+                FULL=width * lanes >= blocks.block_x, PADDING=tables.padding, RESAMPLED=resampled,
                 BLOCK_Y=blocks.block_y, BLOCK_X=blocks.block_x, num_warps=blocks.num_warps,
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip

@@ -55,13 +55,17 @@ def test_what_one_pass_can_do_is_one_pass():
     assert shape_of(whole) == [[0, 1, 2, 3, 4, "normalize"]]
     assert shape_of([ColorJitter(0.4, contrast=0.2), FLIP, NORMALIZE]) == [[1, 0, "normalize"]]
     assert shape_of([NORMALIZE]) == [["normalize"]]
+    assert shape_of([FLIP, RandomCrop(24, padding=2), FLIP, CenterCrop(20), NORMALIZE]) == [[0, 1, 2, 3, "normalize"]]
 
 
 @pytest.mark.parametrize(
     ("transforms", "passes"),
     [
         ([Resize(22), RandomResizedCrop(12)], [[0], [1]]),  # values would be mixed twice
-        ([RandomCrop(24, padding=2), FLIP, NORMALIZE], [0, [1, "normalize"]]),  # a window out of its image
+        ([CenterCrop(12), RandomCrop(14, padding=2), FLIP], [[0], [1, 2]]),  # it is the part that is padded
+        ([RandomCrop(24, padding=2), RandomCrop(26, padding=2)], [[0], [1]]),
+        ([RandomCrop(24, padding=2), Resize(12)], [[0], [1]]),
+        ([Resize(12), RandomCrop(14, padding=2)], [[0], [1]]),
         ([ColorJitter(0.4), CenterCrop(12)], [[0], [1]]),  # contrast looks at the whole image
         ([RandomErasing(), FLIP], [[0], [1]]),
         ([ColorJitter(contrast=0.4), ColorJitter(contrast=0.4)], [[0], [1]]),
