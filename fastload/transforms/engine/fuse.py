@@ -38,7 +38,10 @@ _pool = OutputPool()
 
 @dataclass(frozen=True)
 class FusedPass:
-    """Transforms that one pass runs, each with its index in the list, which is its stream of random numbers."""
+    """Transforms that one pass runs, each with its index in the list, which is its stream of random numbers.
+
+    One of its crops may pad (`padded`), with nothing but flips before it.
+    """
 
     moves: tuple[tuple[int, PlacedTransform], ...] = ()
     colours: tuple[tuple[int, ColourTransform], ...] = ()

@@ -1,16 +1,19 @@
 # mypy: disable-error-code="import-untyped,import-not-found,untyped-decorator,no-untyped-def"
 # ruff: noqa: ANN001, ANN201, ANN202  # pointers, numbers and blocks are all a `tl.tensor`, or None
-"""The GPU code of `gpu.fused`: one Triton kernel, in a module of its own since only Triton's users can import it.
+"""The GPU code of `gpu.fused` and `gpu.gather_rows`, in a module of its own since only Triton's users can import it.
 
-One program makes BLOCK_Y rows of BLOCK_X values of one sample. Its lanes run over the values of an output row as they
-lie in memory, x * C + c, so that stores are whole. What depends on the column is computed once a program, what depends
-on the row once a row. It walks down the rows of the resized image and keeps the source rows that it has blended along
-x, since neighbours need the same ones: where images grow, each byte is read twice a program and not four times a value.
+One program of `augment` makes BLOCK_Y rows of BLOCK_X values of one sample. Its lanes run over the values of an output
+row as they lie in memory, x * C + c, so that stores are whole. What depends on the column is computed once a program,
+what depends on the row once a row. It walks down the rows of the source, blends each along x once, and keeps what
+several output rows need: where images grow, each byte is read twice a program and not four times a value.
 
 Weights of the antialiased filter are zero outside its support, so every run of taps within the window that covers the
-support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing shrinks, 3 down to two thirds.
+support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing shrinks, 3 down to two thirds, 5 along x
+down to two fifths; beyond, weights along x are computed for each source row. There, the filter of an output row ends at
+the centres of its neighbours: a source row is added to the two output rows that it lies between, and then forgotten.
 
 Colour steps do what `colour.py` does, in registers, with the same formulas and rounding.
+`benchmarks/kernel_code.py` counts the instructions that a change costs or saves.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ def augment(
         least = tl.minimum(window_height, window_width)
         kept = (window_height <= scaled_height) & (window_width <= scaled_width) & (least >= 2)
         near = (2 * window_height <= 3 * scaled_height) & (2 * window_width <= 3 * scaled_width) & (least >= 3)
-        # What shrinks more has more weights a value, and is made in halves: fewer values a thread at a time.
+        # What shrinks most takes most registers a value, and is made in halves.
         HALF: tl.constexpr = BLOCK_X // 2
         halves = tl.minimum((width * LANES - first_lane + HALF - 1) // HALF, 2)
         if kept:
@@ -98,12 +101,11 @@ def augment(
                 STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, BLOCK_X, 3,
             )  # fmt: skip
         elif (2 * window_width <= 5 * scaled_width) & (window_width >= 5):
-            for half in range(halves):
-                _paint(
-                    image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-                    sample, first_row, count, first_lane + half * HALF, stride_y, image_height, image_width, height,
-                    width, steps, STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, HALF, 5,
-                )  # fmt: skip
+            _paint(
+                image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
+                sample, first_row, count, first_lane, stride_y, image_height, image_width, height, width, steps,
+                STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, BLOCK_X, 5,
+            )  # fmt: skip
         else:
             for half in range(halves):
                 _paint(
