@@ -25,7 +25,7 @@ from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, sent
 from fastload.transforms.engine.place import place_images
-from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.placement import ImageRows, Placement, windows
 from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.erasing import Eraser
 from fastload.transforms.geometry import PlacedTransform, RandomFlip, joint_placement
@@ -44,6 +44,8 @@ _View = tuple[str, bool, tuple[int, ...], tuple[int, ...], int]
 class FusedPass:
     """Transforms that one pass runs, each with its index in the list, which is its stream of random numbers.
 
+    One of its crops may pad (`padded`), with nothing but flips before it.
+
     For the kernel the numbers of B samples lie in one array of words (int32, or float32 in the same bits): the tables
     of `gpu.PassTables` one after another, and behind them the constants.
     """
@@ -53,6 +55,7 @@ class FusedPass:
     colours: tuple[tuple[int, ColourTransform], ...] = ()
     eraser: tuple[int, Eraser] | None = None
     normalize: Normalize | None = None
+    padded: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.moves or self.colours or self.eraser or self.normalize)
@@ -122,7 +125,8 @@ class FusedPass:
             **{
                 name: (floats if is_float else words).as_strided(shape, stride, begin + first)
                 for name, is_float, shape, stride, first in views
-            }
+            },
+            padding=self._of_one.padding,
         )
 
     @cached_property
@@ -134,6 +138,11 @@ class FusedPass:
     def has_contrast(self) -> bool:
         """Whether a colour operation may be contrast."""
         return any(_has_contrast(transform) for _, transform in self.colours)
+
+    @cached_property
+    def _of_one(self) -> Placement:
+        """A placement of one sample: padding and fill are the same for all."""
+        return self.placement(Draws(0, 0, np.zeros(1, np.int64)))
 
     @cached_property
     def _columns(self) -> dict[str, int]:
@@ -152,6 +161,8 @@ class FusedPass:
         if self.normalize:
             scale, shift = self.normalize.scale_and_shift(torch.uint8)
             found |= {"scale": scale.numpy(), "shift": shift.numpy()}
+        if self._of_one.padding == "constant":
+            found["outside"] = np.resize(np.asarray(self._of_one.fill, np.float32), self.spec.channels)
         return found
 
 
@@ -213,8 +224,11 @@ def _grown(current: FusedPass | None, index: int, transform: Any, spec: ImageSpe
         resized = any(other.resizes for _, other in current.moves)
         # A flip after colour is as good as before it: colour looks at single pixels, and at the mean of all.
         late = current.colours and not isinstance(transform, RandomFlip)
-        if not (late or transform.pads(spec.sizes) or (transform.resizes and resized)):
-            return replace(current, moves=(*current.moves, one))
+        turned = all(isinstance(other, RandomFlip) for _, other in current.moves)
+        pads = transform.pads(spec.sizes)
+        twice = (transform.resizes and (resized or current.padded)) or (pads and not turned)
+        if not (late or twice):
+            return replace(current, moves=(*current.moves, one), padded=current.padded or pads)
     elif isinstance(transform, ColourTransform) and transform.output(spec) == spec:
         two_contrasts = _has_contrast(transform) and any(_has_contrast(other) for _, other in current.colours)
         if spec.channels == 3 and not two_contrasts:
@@ -244,6 +258,11 @@ def run_pass(
     # Small samples that keep their size are rather moved all at once.
     apart = drawn.resized or spec.channels * spec.height * spec.width > SMALL_SAMPLE_BYTES
     if device.type == "cpu" and part.moves and apart and not between:
+        if placement.padding is not None:
+            upright = replace(placement, turned=np.zeros_like(placement.turned))
+            images = place_images(gathered(images), upright, _pool)
+            first = np.zeros_like(placement.first)
+            placement = replace(windows(first, placement.sizes), turned=placement.turned)
         source, rows = _where_they_lie(images)
         if output is None:
             output = _pool.empty((len(placement), *part.size, spec.channels), part.dtype).permute(0, 3, 1, 2)

@@ -1,4 +1,6 @@
-"""Runs crops, resizes, flips, colour, erasing and Normalize in one pass on a GPU: calls `triton_kernels.py`.
+"""Runs crops (padded or not), resizes, flips, colour, erasing and Normalize in one pass on a GPU, and gathers rows.
+
+Calls `triton_kernels.py`.
 
 The batch is read once as uint8, where it lies (device memory, or pinned host memory over the bus), and written once,
 normalized and channels_last. Triton is imported at the first call: builds of torch for the CPU do not have it.
@@ -16,20 +18,22 @@ from typing import NamedTuple
 
 import torch
 
+from fastload.transforms.engine.placement import PaddingMode
+
 
 class Blocks(NamedTuple):
-    """Rows, and values of a row, that one program makes (powers of two, at least 32 values), and its warps."""
+    """Rows, and values of a row (a power of two, at least 32), that one program makes, and its warps."""
 
     block_y: int
     block_x: int
     num_warps: int
 
 
-BLOCKS = Blocks(32, 256, 2)
-"""72 registers a thread; more values a thread save instructions and cost occupancy."""
+BLOCKS = Blocks(32, 256, 1)
+"""8 values and 128 registers a thread; more values a thread save instructions and cost occupancy."""
 
-CONFIGURATIONS = [BLOCKS, Blocks(16, 256, 2), Blocks(64, 256, 2), Blocks(32, 128, 1), Blocks(32, 256, 1)]
-CONFIGURATIONS += [Blocks(32, 64, 1), Blocks(32, 512, 4)]
+CONFIGURATIONS = [BLOCKS, Blocks(16, 256, 1), Blocks(56, 256, 1), Blocks(32, 128, 1), Blocks(32, 256, 2)]
+CONFIGURATIONS += [Blocks(32, 512, 2), Blocks(32, 512, 4)]
 """Block sizes that are worth timing."""
 
 CHANNELS = (1, 3, 4)
@@ -67,12 +71,14 @@ class PassTables:
     """The numbers of a pass, on the device of its output. They are not checked: that would wait for the device.
 
     Attributes:
-        windows: int32 (B, 10), as `Placement.table()`; within the images.
+        windows: int32 (B, 10), as `Placement.table()`; within the images, unless there is a padding.
         ops: int32 (B, K), colour operations as in `ColourSteps`; of 1 or 3 channels, at most one contrast a sample.
         factors: float32 (B, K), of the operations.
         rectangles: int32 (B, 4): top, left, height, width in the output, filled with `value`.
         value: float32 (C,), whole numbers 0 to 255.
         scale, shift: float32 (C,): the output is level * scale + shift; None: it is uint8.
+        outside: float32 (C,), levels outside the images with padding "constant".
+        padding: how pixels outside the images are made, where nothing is resampled; None: there are none.
     """
 
     windows: torch.Tensor
@@ -82,6 +88,8 @@ class PassTables:
     value: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     shift: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
+    padding: PaddingMode | None = None
 
 
 def fused(
@@ -110,6 +118,8 @@ def fused(
         resampled: whether any window changes its size; if not, a shorter way is taken.
         blocks: of the kernel.
     """
+    assert tables.padding is None or not resampled, "windows that are resampled lie within their images"
+    assert (tables.padding == "constant") == (tables.outside is not None), "what constant padding consists of"
     assert source.dtype == torch.uint8 and source.shape[3] in CHANNELS, "images that the kernel reads"
     (height, width), channels, batch, device = size, source.shape[3], len(tables.windows), tables.windows.device
     output = torch.empty((batch, height, width, channels), dtype=dtype, device=device)
@@ -118,7 +128,8 @@ def fused(
     steps = 0 if tables.ops is None else tables.ops.shape[1]
     ops, factors = (tables.ops, tables.factors) if steps else (None, None)
     lanes = 4 if steps and channels == 3 else channels
-    tiles = (-(-height // blocks.block_y), -(-width * lanes // blocks.block_x))
+    block_x = min(blocks.block_x, max(32, 1 << (width * lanes - 1).bit_length()))  # fewer lanes idle in short rows
+    tiles = (-(-height // blocks.block_y), -(-width * lanes // block_x))
     sums = torch.zeros(batch, dtype=torch.int64, device=device) if steps and has_contrast else None
     # Offsets within an image are 32 bits wide; between images they are 64.
     stride_n, stride_y, stride_x, stride_c = source.stride()
@@ -127,10 +138,11 @@ def fused(
     with _current(device):
         for target in ([None] if sums is not None else []) + [output]:
             augment[(batch * tiles[0] * tiles[1],)](
-                source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value,
-                tables.scale, tables.shift, target, stride_n, stride_y, height, width, steps, *tiles,
-                STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes, RESAMPLED=resampled,
-                BLOCK_Y=blocks.block_y, BLOCK_X=blocks.block_x, num_warps=blocks.num_warps,
+                source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value, tables.scale,
+                tables.shift, target, tables.outside, stride_n, stride_y, *source.shape[1:3], height, width, steps,
+                *tiles, STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes,
+                FULL=width * lanes >= block_x, PADDING=tables.padding, RESAMPLED=resampled,
+                BLOCK_Y=blocks.block_y, BLOCK_X=block_x, num_warps=blocks.num_warps,
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip
     return output.permute(0, 3, 1, 2)

@@ -3,7 +3,7 @@
     image (H, W) --window--> (height, width) --resize--> scaled --part from offset on--> size --flip, mirror-->
 
 Source images may differ in size. A placement moves points and boxes as it moves pixels. Several in a row are one, as
-long as no more than one of them resizes and none pads, so that a list such as [Resize(256), RandomCrop(224),
+long as no more than one of them resizes, or one pads, so that a list such as [Resize(256), RandomCrop(224),
 RandomHorizontalFlip()] reads each pixel once and rounds it once. `place.py` moves the pixels; `ImageRows` says which
 images of a mapping or a cache they are read from.
 """
@@ -80,9 +80,10 @@ class Placement:
     def then(self, after: Placement) -> Placement:
         """Returns one placement that does what this one and then another one, of its output, do.
 
-        At most one of them resizes, and neither pads.
+        At most one of them resizes; none if one pads, and before one that pads there are only turns.
         """
-        assert self.padding is None and after.padding is None, "padded windows are placed one by one"
+        assert self.padding is None or (after.padding is None and not after.resized), "an image is padded once"
+        assert after.padding is None or not (self.first.any() or self.resized), "the image itself is padded"
         # Where `self` turns an image, windows of `after` begin at the other end of the image before the turn.
         first = np.where(self.turned, self.sizes - after.first - after.window, after.first)
         offset = np.where(self.turned, after.scaled - after.offset - after.sizes, after.offset)
@@ -90,7 +91,9 @@ class Placement:
         if after.resized:
             assert not self.resized, "pixel values are interpolated once"
             return replace(after, first=self.first + self.offset + first, offset=offset, turned=turned)
+        padded = self if after.padding is None else after
         whole = replace(self, offset=self.offset + first + offset, sizes=after.sizes, turned=turned)
+        whole = replace(whole, padding=padded.padding, fill=padded.fill)
         # Windows that are not resized are cut to the part that is shown: less is read.
         same = whole.window == whole.scaled
         return replace(

@@ -34,6 +34,24 @@ CASES = {
     "erased": ([RandomCrop(15), RandomErasing(p=0.7, value=(9, 80, 200)), Normalize(*RGB)], 3),
     "cutout": ([Cutout(7, fill=100)], 3),
     "only normalized": ([Normalize([0.5], [0.25], dtype=torch.float16)], 1),
+    "padded": ([RandomCrop((22, 25), padding=4, fill=(9, 80, 200)), RandomHorizontalFlip(), Normalize(*RGB)], 3),
+    "turned and padded": (
+        [
+            RandomVerticalFlip(),
+            RandomHorizontalFlip(),
+            RandomCrop((25, 30), padding=(5, 8), padding_mode="reflect"),
+            RandomVerticalFlip(),
+            CenterCrop((20, 29)),
+            RandomHorizontalFlip(),
+        ],
+        3,
+    ),
+    "padded by edges": ([RandomCrop(40, pad_if_needed=True, padding_mode="edge"), RandomHorizontalFlip()], 1),
+    "padded by all it shows": (
+        [RandomHorizontalFlip(), RandomCrop((30, 26), padding=22, padding_mode="symmetric"), RandomErasing()],
+        4,
+    ),
+    "padded and coloured": ([RandomCrop(23, padding=3, fill=7), ColorJitter(0.4, 0.4), RandomHorizontalFlip()], 3),
     "four channels": ([RandomResizedCrop(16), Normalize([0.5] * 4, [0.25] * 4)], 4),
 }
 

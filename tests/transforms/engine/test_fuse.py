@@ -55,13 +55,17 @@ def test_what_one_pass_can_do_is_one_pass():
     assert shape_of(whole) == [[0, 1, 2, 3, 4, "normalize"]]
     assert shape_of([ColorJitter(0.4, contrast=0.2), FLIP, NORMALIZE]) == [[1, 0, "normalize"]]
     assert shape_of([NORMALIZE]) == [["normalize"]]
+    assert shape_of([FLIP, RandomCrop(24, padding=2), FLIP, CenterCrop(20), NORMALIZE]) == [[0, 1, 2, 3, "normalize"]]
 
 
 @pytest.mark.parametrize(
     ("transforms", "passes"),
     [
         ([Resize(22), RandomResizedCrop(12)], [[0], [1]]),  # values would be mixed twice
-        ([RandomCrop(24, padding=2), FLIP, NORMALIZE], [0, [1, "normalize"]]),  # a window out of its image
+        ([CenterCrop(12), RandomCrop(14, padding=2), FLIP], [[0], [1, 2]]),  # it is the part that is padded
+        ([RandomCrop(24, padding=2), RandomCrop(26, padding=2)], [[0], [1]]),
+        ([RandomCrop(24, padding=2), Resize(12)], [[0], [1]]),
+        ([Resize(12), RandomCrop(14, padding=2)], [[0], [1]]),
         ([ColorJitter(0.4), CenterCrop(12)], [[0], [1]]),  # contrast looks at the whole image
         ([RandomErasing(), FLIP], [[0], [1]]),
         ([ColorJitter(contrast=0.4), ColorJitter(contrast=0.4)], [[0], [1]]),
@@ -140,3 +144,20 @@ def test_a_gpu_where_triton_cannot_run_is_told_of_once(monkeypatch, installed, m
         assert not gpu.kernel_runs(device)
     assert not gpu.kernel_runs(device)  # a second warning would be an error
     gpu.kernel_runs.cache_clear()
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+def test_large_padded_crops_give_in_one_pass_what_they_give_one_by_one(mode):
+    images = torch.from_numpy(np.random.default_rng(2).integers(0, 256, (5, 3, 90, 80), np.uint8))
+    transforms = [FLIP, RandomCrop((92, 84), padding=7, fill=(3, 80, 200), padding_mode=mode), FLIP, NORMALIZE]
+    draws = Draws(3, 1, np.arange(5))
+    assert shape_of(transforms, ImageSpec.of(images)) == [[0, 1, 2, "normalize"]]
+    masks = images[:, 0].clone()
+    found = apply_transforms(transforms, {"images": images, "masks": masks}, draws, ignore_index=9)
+    expected = images
+    for index, transform in enumerate(transforms):
+        expected = transform.apply(expected, draws.stream(index))
+        if transform is not NORMALIZE:
+            masks = transform.apply_masks(masks, draws.stream(index), 9)
+    assert torch.equal(found["images"], expected)
+    assert torch.equal(found["masks"], masks)
