@@ -12,7 +12,7 @@ support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing s
 down to two fifths; beyond, weights along x are computed for each source row. There, the filter of an output row ends at
 the centres of its neighbours: a source row is added to the two output rows that it lies between, and then forgotten.
 
-Colour steps do what `colour.py` does, in registers, with the same formulas and rounding.
+Colour steps are in `triton_colour.py`.
 `benchmarks/kernel_code.py` counts the instructions that a change costs or saves.
 """
 
@@ -21,10 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The codes of colour.py; 0 leaves a pixel as it is, 1 is brightness.
-CONTRAST = tl.constexpr(2)
-SATURATION = tl.constexpr(3)
-HUE = tl.constexpr(4)
+from fastload.transforms.engine.triton_colour import CONTRAST, coloured
 
 # Added to a value in 0..255, it leaves the nearest whole number in the low bits: 1.5 * 2**23.
 ROUNDER = tl.constexpr(12582912.0)
@@ -352,73 +349,6 @@ def _long_line(first, distance, share, zoom, taps, STRIDE_X: tl.constexpr):
     for tap in range(taps):
         line += _bits(first + tap * STRIDE_X) * tl.maximum(tl.abs(distance + tap) * inverse + LIFT, 0.0)
     return line * share
-
-
-@triton.jit
-def coloured(values, ops, factors, sample, steps, mean, CHANNELS: tl.constexpr):
-    """Returns values after all colour steps, and each pixel's gray level before the contrast step, 0 without one."""
-    gray = tl.zeros_like(values)
-    if CHANNELS == 1:
-        for step in range(steps):
-            op, factor = tl.load(ops + sample * steps + step), tl.load(factors + sample * steps + step)
-            if (op > 0) & (op <= CONTRAST):
-                if op == CONTRAST:
-                    gray = values
-                values = _blend(values, tl.where(op == CONTRAST, mean, 0.0), factor)
-        return values, gray
-    else:
-        PIXELS: tl.constexpr = values.shape[0] * values.shape[1] // 4
-        even, odd = tl.split(tl.reshape(values, [PIXELS, 2, 2]))
-        red, blue = tl.split(even)
-        green, _ = tl.split(odd)
-        level = tl.zeros_like(red)
-        for step in range(steps):
-            op, factor = tl.load(ops + sample * steps + step), tl.load(factors + sample * steps + step)
-            if op > 0:
-                if op == HUE:
-                    red, green, blue = _turned(red, green, blue, factor)
-                else:
-                    other = tl.floor(red * 0.2989 + green * 0.587 + blue * 0.114)
-                    if op == CONTRAST:
-                        level = other
-                    other = tl.where(op == SATURATION, other, tl.where(op == CONTRAST, mean, 0.0))
-                    red, green, blue = (
-                        _blend(red, other, factor),
-                        _blend(green, other, factor),
-                        _blend(blue, other, factor),
-                    )
-        nothing = tl.zeros_like(red)
-        values = tl.reshape(tl.join(tl.join(red, blue), tl.join(green, nothing)), values.shape)
-        gray = tl.reshape(tl.join(tl.join(level, nothing), tl.join(nothing, nothing)), values.shape)
-        return values, gray
-
-
-@triton.jit
-def _blend(level, other, factor):
-    return tl.floor(tl.minimum(tl.maximum(level * factor + other * (1.0 - factor), 0.0), 255.0))
-
-
-@triton.jit
-def _turned(red, green, blue, turns):
-    """Returns colours with their hue turned by parts of a full turn, as `colour.py` does it."""
-    largest = tl.maximum(tl.maximum(red, green), blue)
-    chroma = largest - tl.minimum(tl.minimum(red, green), blue)
-    divisor = tl.maximum(chroma, 1.0)
-    of_green_or_blue = tl.where(largest == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor)
-    hue = tl.where(largest == red, (green - blue) / divisor, of_green_or_blue) + 6.0 * turns
-    return (
-        _channel(hue + 5.0, largest, chroma),
-        _channel(hue + 3.0, largest, chroma),
-        _channel(hue + 1.0, largest, chroma),
-    )
-
-
-@triton.jit
-def _channel(hue, largest, chroma):
-    distance = hue - 6.0 * tl.floor(hue / 6.0)
-    missing = tl.minimum(tl.maximum(tl.minimum(distance, 4.0 - distance), 0.0), 1.0)
-    level = (largest - chroma * missing) * (255.999 / 255)
-    return tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0))
 
 
 @triton.jit(do_not_specialize="skew batch row_lanes spans pieces".split(), do_not_specialize_on_alignment=["index"])
