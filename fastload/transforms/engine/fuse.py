@@ -24,14 +24,14 @@ from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool
 from fastload.transforms.engine.place import place_images
-from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement
 from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.erasing import Eraser
 from fastload.transforms.geometry import PlacedTransform, RandomFlip, joint_placement
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.spec import ImageSpec
 
-Images = torch.Tensor | ImageRows
+Images = torch.Tensor | ImageRows | PlacedImages
 
 _pool = OutputPool()
 
@@ -111,14 +111,20 @@ def run_pass(
 
     Args:
         part: the pass.
-        images: uint8 (B, C, H, W), or rows that are not gathered yet; not written to.
+        images: uint8 (B, C, H, W), rows that are not gathered yet, or images not made yet; not written to.
         placement: `part.placement(spec, draws)`.
         spec: of the images.
         draws: for the batch's samples.
         output: on the CPU, memory for the result, in its shape, dtype and memory order.
     """
-    device = images.samples.device if isinstance(images, ImageRows) else images.device
-    if device.type != "cpu" and spec.channels in gpu.CHANNELS and gpu.kernel_runs(device):
+    device = _device_of(images)
+    by_kernel = _kernel_makes(spec, device)
+    if isinstance(images, PlacedImages):
+        joined = images.then(placement)
+        if by_kernel and joined is not None:
+            return _by_kernel(part, joined, joined.placement, spec, draws, device)
+        images = gathered(images)
+    if by_kernel:
         images = images if _readable(images) else gathered(images)
         return _by_kernel(part, images, placement, spec, draws, device)
     between: list[tuple[int, ColourTransform | Eraser]] = [*part.colours, *([part.eraser] if part.eraser else [])]
@@ -144,14 +150,33 @@ def run_pass(
 
 def gathered(images: Images) -> torch.Tensor:
     """Returns the images as a batch, (B, C, H, W); a kernel fetches rows in pinned memory, without the CPU."""
-    if not isinstance(images, ImageRows):
+    if isinstance(images, torch.Tensor):
         return images
-    device = images.samples.device
+    device, spec = _device_of(images), images.spec
+    if isinstance(images, PlacedImages):
+        undrawn = Draws(0, 0, np.zeros(len(images), np.int64))
+        if _kernel_makes(spec, device):
+            return _by_kernel(FusedPass(), images, images.placement, spec, undrawn, device)
+        one_by_one = enumerate(images.whole())
+        placed = [place_images(one[None], images.placement.part(slice(at, at + 1)), _pool) for at, one in one_by_one]
+        return torch.cat(placed).contiguous(memory_format=torch.channels_last)
     if device.type != "cpu" and images.source.device.type == "cpu" and _readable(images) and gpu.kernel_runs(device):
         undrawn = Draws(0, 0, np.zeros(len(images.samples), np.int64))
-        whole = FusedPass().placement(images.spec, undrawn)
-        return _by_kernel(FusedPass(), images, whole, images.spec, undrawn, device)
+        whole = FusedPass().placement(spec, undrawn)
+        return _by_kernel(FusedPass(), images, whole, spec, undrawn, device)
     return images.gather()
+
+
+def _device_of(images: Images) -> torch.device:
+    """Returns the device that the batch is made on."""
+    if isinstance(images, ImageRows):
+        return images.samples.device
+    return images.pixels.device if isinstance(images, PlacedImages) else images.device
+
+
+def _kernel_makes(spec: ImageSpec, device: torch.device) -> bool:
+    """Whether images of a spec, on a device, are made by the kernel."""
+    return device.type != "cpu" and spec.channels in gpu.CHANNELS and gpu.kernel_runs(device)
 
 
 def _readable(images: Images) -> bool:
@@ -186,6 +211,7 @@ def _by_kernel(
         has_contrast=any(_has_contrast(transform) for _, transform in part.colours),
         dtype=part.normalize.dtype if part.normalize else torch.uint8,
         resampled=placement.resized,
+        channels=spec.channels,
     )
 
 
@@ -209,7 +235,9 @@ def _sent(device: torch.device, *tables: NDArray[Any] | None) -> gpu.PassTables:
 
 
 def _where_they_lie(images: Images) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns images (N, H, W, C), and which of them the samples are; None: each its own."""
+    """Returns images (N, H, W, C) or (T,), and which of them the samples are, as `gpu.fused` takes them."""
+    if isinstance(images, PlacedImages):
+        return images.pixels, images.layout
     if isinstance(images, ImageRows):
         return images.source, images.samples
     return images.permute(0, 2, 3, 1), None

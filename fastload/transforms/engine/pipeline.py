@@ -20,7 +20,7 @@ from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool
 from fastload.transforms.engine.fuse import FusedPass, Images, gathered, passes_of, run_pass
 from fastload.transforms.engine.place import place_masks
-from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement
 from fastload.transforms.geometry import PlacedTransform, RandomFlip, Resize, joint_placement
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.spec import (
@@ -95,7 +95,7 @@ def check_pipeline(
 
 def apply_transforms(
     transforms: Sequence[Transform | BatchTransform | ImageFunction],
-    fields: Mapping[str, torch.Tensor | ImageRows],
+    fields: Mapping[str, torch.Tensor | ImageRows | PlacedImages],
     draws: Draws,
     *,
     ignore_index: int = 0,
@@ -112,7 +112,7 @@ def apply_transforms(
 
     Args:
         transforms: in the order they run, as `check_pipeline` accepted them.
-        fields: by name; "images" (B, C, H, W) or rows not gathered yet, "masks" (B, H, W). They are not written to.
+        fields: by name; "images" (B, C, H, W), or not gathered or made yet, "masks" (B, H, W). They are not written to.
         draws: for the batch's samples.
         ignore_index: value of masks where padding was added.
         batch_draws: for the batch as a whole, for transforms that mix samples.
@@ -132,7 +132,7 @@ def apply_transforms(
     if len(draws) != count:
         raise OptionError(f"draws are for {len(draws)} samples, and the batch has {count}: give Draws of its rows")
     others = {name: tensor for name, tensor in fields.items() if name != "images" and isinstance(tensor, torch.Tensor)}
-    spec = images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
+    spec = ImageSpec.of(images) if isinstance(images, torch.Tensor) else images.spec
     moves = any(isinstance(transform, Transform) and transform.geometric for transform in transforms[done:])
     moved = as_moved(others, coordinates) if moves and coordinates else {}
     parts = passes_of(transforms[done:], spec, first=done)
@@ -256,6 +256,16 @@ class SizeHead:
         """The (height, width) of the images after the head."""
         return self.spec.height, self.spec.width
 
+    @property
+    def resizes(self) -> int:
+        """How many of the transforms resize."""
+        return sum(transform.resizes for transform in self.transforms)
+
+    @property
+    def pads(self) -> bool:
+        """Whether any of the transforms pads, or would pad a small image."""
+        return any(transform.pads(np.ones((1, 2), np.int64)) for transform in self.transforms)
+
     def with_flips(self) -> SizeHead:
         """Returns the head with the flips that follow it: placed with the same call, they cost no pass of their own."""
         flips = tuple(takewhile(lambda transform: isinstance(transform, RandomFlip), self.rest))
@@ -294,7 +304,7 @@ class SizeHead:
         """
         self.check(shapes)
         sizes = whole = np.asarray(shapes, np.int64)
-        if self.spec.dtype != torch.uint8 or sum(transform.resizes for transform in self.transforms) > 1:
+        if self.spec.dtype != torch.uint8 or self.resizes > 1:
             return None
         for transform in self.transforms:
             if transform.pads(sizes):

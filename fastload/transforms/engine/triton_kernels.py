@@ -35,7 +35,7 @@ RAISED_BY = tl.constexpr(8388608.0)  # 2**23
 )
 def augment(
     source,  # uint8: the images
-    rows,  # int64 (B,) or None: which image each sample is
+    rows,  # int64 (B,) or None: which image each sample is; VARIED: int64 (B, 3), as in `PlacedImages`
     windows,  # int32 (B, 10)
     ops,  # int32 (B, steps) or None
     factors,  # float32 (B, steps) or None
@@ -49,6 +49,7 @@ def augment(
     STRIDE_X: tl.constexpr, STRIDE_C: tl.constexpr, CHANNELS: tl.constexpr,
     LANES: tl.constexpr,  # lanes a pixel: CHANNELS, or 4 where three channels get colour steps
     RESAMPLED: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
+    VARIED: tl.constexpr = False,  # each image has strides of its own
 ):  # fmt: skip
     program = tl.program_id(0)
     sample = program // (tiles_y * tiles_x)
@@ -63,7 +64,11 @@ def augment(
     window = windows + sample * 10
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
     image = sample.to(tl.int64)
-    if rows is not None:
+    if VARIED:
+        image, stride_y = tl.load(rows + sample * 3), tl.load(rows + sample * 3 + 1).to(tl.int32)
+        # A pointer for each lane: what follows then adds nothing for the channel (STRIDE_C is 0).
+        image += channel * tl.load(rows + sample * 3 + 2)
+    elif rows is not None:
         image = tl.load(rows + sample)
     corner = source + image * stride_n + tl.load(window).to(tl.int64) * stride_y + tl.load(window + 1) * STRIDE_X
     column = tl.load(window + 7) + tl.where(tl.load(window + 9) != 0, width - 1 - x, x)
@@ -117,7 +122,7 @@ def augment(
 
 @triton.jit
 def _paint(
-    corner,  # pointer to the window's first pixel
+    corner,  # pointer to the window's first pixel, or (1, BLOCK_X): to the value of each lane's channel there
     column, x,  # (1, BLOCK_X): columns of the resized window and of the output
     channel, inside, sample, window, first_row, count, target,  # target: pointers into the first row, or to the sum
     ops, factors, sums, rectangles, value, scale, shift, output, stride_y, height, width, steps,
