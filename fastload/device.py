@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+import io
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from fastload.errors import OptionError
 
@@ -23,7 +26,7 @@ class DeviceMemory(NamedTuple):
 
 
 class Backend:
-    """A CUDA device with one side stream, events on it, pinned host memory, and room for rows.
+    """A CUDA device with a side stream, events on it, pinned host memory, room for rows, and a decoder of JPEGs.
 
     Everything that the loader asks of a device goes through it, so that a test can give a loader a subclass that
     behaves like a GPU.
@@ -36,6 +39,8 @@ class Backend:
         index = _index(device)
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        self._decoding_stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._decoding = threading.Lock()
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
         """Returns pinned host memory, uint8 (num_bytes,), page-aligned; freed with the array's last view."""
@@ -64,6 +69,59 @@ class Backend:
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
         return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """A context for one thread at a time, within which work and memory belong to a stream for `decode_jpegs`.
+
+        At its end the calling thread waits until all of that work is done.
+        """
+        # nvJPEG decodes on a stream of torchvision's own, which does not wait for the one whose memory it writes to
+        # (pytorch/vision#9606). So that one has nothing left to do when decoding begins; more threads would gain
+        # nothing, since torchvision decodes one call at a time.
+        with self._decoding, torch.cuda.stream(self._decoding_stream):
+            try:
+                yield
+            finally:
+                self._decoding_stream.synchronize()
+
+    def decode_jpegs(self, files: Sequence[torch.Tensor], channels: int) -> list[torch.Tensor]:
+        """Decodes JPEG files by nvJPEG, through torchvision; called within `decoding`. Never run on a GPU so far.
+
+        nvJPEG reads the files on the host and sends their bytes to the device by itself. The host waits for it, without
+        the GIL. EXIF orientations are not applied.
+
+        Args:
+            files: uint8 (bytes,) each, in host memory; pinned memory crosses the bus without another copy.
+            channels: 3 or 1, of the images; a gray file is also decoded as one of three.
+
+        Returns:
+            uint8 (channels, H, W) of each, on the device.
+
+        Raises:
+            ImportError: torchvision is not installed.
+            RuntimeError: one of the files cannot be decoded; then none is.
+        """
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        mode = ImageReadMode.RGB if channels == 3 else ImageReadMode.GRAY
+        decoded: list[torch.Tensor] = decode_jpeg(list(files), mode=mode, device=self.device)
+        return decoded
+
+    def why_no_jpegs(self) -> str:
+        """Returns why `decode_jpegs` does not work here, tried out with a small file; empty if it does."""
+        file = io.BytesIO()
+        Image.new("RGB", (16, 8), (200, 0, 0)).save(file, "JPEG")
+        encoded = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        try:
+            with self.decoding():
+                shapes = [tuple(image.shape) for image in self.decode_jpegs([encoded, encoded], 3)]
+        except ImportError as error:
+            return f"torchvision cannot be imported, which calls nvJPEG ({error})"
+        # Built without nvJPEG, a version that takes no list, a driver too old: it fails in many ways.
+        except Exception as error:  # noqa: BLE001
+            return f"torchvision does not decode on the device ({type(error).__name__}: {error})"
+        return "" if shapes == [(3, 8, 16)] * 2 else f"torchvision made {shapes} of two images of 8x16"
 
     def memory(self) -> DeviceMemory:
         """Returns how much memory there is, and how much of it is free."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from PIL import Image
 
 from fastload.device import Backend, DeviceMemory
 
@@ -40,6 +43,8 @@ class LateBackend(Backend):
         self.room = DeviceMemory(free=2**40, total=2**40)
         self.pinned = 0
         self.computing = False
+        self.in_decoding, self.decoder = threading.Lock(), None
+        self.decoded: list[int] = []  # files of each call
 
     def allocate(self, num_bytes):
         return np.full(num_bytes, POISON, dtype=np.uint8)
@@ -53,6 +58,34 @@ class LateBackend(Backend):
 
         memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
         return undo
+
+    @contextmanager
+    def decoding(self):
+        assert not self.in_decoding.locked() or not self.decodes_here(), "a thread waits for itself"
+        with self.in_decoding:
+            self.decoder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.decoder = None
+
+    def decodes_here(self):
+        return self.decoder == threading.get_ident()
+
+    def decode_jpegs(self, files, channels):
+        """Pillow in nvJPEG's place: all files or none, in the size and direction that they are stored in."""
+        assert self.decodes_here(), "decoded outside of the stream for it"
+        assert all(file.dtype == torch.uint8 and file.ndim == 1 and file.device.type == "cpu" for file in files)
+        self.decoded.append(len(files))
+        images = []
+        for file in files:
+            try:
+                with Image.open(io.BytesIO(file.numpy().tobytes())) as image:
+                    pixels = np.array(image.convert({1: "L", 3: "RGB"}[channels]))
+            except Exception as error:
+                raise RuntimeError("Error while decoding JPEG images") from error
+            images.append(torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1).contiguous())
+        return images
 
     def memory(self):
         return self.room
@@ -81,6 +114,8 @@ class LateBackend(Backend):
         self.inside = False
 
     def copy(self, host):
+        if self.decodes_here():  # on a stream that nobody but the decoding thread waits for
+            return host.clone()
         assert self.inside, "a copy on the compute stream"
         device = self.garbage(torch.empty_like(host))
         self.queue.append((device, host))

@@ -33,7 +33,7 @@ from fastload.plan import EpochPlan, PlannedBatch
 from fastload.prefetch.ring import FilledBatch
 from fastload.timing.probe import Probe
 from fastload.timing.ranges import span
-from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.placement import ImageRows, PlacedImages
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
@@ -77,8 +77,8 @@ class DeviceBatch:
     source: FilledBatch
     fields: dict[str, torch.Tensor]  # tensors by name; "images" is (B, C, H, W) in channels_last memory
     # Returns further fields, made by the caller's current stream out of cached rows; images as rows that the transforms
-    # gather, which read them anyway. None: there are none.
-    gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
+    # gather, or as parts of others, which they read anyway. None: there are none.
+    gather: Callable[[], Mapping[str, torch.Tensor | ImageRows | PlacedImages]] | None = None
     cached: tuple[torch.Tensor, ...] = ()  # device tensors that it reads
     event: Any = None  # of its copy; None on the CPU
 

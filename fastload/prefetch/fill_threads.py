@@ -8,12 +8,10 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from numpy.typing import NDArray
 
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import Slot
@@ -30,8 +28,10 @@ class Group(NamedTuple):
     whole: PlannedBatch  # of all their rows
 
 
-Fill = Callable[[int, PlannedBatch, Mapping[str, NDArray[Any]]], int]
-"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
+Fill = Callable[[int, PlannedBatch, dict[str, Any]], int]
+"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it.
+
+What it adds to the dict, which no array of the slot can hold, travels with the batch."""
 
 
 @dataclass(eq=False)
@@ -43,6 +43,7 @@ class Request:
     fill: Fill
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
     bytes_read: int = 0  # copied into the slot
+    extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
     work: BatchWork | None = None  # what it cost, if that is measured
     error: BaseException | None = None  # came instead
     done: bool = False  # whether no thread will write to the slot any more
@@ -144,6 +145,8 @@ def _work(requests: queue.SimpleQueue[Request | None], following: threading.Thre
                 if "row" in arrays:
                     arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
                 request.bytes_read = request.fill(request.group.epoch, whole, arrays)
+                request.extra = {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
+                del arrays
             if stopwatch is not None:
                 request.work = stopwatch.end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it

@@ -6,6 +6,7 @@ augmentation  all transforms: run by the reading threads too on the CPU, else wh
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from fastload.system.machine import available_cpus
 from fastload.transforms import Draws, apply_transforms, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import SizeHead, find_size_head
-from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.placement import ImageRows, PlacedImages
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
@@ -46,7 +47,7 @@ class Augmentation:
 
     def apply(
         self,
-        fields: Mapping[str, torch.Tensor | ImageRows],
+        fields: Mapping[str, torch.Tensor | ImageRows | PlacedImages],
         planned: PlannedBatch,
         *,
         epoch: int,
@@ -54,7 +55,7 @@ class Augmentation:
         output: torch.Tensor | None = None,
         kept: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """Returns the fields of a batch, transformed; images may be rows that are not gathered yet.
+        """Returns the fields of a batch, transformed; images may be not gathered or made yet.
 
         Random numbers also depend on epoch and echo; `output` and `kept` are as in `apply_transforms`.
         """
@@ -101,12 +102,14 @@ class Resolved:
     size_head: SizeHead | None = None
     # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
+    # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
+    decodes_on_device: bool = False
 
     @property
     def at_hand_over(self) -> bool:
-        """Whether transforms run when a batch is handed over; cached rows are gathered by the same kernel."""
+        """Whether transforms run when a batch is handed over; the same kernel gathers cached rows and cuts images."""
         left = len(self.augmentation.transforms) - self.augmentation.done
-        return self.cache is not None or (left > 0 and not self.in_threads)
+        return self.cache is not None or self.decodes_on_device or (left > 0 and not self.in_threads)
 
     @property
     def packed(self) -> PackedInput:
@@ -121,15 +124,14 @@ class Resolved:
 
     @property
     def decodes(self) -> bool:
-        """Whether the threads that read decode ragged rows."""
+        """Whether the threads that read decode ragged rows, or have them decoded."""
         return isinstance(self.data, PackedInput) and self.data.ragged
 
     @property
     def num_workers(self) -> int:
         """The number of threads or processes: as asked for, else one per CPU that this rank may use, up to a limit."""
-        return self.workers or default_workers(
-            processes=self.data.runs_python, computing=self.in_threads or self.decodes
-        )
+        computing = self.in_threads or (self.decodes and not self.decodes_on_device)
+        return self.workers or default_workers(processes=self.data.runs_python, computing=computing)
 
     def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
         """Returns the options with transforms and the stages that run them; arguments as in `FastLoader`.
@@ -164,7 +166,12 @@ class Resolved:
             # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
             size_head = size_head.with_flips() if in_threads else size_head
             augmentation = replace(augmentation, done=size_head.count)
-        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads)
+        options = replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads)
+        if not (isinstance(data, PackedInput) and data.dataset.decode == "device" and data.has_jpegs()):
+            return options
+        if reason := why_not_on_device(options):
+            warnings.warn(f'{data.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=4)
+        return replace(options, decodes_on_device=not reason)
 
     def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
         """Returns the leading transforms to run in the threads that read ragged rows.
@@ -192,6 +199,25 @@ class Resolved:
             if data.varied:
                 raise
             return None
+
+
+def why_not_on_device(options: Resolved) -> str:
+    """Returns why stored JPEGs cannot be decoded by the device; empty if they can. The data are JPEGs."""
+    data, head = options.packed, options.size_head
+    (channels, _, _), dtype = data.image_spec()
+    if options.backend is None:
+        return "the loader has no device; give FastLoader device='cuda'"
+    if data.runs_python:
+        return "the dataset's own transform is Python, which runs in processes"
+    if options.cache is not None:
+        return f"cache={options.cache!r} keeps decoded images"
+    if "masks" in data.dataset.fields:
+        return "masks are cut with their images by the CPU"
+    if dtype != torch.uint8 or channels == 4:
+        return f"of images of {channels} channels and {dtype}"
+    if head is not None and (head.pads or head.resizes > 1):
+        return "the transforms that give the images one size pad them, or resize them twice"
+    return options.backend.why_no_jpegs()
 
 
 def default_workers(*, processes: bool, computing: bool) -> int:

@@ -16,8 +16,9 @@ import functools
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -25,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
+from fastload.device import Backend
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, Epochs
+from fastload.prefetch.device_decoder import DeviceDecoder
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs
 from fastload.prefetch.fill_threads import Fill, FillThreads, Group, Request
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
@@ -49,7 +52,7 @@ class ThreadFeed:
     """Threads gather rows of a packed file straight into the slots, or transform them on the way.
 
     On the CPU they run all transforms, where `Resolved.in_threads` says so; else batches leave as they lie in the file,
-    or as the size head made them.
+    or as the size head made them; JPEGs that a device decodes are on it then.
 
     Args:
         options: of the loader; its dataset has no Python transform.
@@ -68,8 +71,10 @@ class ThreadFeed:
         # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
         self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
-        self._transformer: RowTransformer | None = None
-        if options.size_head is not None or options.in_threads:
+        self._transformer: RowTransformer | DeviceDecoder | None = None
+        if options.decodes_on_device:
+            self._transformer = DeviceDecoder(options, self._reader)
+        elif options.size_head is not None or options.in_threads:
             self._transformer = RowTransformer(
                 dataset, self._reader, augmentation, head=options.size_head, complete=options.in_threads
             )
@@ -103,7 +108,7 @@ class ThreadFeed:
             self._threads.close()
             self._threads = FillThreads(self._threads.number, timed=timed)
 
-        def gather(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+        def gather(_: int, planned: PlannedBatch, arrays: dict[str, Any]) -> int:
             return reader.gather(planned.rows, arrays)
 
         fill = gather if transformer is None else transformer.fill
@@ -208,6 +213,7 @@ class ThreadStream(BatchStream):
             request = self._begun.popleft()
             members, whole = request.group.members, request.group.whole
             batch = self._ring.hand_over(request.slot, whole, request.bytes_read, request.work)
+            batch.extra = request.extra
             if self._present is not None:
                 batch.arrays = self._present(batch.arrays)
         except BaseException:
@@ -222,6 +228,15 @@ class ThreadStream(BatchStream):
             arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
             self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
         return self._split.popleft()
+
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
+        """Does the same for the fields in the slot; images that the device decoded are on it already."""
+        device_batch = super().begin_copy(batch, backend)
+        # Taken out of the batch: that one is kept until its slot's copy is over, and the pixels need not be.
+        images, batch.extra = batch.extra.get("images"), {}
+        if images is None:
+            return device_batch
+        return replace(device_batch, gather=lambda: {"images": images}, cached=(images.pixels, images.layout))
 
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""
