@@ -28,6 +28,8 @@ def stored(bench: Bench) -> None:
     path, batch = bench.data / "stored.h5", bench.sizes.batches[0]
     if not path.exists():
         fastload.pack_images(bench.data / "photos", path, store="source")
+    bench.figure("decoding JPEG on the device, torchvision", lambda: _decoded_on_device(bench))
+    bench.figure("training resnet50, stored JPEG, device", lambda: _trained_on_device(bench))
     for threads in bench.sizes.decoders:
 
         def measure(threads: int = threads) -> dict[str, Any]:
@@ -40,8 +42,6 @@ def stored(bench: Bench) -> None:
             return {name: value for name, value in found.items() if name != "void"}
 
         bench.figure(f"training resnet50, stored JPEG, threads {threads}", measure)
-    bench.figure("training resnet50, stored JPEG, device", lambda: _trained_on_device(bench))
-    bench.figure("decoding JPEG on the device, torchvision", lambda: _decoded_on_device(bench))
 
 
 def _trained_on_device(bench: Bench) -> dict[str, Any]:
