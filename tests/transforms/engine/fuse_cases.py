@@ -86,7 +86,9 @@ def check_placed_images(
     by_torch = run_pass(part, placed, part.placement(spec, draws), spec, draws)
     assert torch.equal(by_torch, expected), "made one by one"
     joined = placed.then(part.placement(spec, draws))
-    assert joined is not None
+    assert (joined is None) == (part.placement(spec, draws).padding is not None)
+    if joined is None:
+        return
     got = _by_kernel(part, joined, joined.placement, spec, draws, torch.device("cpu"))
     same = _by_kernel(part, images, part.placement(spec, draws), spec, draws, torch.device("cpu"))
     assert torch.equal(got, same), "made by the kernel"
