@@ -105,7 +105,11 @@ class Backend:
         from torchvision.io import ImageReadMode, decode_jpeg
 
         mode = ImageReadMode.RGB if channels == 3 else ImageReadMode.GRAY
-        decoded: list[torch.Tensor] = decode_jpeg(list(files), mode=mode, device=self.device)
+        try:
+            decoded: list[torch.Tensor] = decode_jpeg(list(files), mode=mode, device=self.device)
+        except RuntimeError:
+            torch.cuda.synchronize(self.device)  # it may have left work behind, on memory that is free now
+            raise
         return decoded
 
     def why_no_jpegs(self) -> str:

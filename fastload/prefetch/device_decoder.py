@@ -101,7 +101,7 @@ class DeviceDecoder:
         files = self._files(index.part(by_device))
         on_host = dict.fromkeys(np.flatnonzero(~by_device).tolist())
         whole = self._reader.decoded("images", rows[~by_device]) if on_host else []
-        images: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        images = dict[int, torch.Tensor]()
         sizes = index.shape[:, :2].astype(np.int64)
         shapes, orientations = sizes.tolist(), index.orientation.tolist()
         with self._backend.decoding():
@@ -118,7 +118,7 @@ class DeviceDecoder:
             for at, image in zip(on_host, self._sent(whole), strict=True):
                 images[at] = image
             # One buffer: the allocator notes of each tensor that another stream uses it.
-            pixels = torch.cat([image.reshape(-1) for image in images])
+            pixels = torch.cat([images[at].reshape(-1) for at in range(len(rows))])
             areas = sizes.prod(axis=1)
             begins = self._channels * (np.cumsum(areas) - areas)
             layout = self._backend.copy(torch.from_numpy(np.stack([begins, sizes[:, 1], areas], axis=1)))

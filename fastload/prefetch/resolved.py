@@ -170,7 +170,7 @@ class Resolved:
         if not (isinstance(data, PackedInput) and data.dataset.decode == "device" and data.has_jpegs()):
             return options
         if reason := why_not_on_device(options):
-            warnings.warn(f'{data.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=4)
+            warnings.warn(f'{data.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=3)
         return replace(options, decodes_on_device=not reason)
 
     def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
