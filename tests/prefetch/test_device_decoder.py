@@ -199,14 +199,15 @@ class Picky(Device):
 
 def test_a_file_that_the_device_refuses_is_decoded_by_the_cpu_and_not_tried_again(tmp_path):
     rows = [jpeg_row(20 + i, 30 - i, seed=i) for i in range(12)]
-    path = varied_file(tmp_path / "refused.h5", rows)
+    raw = np.random.default_rng(0).integers(0, 256, (23, 29, 3), np.uint8)
+    path = varied_file(tmp_path / "refused.h5", [*rows, raw])
     backend = Picky(rows[5][0])
-    loader = FastLoader(dataset(path), 12, shuffle=False, transform=TRAINING, device=backend, workers=1)
+    loader = FastLoader(dataset(path), 13, shuffle=False, transform=TRAINING, device=backend, workers=1)
     found = [tuple(field.clone() for field in batch) for _ in range(2) for batch in loader]
     loader.close()
     trial, whole, *halves = backend.decoded
     assert (trial, whole) == (2, 12) and halves.count(1) == 3 and 12 not in halves and 11 in halves
-    on_cpu = FastLoader(dataset(path, "cpu"), 12, shuffle=False, transform=TRAINING, device=Device())
+    on_cpu = FastLoader(dataset(path, "cpu"), 13, shuffle=False, transform=TRAINING, device=Device())
     assert_alike(found, [tuple(field.clone() for field in batch) for _ in range(2) for batch in on_cpu])
 
 
@@ -315,6 +316,21 @@ def test_epochs_broken_off_leave_neither_images_nor_a_locked_decoder(varied, ali
     gc.collect()
     assert not backend.in_decoding.locked() and not len(alive)
     assert_alike(batches(varied, TRAINING, device=backend), batches(varied, TRAINING, "cpu"))
+
+
+def test_the_compute_stream_is_noted_as_a_reader_of_all_decoded_images(varied, monkeypatch):
+    made = []  # and kept, so that no two have the same address
+
+    def noted(*args):
+        made.append(PlacedImages(*args))
+        return made[-1]
+
+    monkeypatch.setattr(device_decoder, "PlacedImages", noted)
+    backend = Device()
+    batches(varied, TRAINING, epochs=1, device=backend)
+    for name in ("pixels", "layout"):
+        read = [getattr(one, name).untyped_storage().data_ptr() in backend.readers for one in made]
+        assert sum(read) >= 3, name  # more may have been read ahead
 
 
 def test_no_more_batches_are_decoded_than_have_a_slot(varied, alive):
