@@ -5,9 +5,10 @@ Device work is asynchronous: what is timed is waited for, or lies between two ev
 
 from __future__ import annotations
 
+import io
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from fastload.device import Backend, DeviceMemory
 from fastload.timing.clocks import HostClock
@@ -196,6 +198,17 @@ class HostBackend(Backend):
 
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         return host.clone(memory_format=torch.preserve_format)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def decode_jpegs(self, files: Sequence[torch.Tensor], channels: int) -> list[torch.Tensor]:
+        images = []
+        for file in files:
+            with Image.open(io.BytesIO(file.numpy().tobytes())) as image:
+                pixels = np.array(image.convert({1: "L", 3: "RGB"}[channels]))
+            images.append(torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1).contiguous())
+        return images
 
     def memory(self) -> DeviceMemory:
         system = psutil.virtual_memory()

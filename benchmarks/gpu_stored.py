@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,10 +24,12 @@ from gpu_train import trained
 
 
 def stored(bench: Bench) -> None:
-    """ResNet-50 from JPEGs as the packed file has them, by so many decoding threads; and decoding on the device."""
+    """ResNet-50 from JPEGs as the packed file has them: decoded by so many threads, by the device; and that alone."""
     path, batch = bench.data / "stored.h5", bench.sizes.batches[0]
     if not path.exists():
         fastload.pack_images(bench.data / "photos", path, store="source")
+    bench.figure("decoding JPEG on the device, torchvision", lambda: _decoded_on_device(bench))
+    bench.figure("training resnet50, stored JPEG, device", lambda: _trained_on_device(bench))
     for threads in bench.sizes.decoders:
 
         def measure(threads: int = threads) -> dict[str, Any]:
@@ -39,7 +42,19 @@ def stored(bench: Bench) -> None:
             return {name: value for name, value in found.items() if name != "void"}
 
         bench.figure(f"training resnet50, stored JPEG, threads {threads}", measure)
-    bench.figure("decoding JPEG on the device, torchvision", lambda: _decoded_on_device(bench))
+
+
+def _trained_on_device(bench: Bench) -> dict[str, Any]:
+    """The same training with `decode="device"`: threads hand over bytes, and the fused kernel cuts."""
+    data = PackedDataset(bench.data / "stored.h5", fields=["images", "labels"], decode="device")
+    batch, transform = bench.sizes.batches[0], pipelines.augmentation(bench.sizes.crop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            loader = FastLoader(data, batch, device=bench.device.loader, transform=transform)
+        except UserWarning as exc:
+            raise pipelines.AbsentError(str(exc)) from exc
+    return trained(bench, loader, "resnet50", batch, long=False)
 
 
 def _decoded_on_device(bench: Bench) -> dict[str, Any]:

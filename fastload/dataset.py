@@ -7,7 +7,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,10 +46,13 @@ class PackedDataset(Dataset[Any]):
             all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True
             except in batches of a `FastLoader`.
         transform: called with the tuple of fields, returns the sample.
+        decode: where a `FastLoader` with a CUDA device decodes stored JPEGs: "cpu", in its threads, or "device", by
+            nvJPEG through torchvision, and cuts them there. Never run on a GPU so far. Samples asked for one by one are
+            decoded by the CPU.
 
     Raises:
         MissingFileError, FormatError: the file is missing, or cannot be read.
-        OptionError: unknown split or field.
+        OptionError: unknown split, field or decoder.
     """
 
     def __init__(
@@ -58,7 +61,11 @@ class PackedDataset(Dataset[Any]):
         split: str | None = None,
         fields: Sequence[str] | None = None,
         transform: Transform | None = None,
+        *,
+        decode: Literal["cpu", "device"] = "cpu",
     ) -> None:
+        if decode not in ("cpu", "device"):
+            raise OptionError(f'PackedDataset(decode={decode!r}): JPEGs are decoded by the "cpu" or the "device"')
         given: object = transform
         if given is not None and (isinstance(given, type) or not callable(given)):
             raise OptionError(
@@ -69,6 +76,7 @@ class PackedDataset(Dataset[Any]):
         self.path = Path(path)
         self.split = split
         self.transform = transform
+        self.decode = decode
         self._file: PackedFile | None = read_header(self.path)
         self._identity = self._file.identity
         if split is not None and split not in self._file.splits:

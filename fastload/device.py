@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from fastload.errors import OptionError
 from fastload.timing.clocks import Clock, CudaClock
@@ -30,7 +33,7 @@ class DeviceMemory(NamedTuple):
 
 
 class Backend:
-    """A CUDA device with one side stream, events on it, pinned host memory, and room for rows.
+    """A CUDA device with a side stream, events on it, pinned host memory, room for rows, and a decoder of JPEGs.
 
     Everything that the loader asks of a device goes through it, so that a test can give a loader a subclass that
     behaves like a GPU.
@@ -53,6 +56,8 @@ class Backend:
         self.clock = CudaClock(self.device.index, blocking=True)
         self.reads_host = True
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        self._decoding_stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._decoding = threading.Lock()
 
     def pin(self, memory: NDArray[np.uint8]) -> Callable[[], None] | None:
         """Pins host memory that is allocated already; returns a function that undoes it, None if it cannot."""
@@ -81,6 +86,63 @@ class Backend:
     def copy(self, host: torch.Tensor) -> torch.Tensor:
         """Returns a new device tensor to which the current stream copies `host`; same shape and memory order."""
         return torch.empty_like(host, device=self.device).copy_(host, non_blocking=True)
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """A context for one thread at a time, within which work and memory belong to a stream for `decode_jpegs`.
+
+        At its end the calling thread waits until all of that work is done.
+        """
+        # nvJPEG decodes on a stream of torchvision's own, which does not wait for the one whose memory it writes to
+        # (pytorch/vision#9606). So that one has nothing left to do when decoding begins; more threads would gain
+        # nothing, since torchvision decodes one call at a time.
+        with self._decoding, torch.cuda.stream(self._decoding_stream):
+            try:
+                yield
+            finally:
+                self._decoding_stream.synchronize()
+
+    def decode_jpegs(self, files: Sequence[torch.Tensor], channels: int) -> list[torch.Tensor]:
+        """Decodes JPEG files by nvJPEG, through torchvision; called within `decoding`. Never run on a GPU so far.
+
+        nvJPEG reads the files on the host and sends their bytes to the device by itself. The host waits for it, without
+        the GIL. EXIF orientations are not applied.
+
+        Args:
+            files: uint8 (bytes,) each, in host memory; pinned memory crosses the bus without another copy.
+            channels: 3 or 1, of the images; a gray file is also decoded as one of three.
+
+        Returns:
+            uint8 (channels, H, W) of each, on the device.
+
+        Raises:
+            ImportError: torchvision is not installed.
+            RuntimeError: one of the files cannot be decoded; then none is.
+        """
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        mode = ImageReadMode.RGB if channels == 3 else ImageReadMode.GRAY
+        try:
+            decoded: list[torch.Tensor] = decode_jpeg(list(files), mode=mode, device=self.device)
+        except RuntimeError:
+            torch.cuda.synchronize(self.device)  # it may have left work behind, on memory that is free now
+            raise
+        return decoded
+
+    def why_no_jpegs(self) -> str:
+        """Returns why `decode_jpegs` does not work here, tried out with a small file; empty if it does."""
+        file = io.BytesIO()
+        Image.new("RGB", (16, 8), (200, 0, 0)).save(file, "JPEG")
+        encoded = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        try:
+            with self.decoding():
+                shapes = [tuple(image.shape) for image in self.decode_jpegs([encoded, encoded], 3)]
+        except ImportError as error:
+            return f"torchvision cannot be imported, which calls nvJPEG ({error})"
+        # Built without nvJPEG, a version that takes no list, a driver too old: it fails in many ways.
+        except Exception as error:  # noqa: BLE001
+            return f"torchvision does not decode on the device ({type(error).__name__}: {error})"
+        return "" if shapes == [(3, 8, 16)] * 2 else f"torchvision made {shapes} of two images of 8x16"
 
     def memory(self) -> DeviceMemory:
         """Returns how much memory there is, and how much of it is free."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from PIL import Image
 
 from fastload.device import Backend, DeviceMemory
 from fastload.timing.clocks import Clock, HostClock
@@ -47,6 +51,8 @@ class LateBackend(Backend):
         self.clock = HostClock()
         self.pid = os.getpid()
         self.called_in_a_fork = []
+        self.in_decoding, self.decoder = threading.Lock(), None
+        self.decoded: list[int] = []  # files of each call
 
     def note_process(self):
         """A forked process has no device; what is called there is noted, since a finalizer's error is lost."""
@@ -70,6 +76,34 @@ class LateBackend(Backend):
             self.pinned -= memory_bytes
 
         return undo
+
+    @contextmanager
+    def decoding(self):
+        assert not self.in_decoding.locked() or not self.decodes_here(), "a thread waits for itself"
+        with self.in_decoding:
+            self.decoder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.decoder = None
+
+    def decodes_here(self):
+        return self.decoder == threading.get_ident()
+
+    def decode_jpegs(self, files, channels):
+        """Pillow in nvJPEG's place: all files or none, in the size and direction that they are stored in."""
+        assert self.decodes_here(), "decoded outside of the stream for it"
+        assert all(file.dtype == torch.uint8 and file.ndim == 1 and file.device.type == "cpu" for file in files)
+        self.decoded.append(len(files))
+        images = []
+        for file in files:
+            try:
+                with Image.open(io.BytesIO(file.numpy().tobytes())) as image:
+                    pixels = np.array(image.convert({1: "L", 3: "RGB"}[channels]))
+            except Exception as error:
+                raise RuntimeError("Error while decoding JPEG images") from error
+            images.append(torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1).contiguous())
+        return images
 
     def memory(self):
         return self.room
@@ -102,6 +136,8 @@ class LateBackend(Backend):
         self.inside = False
 
     def copy(self, host):
+        if self.decodes_here():  # on a stream that nobody but the decoding thread waits for
+            return host.clone()
         device = self.garbage(torch.empty_like(host))
         self.fill(device, host)
         return device

@@ -82,7 +82,7 @@ class RaggedIndex:
     def __len__(self) -> int:
         return len(self.offset)
 
-    def part(self, rows: slice) -> RaggedIndex:
+    def part(self, rows: slice | NDArray[Any]) -> RaggedIndex:
         """Returns the entries of some of the rows."""
         return RaggedIndex(**{name: values[rows] for name, values in vars(self).items()})
 

@@ -53,6 +53,8 @@ class JpegHead(NamedTuple):
     """Whether there is a multi-picture (MPF) segment."""
     scan: _Scan | None
     """The scan of a baseline JPEG of one scan; None: rows cannot be cut out of this file."""
+    plain_colours: bool = True
+    """Whether it is gray or YCbCr, and nothing in it says otherwise."""
 
 
 class _Scan(NamedTuple):
@@ -91,7 +93,7 @@ def scan_jpeg(data: bytes | memoryview) -> JpegHead | None:
         return None
     marker, stop = 0, 2
     frame_at = interval = orientation = 0
-    several_frames = has_xmp_orientation = has_exif = progressive = False
+    several_frames = has_xmp_orientation = has_exif = progressive = untransformed = False
     try:
         while marker != _SCAN:
             prefix, marker, length = _SEGMENT.unpack_from(data, stop)
@@ -116,10 +118,13 @@ def scan_jpeg(data: bytes | memoryview) -> JpegHead | None:
                     has_xmp_orientation = True
             elif marker == 0xE2 and data[start : start + 4] == b"MPF\0":
                 several_frames = True
+            elif marker == 0xEE and data[start : start + 5] == b"Adobe":
+                untransformed = data[start + 11] != 1
         precision, height, width, components = _FRAME.unpack_from(data, frame_at)
         if not frame_at or precision != 8 or components not in (1, 3, 4) or (has_xmp_orientation and not orientation):
             return None
         factors = data[frame_at + 7 : frame_at + 6 + 3 * components : 3]
+        names = bytes(data[frame_at + 6 : frame_at + 6 + 3 * components : 3])
     except (struct.error, ValueError, IndexError):
         return None
     across, down = [factor >> 4 for factor in factors], [factor & 15 for factor in factors]
@@ -129,7 +134,13 @@ def scan_jpeg(data: bytes | memoryview) -> JpegHead | None:
         if components == 1:  # a scan of one component has MCUs of one block, whatever its factors say
             across, down = [1], [1]
         scan = _Scan(frame_at + 1, 8 * max(down), 8 * max(across), min(down) < max(down), interval, stop)
-    return JpegHead(height, width, components, orientation or 1, several_frames, scan)
+    plain_colours = components == 1 or (components == 3 and not untransformed and names != b"RGB")
+    return JpegHead(height, width, components, orientation or 1, several_frames, scan, plain_colours)
+
+
+def has_end(data: bytes | memoryview) -> bool:
+    """Whether the end marker is among the last bytes of a JPEG file; one without it may be cut short."""
+    return _END in bytes(data[-_TAIL:])
 
 
 def _exif_orientation(tiff: bytes) -> int:

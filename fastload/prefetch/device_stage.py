@@ -36,7 +36,7 @@ from fastload.plan import EpochPlan, PlannedBatch
 from fastload.prefetch.ring import INNER, FilledBatch, SlotField
 from fastload.timing.probe import Probe
 from fastload.timing.ranges import span
-from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.placement import ImageRows, PlacedImages
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
@@ -139,8 +139,8 @@ class DeviceBatch:
     memory: torch.Tensor | None = None  # the copy of the slot, uint8; None: there is none
     layout: _CopyLayout | None = None  # of the other fields in it
     # Returns further fields, made by the caller's current stream out of rows in device memory; images as rows that the
-    # transforms gather, which read them anyway. None: there are none.
-    gather: Callable[[], dict[str, torch.Tensor | ImageRows]] | None = None
+    # transforms gather, or as parts of others, which they read anyway. None: there are none.
+    gather: Callable[[], Mapping[str, torch.Tensor | ImageRows | PlacedImages]] | None = None
     cached: tuple[torch.Tensor, ...] = ()  # device tensors that it reads
     event: Any = None  # of its copy; None on the CPU
 

@@ -8,9 +8,9 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,10 @@ class Group(NamedTuple):
     whole: PlannedBatch  # of all their rows
 
 
-Fill = Callable[[int, PlannedBatch, Mapping[str, NDArray[Any]]], int]
-"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it."""
+Fill = Callable[[int, PlannedBatch, dict[str, Any]], int]
+"""Writes a batch of an epoch into arrays (B, ...) by field, and returns the bytes copied; any thread may call it.
+
+What it adds to the dict, which no array of the slot can hold, travels with the batch."""
 
 WORDS = f"{INNER}words"
 """The field of a slot, int32, that the numbers of transforms are written to; see `Pipeline.draw`."""
@@ -53,6 +55,7 @@ class Request:
     group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
     bytes_read: int = 0  # copied into the slot
+    extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
     work: BatchWork | None = None  # what it cost, if that is measured
     error: BaseException | None = None  # came instead
     done: bool = False  # whether no thread will write to the slot any more
@@ -182,6 +185,7 @@ def _fill(request: Request, group: Group) -> None:
         if "row" in arrays:
             arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
         request.bytes_read = request.fill(group.epoch, whole, arrays)
+        request.extra = {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
     if request.draw is not None:
         with span("draw"):
             request.drawn = request.draw(group.epoch, whole, request.slot.arrays[WORDS])

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fastload.dataset import PackedDataset, as_handed_over
 from fastload.errors import OptionError
-from fastload.format.ragged import RAW
+from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
@@ -113,6 +113,15 @@ class PackedInput:
             stopwatch.lap("reading")
             stopwatch.sample_begins()
         return samples if self.dataset.transform is None else map(self.dataset.transform, samples)
+
+    def has_jpegs(self) -> bool:
+        """Whether any of the images that are asked for is stored as JPEG."""
+        file = self.dataset.file
+        if "images" not in self.dataset.fields or file.fields["images"].ragged is None:
+            return False
+        with closing(RowReader(file, ["images"])) as reader:
+            rows = np.asarray(self.dataset.rows, np.int64)
+            return bool((reader.ragged("images").part("encoding", rows) == JPEG).any())
 
     def compression_ratio(self) -> float:
         """Returns how many times as many bytes the images would take as raw pixels; 0.0 if none is encoded.

@@ -6,6 +6,7 @@ augmentation  all transforms: run by the reading threads too on the CPU, else wh
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +29,7 @@ from fastload.system.machine import available_cpus
 from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
-from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.placement import ImageRows, PlacedImages
 from fastload.transforms.engine.size_head import SizeHead, find_size_head
 
 Location = Literal["device", "host"]
@@ -73,7 +74,7 @@ class Augmentation:
 
     def apply(
         self,
-        fields: Mapping[str, torch.Tensor | ImageRows],
+        fields: Mapping[str, torch.Tensor | ImageRows | PlacedImages],
         planned: PlannedBatch,
         *,
         epoch: int,
@@ -83,7 +84,7 @@ class Augmentation:
         drawn: Drawn | None = None,
         words: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Returns the fields of a batch, transformed; images may be rows that are not gathered yet.
+        """Returns the fields of a batch, transformed; images may be not gathered or made yet.
 
         Random numbers also depend on epoch and echo; the other arguments are as in `Pipeline.apply`. What was drawn
         beforehand counts for the uses that it is of.
@@ -133,12 +134,14 @@ class Resolved:
     # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
     uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
+    # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
+    decodes_on_device: bool = False
 
     @property
     def at_hand_over(self) -> bool:
-        """Whether transforms run when a batch is handed over; cached rows are gathered by the same kernel."""
+        """Whether transforms run when a batch is handed over; the same kernel gathers cached rows and cuts images."""
         left = len(self.augmentation.transforms) - self.augmentation.done
-        return self.cache is not None or (left > 0 and not self.in_threads)
+        return self.cache is not None or self.decodes_on_device or (left > 0 and not self.in_threads)
 
     @property
     def packed(self) -> PackedInput:
@@ -153,15 +156,18 @@ class Resolved:
 
     @property
     def decodes(self) -> bool:
-        """Whether the threads that read decode ragged rows."""
+        """Whether the threads that read decode ragged rows, or have them decoded."""
         return isinstance(self.data, PackedInput) and self.data.ragged
 
     @property
     def num_workers(self) -> int:
         """The number of threads or processes: as asked for, else `default_workers`."""
-        computing = self.in_threads or self.decodes
         return self.workers or default_workers(
-            self.data, self.plan.batch_size, computing=computing, to_device=self.backend is not None
+            self.data,
+            self.plan.batch_size,
+            computing=self.in_threads or (self.decodes and not self.decodes_on_device),
+            # Decoding them on the device takes little of a CPU, and each batch in flight all the memory of its images.
+            to_device=self.backend is not None and not self.decodes_on_device,
         )
 
     def with_transforms(self, transform: Sequence[Any] | None, echo: Echo) -> Resolved:
@@ -198,7 +204,12 @@ class Resolved:
             size_head = size_head.with_flips() if in_threads else size_head
             augmentation = replace(augmentation, done=size_head.count)
         uses = echo.factor if isinstance(echo, MixedEcho) else 1 if isinstance(echo, str) else int(echo)
-        return replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads, uses=uses)
+        options = replace(self, augmentation=augmentation, size_head=size_head, in_threads=in_threads, uses=uses)
+        if not (isinstance(data, PackedInput) and data.dataset.decode == "device" and data.has_jpegs()):
+            return options
+        if reason := why_not_on_device(options):
+            warnings.warn(f'{data.name}: decode="device": JPEGs are decoded by the CPU: {reason}.', stacklevel=3)
+        return replace(options, decodes_on_device=not reason)
 
     @cached_property
     def _pipeline(self) -> Pipeline | None:
@@ -245,6 +256,25 @@ class Resolved:
             if data.varied:
                 raise
             return None
+
+
+def why_not_on_device(options: Resolved) -> str:
+    """Returns why stored JPEGs cannot be decoded by the device; empty if they can. The data are JPEGs."""
+    data, head = options.packed, options.size_head
+    (channels, _, _), dtype = data.image_spec()
+    if options.backend is None:
+        return "the loader has no device; give FastLoader device='cuda'"
+    if data.runs_python:
+        return "the dataset's own transform is Python, which runs in processes"
+    if options.cache is not None:
+        return f"cache={options.cache!r} keeps decoded images"
+    if "masks" in data.dataset.fields:
+        return "masks are cut with their images by the CPU"
+    if dtype != torch.uint8 or channels == 4:
+        return f"of images of {channels} channels and {dtype}"
+    if head is not None and (head.pads or head.resizes > 1):
+        return "the transforms that give the images one size pad them, or resize them twice"
+    return options.backend.why_no_jpegs()
 
 
 def default_workers(data: Input, batch_size: int, *, computing: bool, to_device: bool) -> int:

@@ -16,8 +16,9 @@ import functools
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -25,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
-from fastload.device import Pins
+from fastload.device import Backend, Pins
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, Epochs
+from fastload.prefetch.device_decoder import DeviceDecoder
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs
 from fastload.prefetch.fill_threads import WORDS, Draw, Fill, FillThreads, Group, Request
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
@@ -50,7 +52,7 @@ class ThreadFeed:
     """Threads gather rows of a packed file straight into the slots, or transform them on the way.
 
     On the CPU they run all transforms, where `Resolved.in_threads` says so; else batches leave as they lie in the file,
-    or as the size head made them.
+    or as the size head made them; JPEGs that a device decodes are on it then.
 
     Args:
         options: of the loader; its dataset has no Python transform.
@@ -69,8 +71,12 @@ class ThreadFeed:
         # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
         self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
-        self._transformer: RowTransformer | None = None
-        if options.size_head is not None or options.in_threads:
+        self._transformer: RowTransformer | DeviceDecoder | None = None
+        self._pins = Pins(backend) if backend is not None else None
+        if options.decodes_on_device:
+            assert self._pins is not None, "there is a device"
+            self._transformer = DeviceDecoder(options, self._reader, self._pins)
+        elif options.size_head is not None or options.in_threads:
             self._transformer = RowTransformer(
                 dataset, self._reader, augmentation, head=options.size_head, complete=options.in_threads
             )
@@ -84,12 +90,10 @@ class ThreadFeed:
         one_by_one = backend is not None or (options.in_threads and augmentation.mixes) or not linear
         self._group = 1 if one_by_one else group_size(batch_bytes, options.plan.num_steps)
         layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
-        self._pins: Pins | None = None
-        if backend is None:
+        if self._pins is None:
             self._ring = Ring(layout, SLACK + workers)
         else:
             layout += [*options.words_field(), *fact_fields(batch_size)]
-            self._pins = Pins(backend)
             self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(workers)
         self._stream: ThreadStream | None = None  # the last one
@@ -105,7 +109,7 @@ class ThreadFeed:
             self._threads.close()
             self._threads = FillThreads(self._threads.number, timed=timed)
 
-        def gather(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
+        def gather(_: int, planned: PlannedBatch, arrays: dict[str, Any]) -> int:
             return reader.gather(planned.rows, arrays)
 
         fill = gather if transformer is None else transformer.fill
@@ -227,7 +231,7 @@ class ThreadStream(BatchStream):
             request = self._begun.popleft()
             members, whole = group.members, group.whole
             batch = self._ring.hand_over(request.slot, whole, request.bytes_read, request.work)
-            batch.drawn = request.drawn
+            batch.extra, batch.drawn = request.extra, request.drawn
             if self._present is not None:
                 batch.arrays = self._present(batch.arrays)
         except BaseException:
@@ -242,6 +246,15 @@ class ThreadStream(BatchStream):
             arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
             self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
         return self._split.popleft()
+
+    def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
+        """Does the same for the fields in the slot; images that the device decoded are on it already."""
+        device_batch = super().begin_copy(batch, backend)
+        # Taken out of the batch: that one is kept until its slot's copy is over, and the pixels need not be.
+        images, batch.extra = batch.extra.get("images"), {}
+        if images is None:
+            return device_batch
+        return replace(device_batch, gather=lambda: {"images": images}, cached=(images.pixels, images.layout))
 
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""

@@ -93,16 +93,17 @@ class RaggedReader:
         self._rows.gather(rows, {dataset: found})
         return found
 
-    def take(self, index: RaggedIndex) -> list[memoryview]:
+    def take(self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
         """Returns the encoded bytes of rows: views of the mapping, valid until `close`, or copies.
 
+        Copies lie one after another in `memory`, if it is given, uint8 (all bytes,).
         Raises FileChangedError if the file ends before a row does.
         """
         starts, lengths = index.offset.tolist(), index.bytes.tolist()
         view = self._view
         if view is None:
             ends = np.cumsum(index.bytes)
-            memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+            memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8) if memory is None else memory
             starts = (ends - index.bytes).tolist()
             assert isinstance(self._rows, PreadRows), "without a mapping it is read"
             self._rows.read_ranges(self._field.name, self._base + index.offset, index.bytes, memory)

@@ -70,8 +70,9 @@ def test_every_section_gives_its_figures_without_optional_packages_and_leaves_no
         "copy device to device", "fused crop, batch 8", "correct crop, batch 8", "crop, batch 8, over plain torch",
         "fused crop and colour", "fused resize 64", "page cache to device, batch 8, workers default",
         "training resnet50", "training resnet18", "training resnet18, batch 16", "host time of next(), batch 8",
-        "training resnet50, stored JPEG, threads 2", "worker processes to device, pinned",
-        "training resnet18, compiled", "highest step rate, cache None", "zero-copy, rows by gather_rows",
+        "training resnet50, stored JPEG, threads 2", "training resnet50, stored JPEG, device",
+        "worker processes to device, pinned", "training resnet18, compiled", "highest step rate, cache None",
+        "zero-copy, rows by gather_rows",
         "CPU seconds per 1,000, fastload, cache None",
     } <= measured  # fmt: skip
     training = records["train-resnet50"]["figures"]["training resnet50"]

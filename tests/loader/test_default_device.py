@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 from late_backend import Device
-from ragged_cases import varied_rows, write_ragged
+from ragged_cases import varied_file, varied_rows, write_ragged
 
 from fastload import FastLoader, PackedDataset
 from fastload.transforms import (
@@ -91,6 +91,16 @@ def test_images_of_several_sizes_are_the_same_too(tmp_path, make_device):
     path = tmp_path / "a.h5"
     write_ragged(path, varied_rows())
     assert_the_same(path, make_device, transform=[RandomResizedCrop(16), RandomHorizontalFlip(), Normalize(*RGB)])
+
+
+@pytest.mark.parametrize(
+    "transform", [[Normalize(*RGB)], [RandomResizedCrop(16), RandomHorizontalFlip(), Normalize(*RGB)]]
+)
+def test_jpegs_that_the_device_decodes_are_the_same_too(tmp_path, transform):
+    path = varied_file(tmp_path / "a.h5", varied_rows(size=(22, 26)))
+    source = PackedDataset(path, fields=["images", "labels"], decode="device")
+    assert_the_same(source, Device, transform=transform)
+    assert_the_same(source, Device, transform=transform, echo=2)
 
 
 def first_two(sample):

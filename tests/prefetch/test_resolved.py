@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from late_backend import Device
+from ragged_cases import varied_file
 
 import fastload.prefetch.cached_feed
 import fastload.prefetch.resolved
@@ -15,7 +16,7 @@ from fastload.loader.loader import FastLoader
 from fastload.prefetch.device_stage import SLOTS_IN_COPY
 from fastload.prefetch.resolved import copying_threads
 from fastload.prefetch.thread_stream import ThreadFeed
-from fastload.transforms import RandomHorizontalFlip
+from fastload.transforms import RandomHorizontalFlip, Resize
 
 PACKED = {"rows": 90, "size": (10, 8, 3), "seed": 5, "classes": "abcdefg", "chunk_rows": 8}
 MB, GIB = 10**6, 2**30
@@ -68,6 +69,16 @@ def test_a_loader_takes_the_cpus_of_its_rank(packed, with_cpus, cpus, ranks, dev
     assert augmented == (threads if device else min(16, cpus // ranks)), "on a device it augments"
     python = FastLoader(PackedDataset(packed, transform=lambda sample: sample), 8, **options)
     assert python._options.num_workers == max(1, cpus // ranks)
+
+
+def test_two_threads_have_jpegs_decoded_by_the_device(tmp_path, with_cpus):
+    path = varied_file(tmp_path / "varied.h5")
+    with_cpus(16)
+    for decode, threads in (("device", 2), ("cpu", 16)):
+        dataset = PackedDataset(path, fields=["images", "labels"], decode=decode)
+        options = {"device": Device(), "transform": [Resize((9, 9))]}
+        assert FastLoader(dataset, 4, **options)._options.num_workers == threads
+        assert FastLoader(dataset, 4, workers=5, **options)._options.num_workers == 5
 
 
 def test_large_batches_are_read_by_fewer_threads_unless_they_are_asked_for(packed, with_cpus, monkeypatch):

@@ -25,14 +25,14 @@ from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
 from fastload.transforms.engine.buffers import SMALL_SAMPLE_BYTES, OutputPool, sent
 from fastload.transforms.engine.place import place_images
-from fastload.transforms.engine.placement import ImageRows, Placement, windows
+from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement, windows
 from fastload.transforms.engine.resample import place_batch
 from fastload.transforms.erasing import Eraser
 from fastload.transforms.geometry import PlacedTransform, RandomFlip, joint_placement
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.spec import ImageSpec
 
-Images = torch.Tensor | ImageRows
+Images = torch.Tensor | ImageRows | PlacedImages
 
 _pool = OutputPool()
 
@@ -245,14 +245,19 @@ def run_pass(
 
     Args:
         part: the pass.
-        images: uint8 (B, C, H, W), or rows that are not gathered yet; not written to.
+        images: uint8 (B, C, H, W), rows that are not gathered yet, or images not made yet; not written to.
         draws: for the batch's samples.
         drawn: what the pass drew from them.
         output: on the CPU, memory for the result, in its shape, dtype and memory order.
     """
+    if isinstance(images, PlacedImages):
+        joined = images.then(drawn.placement)
+        if drawn.tables is not None and joined is not None:
+            return _by_kernel_where_placed(part, joined, drawn.tables)
+        images = gathered(images)
     if drawn.tables is not None:
         return _by_kernel(part, images, drawn.tables, drawn.resized)
-    device = images.samples.device if isinstance(images, ImageRows) else images.device
+    device = device_of(images)
     spec, placement = part.spec, drawn.placement
     between: list[tuple[int, ColourTransform | Eraser]] = [*part.colours, *([part.eraser] if part.eraser else [])]
     # Small samples that keep their size are rather moved all at once.
@@ -281,7 +286,28 @@ def run_pass(
 
 def gathered(images: Images) -> torch.Tensor:
     """Returns the images as a batch, (B, C, H, W)."""
-    return images.gather() if isinstance(images, ImageRows) else images
+    if not isinstance(images, PlacedImages):
+        return images.gather() if isinstance(images, ImageRows) else images
+    whole = FusedPass(images.spec)
+    if whole.runs_by_kernel(images.pixels.device):
+        return _by_kernel_where_placed(whole, images, None)
+    one_by_one = enumerate(images.whole())
+    placed = [place_images(one[None], images.placement.part(slice(at, at + 1)), _pool) for at, one in one_by_one]
+    return torch.cat(placed).contiguous(memory_format=torch.channels_last)
+
+
+def device_of(images: Images) -> torch.device:
+    """Returns the device that the batch is made on."""
+    if isinstance(images, ImageRows):
+        return images.samples.device
+    return images.pixels.device if isinstance(images, PlacedImages) else images.device
+
+
+def _by_kernel_where_placed(part: FusedPass, images: PlacedImages, tables: gpu.PassTables | None) -> torch.Tensor:
+    """Returns the images of a pass by the kernel, in the windows of the images and not in those of the tables."""
+    windows = sent(images.placement.table().astype(np.int32), images.pixels.device)
+    tables = replace(tables, windows=windows) if tables else gpu.PassTables(windows)
+    return _by_kernel(part, images, tables, images.placement.resized)
 
 
 def _by_kernel(part: FusedPass, images: Images, tables: gpu.PassTables, resized: bool) -> torch.Tensor:
@@ -293,11 +319,14 @@ def _by_kernel(part: FusedPass, images: Images, tables: gpu.PassTables, resized:
         has_contrast=part.has_contrast,
         dtype=part.dtype,
         resampled=resized,
+        channels=part.spec.channels,
     )
 
 
 def _where_they_lie(images: Images) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns images (N, H, W, C), and which of them the samples are; None: each its own."""
+    """Returns images (N, H, W, C) or (T,), and which of them the samples are, as `gpu.fused` takes them."""
+    if isinstance(images, PlacedImages):
+        return images.pixels, images.layout
     if isinstance(images, ImageRows):
         return images.source, images.samples
     return images.permute(0, 2, 3, 1), None

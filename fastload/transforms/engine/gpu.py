@@ -101,6 +101,7 @@ def fused(
     has_contrast: bool = False,
     dtype: torch.dtype = torch.uint8,
     resampled: bool = True,
+    channels: int | None = None,
     blocks: Blocks = BLOCKS,
 ) -> torch.Tensor:
     """Returns augmented images (B, C, *size) in channels_last memory, on the device of the tables; it never waits.
@@ -109,19 +110,25 @@ def fused(
     within one level of the steps taken one by one, or as near as their factors let a difference of one level grow.
 
     Args:
-        source: uint8 (N, H, W, C) of 1, 3 or 4 channels with any strides, on the device or in pinned host memory.
-        rows: int64 (B,) on the device, the image of `source` of each sample; None: sample b is image b.
+        source: uint8 (N, H, W, C) of 1, 3 or 4 channels with any strides, on the device or in pinned host memory; or
+            (T,), images that may differ in size.
+        rows: int64 (B,) on the device, the image of `source` of each sample; None: sample b is image b. Of images that
+            differ in size int64 (B, 3), `layout` of `PlacedImages`.
         tables: what is done to each sample.
         size: of the output.
         has_contrast: whether the colour operations may contain contrast, which takes a pass of its own.
         dtype: of the output: float32, float16 or bfloat16, uint8 without a scale.
         resampled: whether any window changes its size; if not, a shorter way is taken.
+        channels: of images that differ in size.
         blocks: of the kernel.
     """
-    assert tables.padding is None or not resampled, "windows that are resampled lie within their images"
+    varied = source.ndim == 1
+    channels = channels if varied and channels is not None else source.shape[3]
+    assert tables.padding is None or not (resampled or varied), "windows of these lie within their images"
     assert (tables.padding == "constant") == (tables.outside is not None), "what constant padding consists of"
-    assert source.dtype == torch.uint8 and source.shape[3] in CHANNELS, "images that the kernel reads"
-    (height, width), channels, batch, device = size, source.shape[3], len(tables.windows), tables.windows.device
+    assert source.dtype == torch.uint8 and channels in CHANNELS, "images that the kernel reads"
+    image_size = (0, 0) if varied else source.shape[1:3]  # which only padding asks for
+    (height, width), batch, device = size, len(tables.windows), tables.windows.device
     output = torch.empty((batch, height, width, channels), dtype=dtype, device=device)
     if output.numel() == 0:
         return output.permute(0, 3, 1, 2)
@@ -132,17 +139,17 @@ def fused(
     tiles = (-(-height // blocks.block_y), -(-width * lanes // block_x))
     sums = torch.zeros(batch, dtype=torch.int64, device=device) if steps and has_contrast else None
     # Offsets within an image are 32 bits wide; between images they are 64.
-    stride_n, stride_y, stride_x, stride_c = source.stride()
+    stride_n, stride_y, stride_x, stride_c = (1, 0, 1, 0) if varied else source.stride()
     from fastload.transforms.engine.triton_kernels import augment  # imports Triton
 
     with _current(device):
         for target in ([None] if sums is not None else []) + [output]:
             augment[(batch * tiles[0] * tiles[1],)](
                 source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value, tables.scale,
-                tables.shift, target, tables.outside, stride_n, stride_y, *source.shape[1:3], height, width, steps,
+                tables.shift, target, tables.outside, stride_n, stride_y, *image_size, height, width, steps,
                 *tiles, STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes,
                 FULL=width * lanes >= block_x, PADDING=tables.padding, RESAMPLED=resampled,
-                BLOCK_Y=blocks.block_y, BLOCK_X=block_x, num_warps=blocks.num_warps,
+                BLOCK_Y=blocks.block_y, BLOCK_X=block_x, VARIED=varied, num_warps=blocks.num_warps,
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip
     return output.permute(0, 3, 1, 2)

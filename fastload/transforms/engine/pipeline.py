@@ -14,9 +14,18 @@ from fastload.errors import OptionError
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, as_handed_over, as_moved
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool
-from fastload.transforms.engine.fuse import DrawnPass, FusedPass, Images, drawn_now, gathered, passes_of, run_pass
+from fastload.transforms.engine.fuse import (
+    DrawnPass,
+    FusedPass,
+    Images,
+    device_of,
+    drawn_now,
+    gathered,
+    passes_of,
+    run_pass,
+)
 from fastload.transforms.engine.place import place_masks
-from fastload.transforms.engine.placement import ImageRows, Placement
+from fastload.transforms.engine.placement import ImageRows, PlacedImages, Placement
 from fastload.transforms.normalize import Normalize
 from fastload.transforms.spec import (
     BatchTransform,
@@ -90,7 +99,7 @@ def check_pipeline(
 
 def apply_transforms(
     transforms: Sequence[Transform | BatchTransform | ImageFunction],
-    fields: Mapping[str, torch.Tensor | ImageRows],
+    fields: Mapping[str, torch.Tensor | ImageRows | PlacedImages],
     draws: Draws,
     *,
     ignore_index: int = 0,
@@ -107,7 +116,7 @@ def apply_transforms(
 
     Args:
         transforms: in the order they run, as `check_pipeline` accepted them.
-        fields: by name; "images" (B, C, H, W) or rows not gathered yet, "masks" (B, H, W). They are not written to.
+        fields: by name; "images" (B, C, H, W), or not gathered or made yet, "masks" (B, H, W). They are not written to.
         draws: for the batch's samples.
         ignore_index: value of masks where padding was added.
         batch_draws: for the batch as a whole, for transforms that mix samples.
@@ -193,7 +202,7 @@ class Pipeline:
 
     def apply(
         self,
-        fields: Mapping[str, torch.Tensor | ImageRows],
+        fields: Mapping[str, torch.Tensor | ImageRows | PlacedImages],
         draws: Draws,
         *,
         drawn: Drawn | None = None,
@@ -212,7 +221,7 @@ class Pipeline:
             use: of the uses that it drew for.
         """
         images: Images = fields["images"]
-        device = images.samples.device if isinstance(images, ImageRows) else images.device
+        device = device_of(images)
         others = {name: value for name, value in fields.items() if name != "images" and isinstance(value, torch.Tensor)}
         moved = as_moved(others, self._coordinates) if self._moves and self._coordinates else {}
         passes = iter(() if drawn is None else self._drawn(drawn, words, use, device, fields))
@@ -256,7 +265,7 @@ class Pipeline:
     ) -> Iterator[DrawnPass | None]:
         """Yields what was drawn for each pass for one use; None: its tables are not on the device."""
         samples, total = slice(use * drawn.samples, (use + 1) * drawn.samples), drawn.uses * drawn.samples
-        followed = "masks" in fields or bool(self._coordinates)
+        followed = "masks" in fields or bool(self._coordinates) or isinstance(fields["images"], PlacedImages)
         begin = 0
         for part, (placement, resized) in zip(self._passes, drawn.passes, strict=True):
             by_kernel = part.runs_by_kernel(device)
@@ -272,7 +281,7 @@ class Pipeline:
 
 def spec_of(images: Images) -> ImageSpec:
     """Returns the spec of images, gathered or not."""
-    return images.spec if isinstance(images, ImageRows) else ImageSpec.of(images)
+    return ImageSpec.of(images) if isinstance(images, torch.Tensor) else images.spec
 
 
 def _kind(transform: object) -> Literal["mixing", "transform", "function"]:

@@ -214,3 +214,45 @@ class ImageRows:
         out = np.empty((len(self.samples), *self.source.shape[1:]), np.uint8)
         np.take(self.source.numpy(), self.samples.numpy(), axis=0, out=out, mode="clip")
         return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedImages:
+    """B images of one size that are not made yet: parts of images of their own sizes, in memory of a device.
+
+    A transform that reads every pixel anyway takes them from there.
+
+    Attributes:
+        pixels: uint8 (T,), the images one after another, each (C, H, W).
+        layout: int64 (B, 3) on the same device: the byte at which an image begins, and the bytes from a row of it to
+            the next and from a plane to the next.
+        sizes: int64 (B, 2) on the host, their heights and widths.
+        channels: of every image.
+        placement: where the pixels of the B images come from; nothing is padded.
+    """
+
+    pixels: torch.Tensor
+    layout: torch.Tensor
+    sizes: Whole
+    channels: int
+    placement: Placement
+
+    @property
+    def spec(self) -> ImageSpec:
+        """The shape and dtype of one image, when it is made."""
+        return ImageSpec(self.channels, *self.placement.size, self.pixels.dtype)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def then(self, after: Placement) -> PlacedImages | None:
+        """Returns the images placed once more; None where these have to be made first."""
+        if after.padding is not None or (after.resized and self.placement.resized):
+            return None
+        return replace(self, placement=self.placement.then(after))
+
+    def whole(self) -> list[torch.Tensor]:
+        """Returns the images as they are, (C, H, W) each: views."""
+        areas = self.channels * self.sizes.prod(axis=1)
+        parts = torch.split(self.pixels, areas.tolist())
+        return [part.view(self.channels, *size) for part, size in zip(parts, self.sizes.tolist(), strict=True)]

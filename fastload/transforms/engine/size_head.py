@@ -51,6 +51,16 @@ class SizeHead:
         """The (height, width) of the images after the head."""
         return self.spec.height, self.spec.width
 
+    @property
+    def resizes(self) -> int:
+        """How many of the transforms resize."""
+        return sum(transform.resizes for transform in self.transforms)
+
+    @property
+    def pads(self) -> bool:
+        """Whether any of the transforms pads, or would pad a small image."""
+        return any(transform.pads(np.ones((1, 2), np.int64)) for transform in self.transforms)
+
     def with_flips(self) -> SizeHead:
         """Returns the head with the flips that follow it: placed with the same call, they cost no pass of their own."""
         flips = tuple(takewhile(lambda transform: isinstance(transform, RandomFlip), self.rest))
@@ -89,7 +99,7 @@ class SizeHead:
         """
         self.check(shapes)
         sizes = whole = np.asarray(shapes, np.int64)
-        if self.spec.dtype != torch.uint8 or sum(transform.resizes for transform in self.transforms) > 1:
+        if self.spec.dtype != torch.uint8 or self.resizes > 1:
             return None
         for transform in self.transforms:
             if transform.pads(sizes):

@@ -41,7 +41,7 @@ LOWER = tl.constexpr(2.0**23)
 )
 def augment(
     source,  # uint8: the images
-    rows,  # int64 (B,) or None: which image each sample is
+    rows,  # int64 (B,) or None: which image each sample is; VARIED: int64 (B, 3), as in `PlacedImages`
     windows,  # int32 (B, 10)
     ops,  # int32 (B, steps) or None
     factors,  # float32 (B, steps) or None
@@ -58,6 +58,7 @@ def augment(
     FULL: tl.constexpr,  # whether an output row has BLOCK_X lanes, or more
     PADDING: tl.constexpr,  # a PaddingMode where windows may leave their images (only of those not resampled), or None
     RESAMPLED: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
+    VARIED: tl.constexpr = False,  # each image has strides of its own
 ):  # fmt: skip
     program = tl.program_id(0)
     sample = program // (tiles_y * tiles_x)
@@ -65,7 +66,11 @@ def augment(
     first_lane = program % tiles_x * BLOCK_X
     count = tl.minimum(height - first_row, BLOCK_Y)
     image = sample.to(tl.int64)
-    if rows is not None:
+    stride_c = STRIDE_C
+    if VARIED:
+        image = tl.load(rows + sample * 3)
+        stride_y, stride_c = tl.load(rows + sample * 3 + 1).to(tl.int32), tl.load(rows + sample * 3 + 2).to(tl.int32)
+    elif rows is not None:
         image = tl.load(rows + sample)
     image = source + image * stride_n
     if output is None:
@@ -88,42 +93,42 @@ def augment(
         if kept:
             _paint(
                 image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-                sample, first_row, count, first_lane, stride_y, image_height, image_width, height, width, steps,
-                STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, BLOCK_X, 2,
+                sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, None, BLOCK_X, 2,
             )  # fmt: skip
         elif near:
             _paint(
                 image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-                sample, first_row, count, first_lane, stride_y, image_height, image_width, height, width, steps,
-                STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, BLOCK_X, 3,
+                sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, None, BLOCK_X, 3,
             )  # fmt: skip
         elif (2 * window_width <= 5 * scaled_width) & (window_width >= 5):
             _paint(
                 image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-                sample, first_row, count, first_lane, stride_y, image_height, image_width, height, width, steps,
-                STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, BLOCK_X, 5,
+                sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, None, BLOCK_X, 5,
             )  # fmt: skip
         else:
             for half in range(halves):
                 _paint(
                     image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-                    sample, first_row, count, first_lane + half * HALF, stride_y, image_height, image_width, height,
-                    width, steps, STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, None, HALF, 0,
+                    sample, first_row, count, first_lane + half * HALF, stride_y, stride_c, image_height, image_width,
+                    height, width, steps, STRIDE_X, CHANNELS, LANES, FULL, None, HALF, 0,
                 )  # fmt: skip
     else:
         _paint(
             image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-            sample, first_row, count, first_lane, stride_y, image_height, image_width, height, width, steps,
-            STRIDE_X, STRIDE_C, CHANNELS, LANES, FULL, PADDING, BLOCK_X, 1,
+            sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width, steps,
+            STRIDE_X, CHANNELS, LANES, FULL, PADDING, BLOCK_X, 1,
         )  # fmt: skip
 
 
 @triton.jit
 def _paint(
     image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
-    sample, first_row, count, first_lane, stride_y, image_height, image_width, height, width, steps,
-    STRIDE_X: tl.constexpr, STRIDE_C: tl.constexpr, CHANNELS: tl.constexpr, LANES: tl.constexpr, FULL: tl.constexpr,
-    PADDING: tl.constexpr, BLOCK_X: tl.constexpr,
+    sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width, steps,
+    STRIDE_X: tl.constexpr, CHANNELS: tl.constexpr, LANES: tl.constexpr, FULL: tl.constexpr, PADDING: tl.constexpr,
+    BLOCK_X: tl.constexpr,
     TAPS: tl.constexpr,  # 1: nothing is resized; 2 or 3, along each axis; 5, along x; 0: as many as it takes
 ):  # fmt: skip
     """Makes the rows of one program, each through all its steps."""
@@ -149,7 +154,7 @@ def _paint(
         first_y += tl.load(window)
         last_y = first_y + count - 1
         within_x = (column >= 0) & (column < image_width)
-        line = image + (_shown(column, image_width, PADDING) * STRIDE_X + channel * STRIDE_C)
+        line = image + (_shown(column, image_width, PADDING) * STRIDE_X + channel * stride_c)
         ahead = _bits(line + _shown(first_y, image_height, PADDING) * stride_y)  # always one row under way
         if outside is not None:
             level_outside = tl.load(outside + channel)
@@ -160,7 +165,7 @@ def _paint(
             first_x, a, b, taps_x = _support(centre_x, zoom_x, window_width)
         else:
             first_x, a, b, c, d, e = _weights(centre_x, zoom_x, window_width, LIFT, TAPS)
-        line += first_x * STRIDE_X + channel * STRIDE_C
+        line += first_x * STRIDE_X + channel * stride_c
         # Three values and not one three times: Triton (3.9) would not carry such names from row to row.
         upper = tl.zeros_like(a)
         inner = tl.zeros_like(a)

@@ -23,7 +23,7 @@ from fastload.transforms import (
     Resize,
 )
 from fastload.transforms.engine.fuse import DrawnPass, FusedPass, passes_of, run_pass
-from fastload.transforms.engine.placement import ImageRows
+from fastload.transforms.engine.placement import ImageRows, PlacedImages, windows
 
 RGB = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 CASES = {
@@ -83,7 +83,29 @@ def main() -> None:
             most = 3.5 if part.colours else 1
             assert levels.max() <= most + rounding + 1e-3, f"{name}: {levels.max()} levels"
             assert (levels > 0.01 + rounding).float().mean() < 0.2, f"{name}: too many differ"
+        check_placed_images(part, expected, images[rows], draws, (undrawn, drawn))
         print(name)
+
+
+def check_placed_images(
+    part: FusedPass, expected: torch.Tensor, images: torch.Tensor, draws: Draws, drawn: tuple[DrawnPass, DrawnPass]
+) -> None:
+    """The same pixels, as parts of images of their own sizes."""
+    spec, channels = ImageSpec.of(images), images.shape[1]
+    inside = np.arange(2 * len(images)).reshape(-1, 2) % 5
+    sizes = np.array([[spec.height, spec.width]]) + inside + 3
+    whole = [torch.full((channels, *size), 77, dtype=torch.uint8) for size in sizes.tolist()]
+    for one, image, (top, left) in zip(whole, images, inside.tolist(), strict=True):
+        one[:, top : top + spec.height, left : left + spec.width] = image
+    areas = sizes.prod(axis=1)
+    layout = np.stack([channels * (areas.cumsum() - areas), sizes[:, 1], areas], axis=1)
+    shown = windows(inside, spec.sizes)
+    pixels = torch.cat([one.reshape(-1) for one in whole])
+    placed = PlacedImages(pixels, torch.from_numpy(layout), sizes, channels, shown)
+    assert placed.spec == spec
+    assert torch.equal(run_pass(part, placed, draws, drawn[0]), expected), "made one by one"
+    by_kernel = run_pass(part, images, draws, drawn[1])
+    assert torch.equal(run_pass(part, placed, draws, drawn[1]), by_kernel), "made by the kernel"
 
 
 if __name__ == "__main__":

@@ -67,6 +67,14 @@ CASES = {
     "grown, float32": Case((19, 17, 3), (24, 27), (23, 23), dtype=torch.float32, erased=True),
     "grown, float16": Case((19, 17, 3), (24, 27), (23, 23), dtype=torch.float16),
     "shrunk, bfloat16": Case((30, 31, 3), (24, 22), (24, 22), dtype=torch.bfloat16, layout="channels_first"),
+    "each its own strides": Case((19, 13, 3), (17, 20), (16, 18), layout="varied"),
+    "each its own strides, shrunk": Case((40, 37, 3), (10, 9), (10, 9), layout="varied", batch=2),
+    "each its own strides, gray": Case((31, 29, 1), (25, 23), (25, 23), layout="varied", dtype=torch.float32),
+    "each its own strides, crop": Case((19, 17, 3), (14, 13), (14, 13), windows=(14, 13), layout="varied", batch=5),
+    "each its own strides, all colour steps": Case(
+        (12, 14, 3), (11, 13), (11, 13), layout="varied", erased=True, dtype=torch.float16,
+        steps=((BRIGHTNESS, 0.8), (CONTRAST, 0.7), (SATURATION, 1.3), (HUE, 0.1)),
+    ),
     "brightness": Case((12, 14, 3), (11, 13), (11, 13), windows=(11, 13), steps=((BRIGHTNESS, 1.37),)),
     "contrast": Case((12, 14, 3), (11, 13), (11, 13), windows=(11, 13), steps=((CONTRAST, 1.6),)),
     "saturation": Case((12, 14, 3), (11, 13), (11, 13), windows=(11, 13), steps=((SATURATION, 0.4),)),
@@ -161,14 +169,19 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
         scale=sent(scale, torch.float32) if floats else None,
         shift=sent(shift, torch.float32) if floats else None,
     )
+    source, chosen = stored(images, case.layout, device), sent(rows, torch.int64) if case.rows else None
+    if case.layout == "varied":
+        source, chosen = sent(np.concatenate(planes := padded_planes(images)), torch.uint8), layout_of(images, planes)
+        chosen = chosen.to(device)
     output = fused(
-        stored(images, case.layout, device),
-        sent(rows, torch.int64) if case.rows else None,
+        source,
+        chosen,
         tables,
         case.size,
         has_contrast=any(op == CONTRAST for op, _ in case.steps),
         dtype=case.dtype,
         resampled=case.resampled,
+        channels=channels if case.layout == "varied" else None,
         blocks=Blocks(*case.block, 2),
     )
     assert output.dtype == case.dtype
@@ -224,6 +237,22 @@ def stored(images: np.ndarray, layout: str, device: str) -> torch.Tensor:
         part.copy_(there)
         return part
     return there
+
+
+def padded_planes(images: np.ndarray) -> list[np.ndarray]:
+    """The bytes of each image, plane after plane, and 2 b + 1 other ones behind each row of image b."""
+    planes = [image.transpose(2, 0, 1) for image in images]
+    padded = [np.pad(one, [(0, 0), (0, 0), (0, 2 * b + 1)], constant_values=99) for b, one in enumerate(planes)]
+    return [one.reshape(-1) for one in padded]
+
+
+def layout_of(images: np.ndarray, planes: list[np.ndarray]) -> torch.Tensor:
+    """Where each of the images of `padded_planes` begins, and the bytes of its rows and planes."""
+    ends = np.cumsum([len(one) for one in planes])
+    channels = images.shape[3]
+    lines = [(end - len(one), images.shape[2] + 2 * b + 1, len(one) // channels) for b, (end, one) in
+             enumerate(zip(ends, planes, strict=True))]  # fmt: skip
+    return torch.tensor(lines, dtype=torch.int64)
 
 
 def main() -> None:

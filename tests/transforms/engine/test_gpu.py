@@ -96,6 +96,8 @@ VARIANTS = {
     "resized, uint8": {"output": "*u8"},
     "resized, rows, rectangles, float32": {"output": "*fp32", "rows": True, "rectangles": True},
     "resized, gray, float16": {"output": "*fp16", "channels": 1},
+    "each its own strides, bfloat16": {"output": "*bf16", "rows": True, "varied": True},
+    "each its own strides, crop, uint8": {"output": "*u8", "rows": True, "varied": True, "resampled": False},
     "crop, bfloat16": {"output": "*bf16", "resampled": False},
     "crop, four channels, uint8": {"output": "*u8", "channels": 4, "resampled": False},
     "resized, colour, bfloat16": {"output": "*bf16", "colour": True},
@@ -138,6 +140,7 @@ def compiled_for_hopper(
     rectangles: bool = False,
     colour: bool = False,
     resampled: bool = True,
+    varied: bool = False,
     padding: str | None = None,
 ) -> dict[str, str]:
     """The kernel's intermediate code and PTX, with the default block sizes."""
@@ -153,7 +156,8 @@ def compiled_for_hopper(
         "scale": floats, "shift": floats, "output": output, "stride_n": "i64",
     }  # fmt: skip
     constants = {
-        "STRIDE_X": channels, "STRIDE_C": 1, "CHANNELS": channels, "RESAMPLED": resampled,
+        "STRIDE_X": 1 if varied else channels, "STRIDE_C": 0 if varied else 1, "VARIED": varied,
+        "CHANNELS": channels, "RESAMPLED": resampled,
         "FULL": True, "PADDING": padding,
         "LANES": 4 if colour else channels, "BLOCK_Y": gpu.BLOCKS.block_y, "BLOCK_X": gpu.BLOCKS.block_x,
     } | {name: None for name, kind in types.items() if kind is None}  # fmt: skip

@@ -1,0 +1,224 @@
+"""Has the stored JPEGs of a batch decoded by the device. Never run on a GPU so far: tested with Pillow in its place.
+
+    bytes of rows --reading thread--> pinned memory --nvJPEG--> (C, H, W) --> one buffer of the device, `PlacedImages`
+
+The threads that read wait for the decoder, so that the training thread does not. They also draw which window of each
+image is shown; the kernel that augments the batch cuts and resizes it when it is handed over, with everything else.
+What nvJPEG may refuse, or give other colours (RGB and CMYK JPEGs, damaged ones), is decoded by the CPU and sent.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.dataset import as_handed_over
+from fastload.device import Pins
+from fastload.format.ragged import JPEG, RaggedIndex
+from fastload.images.jpeg import has_end, scan_jpeg
+from fastload.plan import PlannedBatch
+from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.ring import allocate_aligned
+from fastload.prefetch.row_transformer import use_one_torch_thread, writable
+from fastload.read.reader import RowReader
+from fastload.timing.ranges import span
+from fastload.timing.stopwatch import lap
+from fastload.transforms import Draws
+from fastload.transforms.engine.place import place_varied_coordinates
+from fastload.transforms.engine.placement import PlacedImages, Placement, windows
+
+PINNED_BYTES = 2**28
+"""Most pinned memory that a thread uses for bytes on their way to the device; a larger batch has memory of its own."""
+
+# What is known of a row.
+_UNSEEN, _BY_DEVICE, _BY_CPU = range(3)
+
+
+class DeviceDecoder:
+    """Fills slots with the fields beside the images, and adds the images as `PlacedImages`. Any thread may call it.
+
+    Args:
+        options: of the loader; `decodes_on_device` is set.
+        reader: of the dataset's fields.
+        pins: pins memory for the bytes; closed when no thread fills any more.
+    """
+
+    def __init__(self, options: Resolved, reader: RowReader, pins: Pins) -> None:
+        dataset, backend = options.packed.dataset, options.backend
+        assert backend is not None, "there is a device"
+        self._file, self._reader, self._backend = dataset.file, reader, backend
+        self._head, self._augmentation = options.size_head, options.augmentation
+        self._channels = options.packed.image_spec()[0][0]
+        self._pins, self._unused = pins, queue.SimpleQueue[_Staging]()
+        self._known = np.full(self._file.num_rows, _UNSEEN, np.uint8)
+        self._gathered = [item for item in dataset.layout() if item[0] != "images"]
+        one = as_handed_over(self._file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in self._gathered})
+        moved = self._augmentation.coordinates if self._head is not None else ()
+        # Name, shape and dtype of each field of a sample, as it lies in a slot.
+        self.fields = [
+            (name, array.shape[1:], np.dtype(np.float32) if name in moved else array.dtype)
+            for name, array in one.items()
+        ]
+        self.views: dict[str, torch.dtype] = {}
+
+    def fill(self, epoch: int, planned: PlannedBatch, slot: dict[str, Any]) -> int:
+        """Reads a batch of an epoch into a slot's arrays, (B, ...), adds "images"; returns the bytes of its rows.
+
+        Raises:
+            FormatError: a sample is damaged; names it.
+            OptionError: an image is too small for its crop.
+        """
+        use_one_torch_thread()
+        rows = planned.rows
+        read = {name: np.empty((len(rows), *shape), dtype) for name, shape, dtype in self._gathered}
+        num_bytes = self._reader.gather(rows, read)  # which checks the rows, and that the file is the same
+        made = as_handed_over(self._file, read)
+        index = self._reader.ragged("images").index(rows)
+        sizes = index.shape[:, :2].astype(np.int64)
+        lap("reading")
+        if self._head is None:
+            placement = windows(np.zeros_like(sizes), sizes[:1])  # as they are: they have one size
+        else:
+            found = self._head.placement(sizes, Draws(self._augmentation.seed, epoch, rows))
+            assert found is not None, "one placement says it"
+            placement, known = found, self._augmentation.coordinates
+            moved = {name: torch.from_numpy(made[name]) for name in known if name in made}
+            made |= {name: values.numpy() for name, values in place_varied_coordinates(moved, found, known).items()}
+        for name, values in made.items():
+            slot[name][:] = values
+        lap("transform")
+        with span("decode"), self._staging() as staging:
+            slot["images"] = self._decoded(rows, index, placement, staging)
+        lap("decoding")
+        return num_bytes + int(index.bytes.sum())
+
+    def _decoded(
+        self, rows: NDArray[np.int64], index: RaggedIndex, placement: Placement, staging: _Staging
+    ) -> PlacedImages:
+        """Returns the images of rows, decoded, when they are on the device."""
+        by_device = self._by_device(rows, index)
+        files = self._files(index.part(by_device), staging)
+        on_host = dict.fromkeys(np.flatnonzero(~by_device).tolist())
+        whole = self._reader.decoded("images", rows[~by_device]) if on_host else []
+        images = dict[int, torch.Tensor]()
+        sizes = index.shape[:, :2].astype(np.int64)
+        shapes, orientations = sizes.tolist(), index.orientation.tolist()
+        with self._backend.decoding():
+            decoded = self._decode(files)
+            for at, image in zip(np.flatnonzero(by_device).tolist(), decoded, strict=True):
+                turned = None if image is None else upright(image, orientations[at])
+                if turned is None or list(turned.shape[1:]) != shapes[at]:
+                    on_host[at] = None
+                else:
+                    images[at] = turned
+            if refused := list(on_host)[len(whole) :]:
+                self._known[rows[refused]] = _BY_CPU
+                whole += self._reader.decoded("images", rows[refused])  # which names a sample that is damaged
+            for at, image in zip(on_host, self._sent(whole, staging), strict=True):
+                images[at] = image
+            # One buffer: the allocator notes of each tensor that another stream uses it.
+            pixels = torch.cat([images[at].reshape(-1) for at in range(len(rows))])
+            areas = sizes.prod(axis=1)
+            begins = self._channels * (np.cumsum(areas) - areas)
+            layout = self._backend.copy(torch.from_numpy(np.stack([begins, sizes[:, 1], areas], axis=1)))
+        return PlacedImages(pixels, layout, sizes, self._channels, placement)
+
+    @contextmanager
+    def _staging(self) -> Iterator[_Staging]:
+        """A context with memory that no other thread uses meanwhile; at its end the device has read it."""
+        try:
+            staging = self._unused.get_nowait()
+        except queue.Empty:
+            staging = _Staging(self._pins)
+        try:
+            yield staging
+        finally:
+            self._unused.put(staging)
+
+    def _by_device(self, rows: NDArray[np.int64], index: RaggedIndex) -> NDArray[np.bool_]:
+        """Returns of each row whether the device decodes it; one that was not seen before is looked at."""
+        unseen = np.flatnonzero(self._known[rows] == _UNSEEN)
+        if len(unseen):
+            part = index.part(unseen)
+            for row, data, encoding in zip(
+                rows[unseen].tolist(), self._reader.ragged("images").take(part), part.encoding.tolist(), strict=True
+            ):
+                head = scan_jpeg(data) if encoding == JPEG else None
+                plain = head is not None and head.plain_colours and head.components <= self._channels and has_end(data)
+                self._known[row] = _BY_DEVICE if plain else _BY_CPU
+        chosen: NDArray[np.bool_] = self._known[rows] == _BY_DEVICE
+        return chosen
+
+    def _files(self, index: RaggedIndex, staging: _Staging) -> list[torch.Tensor]:
+        """Returns the encoded bytes of rows in pinned memory, uint8 (bytes,) each."""
+        ragged, lengths = self._reader.ragged("images"), index.bytes.tolist()
+        memory = staging.room("files", sum(lengths))
+        if ragged.flat is None:
+            ragged.take(index, memory)
+        elif lengths:
+            flat, starts = torch.from_numpy(writable(ragged.flat)), index.offset.tolist()
+            parts = [flat[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+            # One call, which gives up the GIL once and not for every row.
+            torch.cat(parts, out=torch.from_numpy(memory))
+        lap("reading")
+        return list(torch.split(torch.from_numpy(memory), lengths))
+
+    def _decode(self, files: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Returns the images of files, (C, H, W) each; None where the device refuses one."""
+        if not files:
+            return []
+        try:
+            return list(self._backend.decode_jpegs(files, self._channels))
+        except torch.OutOfMemoryError as error:
+            error.add_note(
+                f'fastload, decode="device": {len(files)} images are decoded at a time, each in its full size. Choose '
+                f"a smaller batch_size, pack with --max-size, or leave decode out."
+            )
+            raise
+        except RuntimeError:
+            # One refused file fails the whole call, and is not named.
+            half = len(files) // 2
+            return [*self._decode(files[:half]), *self._decode(files[half:])] if half else [None]
+
+    def _sent(self, whole: Sequence[NDArray[np.uint8]], staging: _Staging) -> list[torch.Tensor]:
+        """Returns images (H, W, C) on the device, (C, H, W) each."""
+        if not whole:
+            return []
+        memory = staging.room("pixels", sum(image.nbytes for image in whole))
+        np.concatenate([image.reshape(-1) for image in whole], out=memory)
+        there = self._backend.copy(torch.from_numpy(memory))
+        parts = torch.split(there, [image.nbytes for image in whole])
+        return [part.view(image.shape).permute(2, 0, 1) for part, image in zip(parts, whole, strict=True)]
+
+
+class _Staging:
+    """Pinned memory for the bytes of one batch, used again for others."""
+
+    def __init__(self, pins: Pins) -> None:
+        self._pins = pins
+        self._kept: dict[str, NDArray[np.uint8]] = {}
+
+    def room(self, name: str, num_bytes: int) -> NDArray[np.uint8]:
+        """Returns memory of so many bytes, uint8; what was returned for this name before is not used any more."""
+        if num_bytes > PINNED_BYTES:
+            return np.empty(num_bytes, np.uint8)
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < num_bytes:
+            # Twice what this batch needs: pinning takes long, and what is outgrown stays pinned until the loader ends.
+            kept = self._kept[name] = allocate_aligned(min(PINNED_BYTES, 2 * num_bytes + 1))
+            self._pins.add_if_possible(kept)
+        return kept[:num_bytes]
+
+
+def upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Returns an image (C, H, W) with an EXIF orientation (1 to 8) applied."""
+    if orientation >= 5:
+        image = image.transpose(1, 2)
+    axes = [2] * (orientation in (2, 3, 6, 7)) + [1] * (orientation in (3, 4, 7, 8))
+    return image.flip(axes) if axes else image
