@@ -12,11 +12,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from child_processes import LAUNCHER
+from child_processes import LAUNCHER, child_environment
 from hypothesis import settings
 from numpy.typing import NDArray
 from PIL import Image
 from small_files import write_foreign, write_random
+from warm_python import WarmPython
 
 # Enough for every run, within the minutes that CI has; FASTLOAD_EXAMPLES=1000 looks longer, and tools/test.sh looks for
 # less long on Pythons that are not its first. No deadline: neighbours on the machine decide how long an example takes.
@@ -116,6 +117,13 @@ def compressed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels = {"labels": file["labels"][()]} if "labels" in file else {}
         path = tmp_path_factory.mktemp("compressed") / "gzip.h5"
         return write_foreign(path, file["images"][()], chunk_rows=file["images"].chunks[0], **labels)
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """Runs scripts, in the environment of `child_environment`, that need not import torch first."""
+    with WarmPython(child_environment(), tmp_path_factory.mktemp("warm")) as python:
+        yield python
 
 
 @pytest.fixture

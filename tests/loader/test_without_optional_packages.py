@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
-from child_processes import child_environment
 from PIL import Image
 
 SCRIPT = """
@@ -42,15 +38,13 @@ print("as Pillow has it")
 
 
 @pytest.mark.parametrize("store", ["", "source"])
-def test_packing_and_loading(tmp_path, store):
+def test_packing_and_loading(warm_python, tmp_path, store):
     random, folder = np.random.default_rng(0), tmp_path / "photos"
     folder.mkdir()
     for number in range(8):
         small = Image.fromarray(random.integers(0, 256, (6, 8, 3), dtype=np.uint8))
         small.resize((40, 32), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=92)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "out.h5"), store],
-        env=child_environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = warm_python.run(tmp_path / "script.py", folder, tmp_path / "out.h5", store, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "as Pillow has it"
