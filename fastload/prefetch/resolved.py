@@ -133,6 +133,7 @@ class Resolved:
     # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
     uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
+    images: ImageSpec | None = None  # as Python code makes them, once that is known
 
     @property
     def at_hand_over(self) -> bool:
@@ -202,8 +203,12 @@ class Resolved:
 
     @cached_property
     def _pipeline(self) -> Pipeline | None:
-        """The transforms whose numbers threads draw before a batch goes to its device; None: there are none."""
-        if self.backend is None or not self.at_hand_over or "images" not in self.packed.dataset.fields:
+        """The transforms whose numbers are drawn before a batch goes to its device; None: there are none."""
+        if self.backend is None or not self.at_hand_over:
+            return None
+        if self.images is not None:
+            return self.augmentation.pipeline(self.images)
+        if "images" not in self.packed.dataset.fields:
             return None
         shape, dtype = self.packed.image_spec()
         return self.augmentation.pipeline(self.size_head.spec if self.size_head else ImageSpec(*shape, dtype))
