@@ -145,7 +145,7 @@ def test_where_memory_cannot_be_pinned_the_log_says_so_once_and_batches_are_righ
 
 @pytest.mark.parametrize("died", [False, True])
 def test_after_an_error_of_a_worker_the_ring_is_unpinned_when_its_copies_are_done(packed, pixels, died):
-    device = LateBackend(patience=10**9)  # copies begin when they are waited for
+    device = Device(patience=10**9)  # copies begin when they are waited for, or when their batch is used
     dataset = PackedDataset(packed, transform=as_it_is if died else refuses_class_c)
     loader = FastLoader(dataset, 1, shuffle=False, workers=1, device=device)
     batches, kept = iter(loader), []
