@@ -30,6 +30,7 @@ from fastload.errors import FileChangedError, OptionError, StateError, WorkerErr
 from fastload.format.column import Column
 from fastload.loader.iteration import Batch, DictBatch
 from fastload.loader.loader import FastLoader
+from fastload.prefetch.ring import SLACK
 from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
 from sample_files import write_packed, write_ragged
 
@@ -691,11 +692,24 @@ def test_a_row_that_is_no_row_number_stays_out_of_the_slot(packed):
     expected.close()
 
 
+def wait_for_all(loader):
+    """Waits until the workers have done what they were asked for."""
+    feed, deadline = loader._feed, time.monotonic() + 600
+    while any(asked.result is None for asked in feed._asked.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        feed.receive_all()
+
+
 def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
     dataset = PackedDataset(packed, fields=["images", "row"], transform=of_size)
     options = {"shuffle": False, "ends": "drop", "workers": 2, "transform": CHANGING, "echo": 2}
     with pytest.warns(UserWarning, match="change from batch to batch"):
-        expected = [facts(batch) for batch in FastLoader(dataset, 16, **options)]
+        loader = FastLoader(dataset, 16, **options)
+        expected = [facts(batch) for batch in loader]
+    wait_for_all(loader)
+    assert loader._feed.ring.collect() == SLACK + 1, "the next epoch's batches have the others"
+    loader.close()
     device = Device()
     loader = FastLoader(dataset, 16, device=device, **options)
     device_copy = device.copy
@@ -716,15 +730,6 @@ def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
 def at_row(row, how, sample):
     """Gives every sample as it is, but one."""
     return at_21(how, (sample[0], 21)) if int(sample[1]) == row else sample
-
-
-def wait_for_all(loader):
-    """Waits until the workers have done what they were asked for."""
-    feed, deadline = loader._feed, time.monotonic() + 600
-    while any(asked.result is None for asked in feed._asked.values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-        feed.receive_all()
 
 
 @pytest.mark.parametrize("how", ["raises", "is killed"])
