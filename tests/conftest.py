@@ -12,9 +12,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from child_processes import LAUNCHER
+from child_processes import LAUNCHER, child_environment
 from numpy.typing import NDArray
 from small_files import write_foreign, write_random
+from warm_python import WarmPython
 
 try:
     from hypothesis import settings
@@ -129,6 +130,13 @@ def compressed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels = {"labels": file["labels"][()]} if "labels" in file else {}
         path = tmp_path_factory.mktemp("compressed") / "gzip.h5"
         return write_foreign(path, file["images"][()], chunk_rows=file["images"].chunks[0], **labels)
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """Runs scripts, in the environment of `child_environment`, that need not import torch first."""
+    with WarmPython(child_environment(), tmp_path_factory.mktemp("warm")) as python:
+        yield python
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Scripts in forks of one process that has imported torch already: each fresh process takes 2 s of a CPU for that.
 
+And as long again for torch._dynamo, which the first optimizer imports.
+
 A script finds what it finds when it is started by itself: its words, its folder on sys.path, its exit code and what is
 done at exit. Only environment variables that torch reads when it is imported have to be there from the beginning.
 """
@@ -15,7 +17,7 @@ from types import TracebackType
 
 _SERVER = """
 import json, os, runpy, signal, sys
-import numpy, torch
+import numpy, torch._dynamo
 
 for line in sys.stdin:
     words, cwd, log, limit_s = json.loads(line)

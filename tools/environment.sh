@@ -65,7 +65,8 @@ ensure_venv() {
     if [[ "$(cat "$venv/stamp" 2>/dev/null || true)" != "$stamp" ]]; then
         rm -rf "$venv"
         "$interpreter" -m venv "$venv"
-        "$venv/bin/python" -m pip install --quiet -c tools/constraints.txt "$@" || return 1
+        # Not compiled here, all 14,000 modules of them: Python does so with what is imported, when it is.
+        "$venv/bin/python" -m pip install --quiet --no-compile -c tools/constraints.txt "$@" || return 1
         printf '%s\n' "$stamp" >"$venv/stamp"
     fi
 }

@@ -23,7 +23,7 @@ torch_free=(
 )
 
 # An environment from outside must not decide what is imported.
-unset PYTHONPATH PYTHONHOME
+unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 # Nothing is imported from the current folder or a script's folder: only what is installed.
 export PYTHONSAFEPATH=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # OpenMP threads that spin while they wait starve each other as soon as anything else wants the cores: with neighbours

@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,13 +45,14 @@ Draw = Callable[[int, PlannedBatch, NDArray[np.int32]], Any]
 
 @dataclass(eq=False)
 class Request:
-    """Batches that a thread is to fill a slot with, and what came of it."""
+    """A slot that a thread is to fill with the next batches that are planned, and what came of it."""
 
-    group: Group
+    coming: Iterator[Group]  # asked for by one thread at a time, in the order of the requests
     slot: Slot
     fill: Fill
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
     draw: Draw | None = None  # None: nothing is drawn beforehand
+    group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
     bytes_read: int = 0  # copied into the slot
     extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
@@ -103,11 +104,11 @@ class FillThreads:
         if self._threads:
             return
         # The threads know the queue and not this object, so that it can be collected, and end them.
+        turn = threading.Lock()
         for i in reversed(range(self.number)):
             following = self._threads[0] if self._threads else None
-            thread = threading.Thread(
-                target=_work, args=(self._requests, following, self.timed), name=f"fastload-worker-{i}", daemon=True
-            )
+            arguments = (self._requests, turn, following, self.timed)
+            thread = threading.Thread(target=_work, args=arguments, name=f"fastload-worker-{i}", daemon=True)
             self._threads.insert(0, thread)
         # The others are started by one another: a start waits for its thread, with pure Python running for 7 ms.
         self._threads[0].start()
@@ -142,25 +143,17 @@ class FillThreads:
             self.close()
 
 
-def _work(requests: queue.SimpleQueue[Request | None], following: threading.Thread | None, timed: bool) -> None:
-    """Fills requested batches until None is requested; the body of a thread, which starts the following one."""
+def _work(
+    requests: queue.SimpleQueue[Request | None], turn: threading.Lock, following: threading.Thread | None, timed: bool
+) -> None:
+    """Fills requested slots until None is requested; the body of a thread, which starts the following one."""
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
-    while (request := requests.get()) is not None:
+    while (request := _planned(requests, turn)) is not None:
         try:
             if stopwatch is not None:
                 stopwatch.begin()
-            with span("read"):
-                whole, count = request.group.whole, len(request.group.whole.rows)
-                # The last request of an epoch may not fill its slot.
-                arrays = {name: array[:count] for name, array in request.slot.arrays.items() if name != WORDS}
-                if "row" in arrays:
-                    arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
-                request.bytes_read = request.fill(request.group.epoch, whole, arrays)
-                request.extra = {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
-                del arrays
-            if request.draw is not None:
-                with span("draw"):
-                    request.drawn = request.draw(request.group.epoch, whole, request.slot.arrays[WORDS])
+            if request.group is not None:
+                _fill(request, request.group)
             if stopwatch is not None:
                 request.work = stopwatch.end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
@@ -170,3 +163,29 @@ def _work(requests: queue.SimpleQueue[Request | None], following: threading.Thre
         if following is not None:
             following.start()
             following = None
+
+
+def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) -> Request | None:
+    """Returns the next request, with its batches; the training thread need not plan them."""
+    with turn:
+        request = requests.get()
+        if request is not None:
+            try:
+                request.group = next(request.coming, None)
+            except BaseException as error:  # noqa: BLE001  # as in `_work`
+                request.error = error
+    return request
+
+
+def _fill(request: Request, group: Group) -> None:
+    whole, count = group.whole, len(group.whole.rows)
+    with span("read"):
+        # The last request of an epoch may not fill its slot.
+        arrays = {name: array[:count] for name, array in request.slot.arrays.items() if name != WORDS}
+        if "row" in arrays:
+            arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
+        request.bytes_read = request.fill(group.epoch, whole, arrays)
+        request.extra = {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
+    if request.draw is not None:
+        with span("draw"):
+            request.drawn = request.draw(group.epoch, whole, request.slot.arrays[WORDS])

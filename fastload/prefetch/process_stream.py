@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -25,13 +25,14 @@ from fastload.errors import WorkerError
 from fastload.plan import PlannedBatch, batch_seed
 from fastload.prefetch.auto_workers import MeasuredPass
 from fastload.prefetch.device_stage import BatchStream, Epochs
+from fastload.prefetch.fill_threads import WORDS, Draw
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.thread_stream import announced
+from fastload.prefetch.thread_stream import announced, fact_fields
 from fastload.prefetch.torch_workers import Workers, start_workers
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
@@ -47,14 +48,14 @@ _PROCESS_BYTES = 256 * 2**20
 
 
 Planned = tuple[PlannedBatch, int]
-"""A batch that is to be made, and the seed for random numbers that Python code draws."""
+"""A batch that is to be made, and its epoch."""
 
 
 @dataclass(slots=True, eq=False)
 class Asked:
     """A request that a worker was sent."""
 
-    planned: PlannedBatch
+    planned: Planned
     stream: int  # number of the stream that asked
     worker: int
     slot: Slot | None  # None: there is none yet, or it was passed on to a later request of the same worker
@@ -74,6 +75,7 @@ class ProcessFeed:
         # Of the slots; None: not known yet.
         self.layout: SampleLayout | None = None
         self.ring: Ring | None = None
+        self.draw: Draw | None = None  # for batches that go to a device in a slot; None: nothing is drawn beforehand
         self.warned = False  # of changing samples
         self._options = options
         self.num_workers = options.num_workers
@@ -122,8 +124,8 @@ class ProcessFeed:
             file, layout = options.data.dataset.file, options.data.dataset.layout()
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         self._streams += 1
-        number, seed, rank = self._streams, options.plan.seed, options.share.rank
-        planned = ((batch, batch_seed(seed, epoch, rank, batch.step)) for epoch, batches in epochs for batch in batches)
+        number = self._streams
+        planned = ((batch, epoch) for epoch, batches in epochs for batch in batches)
         with ExitStack() as resources:
             coming = announced(options, planned, lambda one: one[0].rows, batch_bytes, resources)
             self.skip_before(number)
@@ -144,7 +146,7 @@ class ProcessFeed:
 
         Returns None if there is no slot, or all workers have too much to do, before some results have come.
         """
-        (batch, python_seed), slot, ring, load = planned, None, self.ring, self._load
+        (batch, epoch), slot, ring, load = planned, None, self.ring, self._load
         # The idlest first; among equals the one that was asked longest ago.
         latest = self._num_asked % self.num_workers
         for worker in sorted(range(self.num_workers), key=lambda one: (load[one], (one - latest) % self.num_workers)):
@@ -153,9 +155,10 @@ class ProcessFeed:
         else:
             return None
         self._num_asked += 1
-        asked = self._asked[self._num_asked] = Asked(batch, stream, worker, slot)
+        asked = self._asked[self._num_asked] = Asked(planned, stream, worker, slot)
         load[worker] += 1
-        rows = batch.rows
+        rows, plan = batch.rows, self._options.plan
+        python_seed = batch_seed(plan.seed, epoch, self._options.share.rank, batch.step)
         request = BatchRequest(-1, rows[:1], python_seed, None, stream)
         if slot is not None:
             request = BatchRequest(slot.number, rows, python_seed, self.layout, stream, timed)
@@ -215,6 +218,11 @@ class ProcessFeed:
         options = self._options
         if options.augmentation.transforms:
             check_samples(options.augmentation.transforms, options.data.name, layout)
+        if options.backend is not None:
+            options = replace(options, images=layout.images)
+            words, facts = options.words_field(), fact_fields(options.plan.batch_size)
+            self.draw = options.draw if words else None
+            layout = layout._replace(beside=(*words, *(one for one in facts if one.name not in layout.form.names)))
         fields = layout.slot_fields(options.plan.batch_size)
         pin = self._pins.add_if_possible if self._pins is not None else None
         ring = Ring(fields, 0, pin, manual_release=pin is not None)
@@ -364,7 +372,7 @@ class ProcessStream(BatchStream):
 
     def _hand_over(self, asked: Asked, result: BatchResult) -> FilledBatch:
         feed, ring, layout = self._feed, self._feed.ring, self._feed.layout
-        planned, slot = asked.planned, asked.slot
+        (planned, epoch), slot = asked.planned, asked.slot
         assert ring is not None and layout is not None and slot is not None, "a batch is made in a slot"
         if result.layout is None:
             batch = ring.hand_over(slot, planned, ring.slot_bytes)
@@ -382,8 +390,8 @@ class ProcessStream(BatchStream):
             batch = FilledBatch(arrays, planned, num_bytes, result.layout.form, extra)
         if "images" in batch.arrays:  # as every batch has them: (B, H, W, C)
             batch.arrays["images"] = batch.arrays["images"].transpose(0, 2, 3, 1)
-        for name, fact in (("row", planned.rows), ("valid", planned.valid)):
-            if ring.manual_release or name in batch.arrays:
-                batch.arrays[name] = fact
+        batch.add_facts(always=ring.manual_release)
+        if feed.draw is not None and batch.memory is not None:
+            batch.drawn = feed.draw(epoch, planned, batch.arrays[WORDS])
         batch.work = result.work
         return batch

@@ -136,6 +136,7 @@ class Resolved:
     uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
     # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
     decodes_on_device: bool = False
+    images: ImageSpec | None = None  # as Python code makes them, once that is known
 
     @property
     def at_hand_over(self) -> bool:
@@ -213,8 +214,12 @@ class Resolved:
 
     @cached_property
     def _pipeline(self) -> Pipeline | None:
-        """The transforms whose numbers threads draw before a batch goes to its device; None: there are none."""
-        if self.backend is None or not self.at_hand_over or "images" not in self.packed.dataset.fields:
+        """The transforms whose numbers are drawn before a batch goes to its device; None: there are none."""
+        if self.backend is None or not self.at_hand_over:
+            return None
+        if self.images is not None:
+            return self.augmentation.pipeline(self.images)
+        if "images" not in self.packed.dataset.fields:
             return None
         shape, dtype = self.packed.image_spec()
         return self.augmentation.pipeline(self.size_head.spec if self.size_head else ImageSpec(*shape, dtype))

@@ -247,6 +247,19 @@ class FilledBatch:
     drawn: Any = None  # by transforms, for the batch's samples, when it was filled; see `Pipeline.draw`
     _give_back: Callable[[], None] | None = None
 
+    def add_facts(self, *, always: bool) -> None:
+        """Writes row numbers and valid flags to their places in the slot, or adds them: `always`, or if it has others.
+
+        In the slot they go to a device with the samples, in one copy.
+        """
+        for name, fact in (("row", self.planned.rows), ("valid", self.planned.valid)):
+            place = self.arrays.get(name)
+            fits = place is not None and (place.shape, place.dtype) == (fact.shape, fact.dtype)
+            if place is not None and fits and self.memory is not None:
+                place[:] = fact
+            elif always or place is not None:
+                self.arrays[name] = fact
+
     def release(self) -> None:
         """Gives the slot back; only for streams with manual release, where nothing else does."""
         give_back, self._give_back = self._give_back, None

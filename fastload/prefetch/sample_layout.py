@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.prefetch.ring import SampleForm, SlotField
-from fastload.transforms import check_pipeline
+from fastload.transforms import ImageSpec, check_pipeline
 
 _IMAGE_KEYS = ("images", "image")
 _LABEL_KEYS = ("labels", "label", "target")
@@ -36,6 +36,16 @@ class SampleLayout(NamedTuple):
 
     form: SampleForm  # names of the fields, and the keys of a dict
     leaves: tuple[Leaf | None, ...]  # one for each field; None for an extra field
+    beside: tuple[SlotField, ...] = ()  # further fields of a slot, which the training process writes
+
+    @property
+    def images(self) -> ImageSpec | None:
+        """The spec of the samples' images; None: they have none."""
+        leaf = dict(zip(self.form.names, self.leaves, strict=True)).get("images")
+        if leaf is None:
+            return None
+        channels, height, width = leaf.shape
+        return ImageSpec(channels, height, width, torch.from_numpy(np.empty(0, leaf.dtype)).dtype)
 
     def fits(self, other: SampleLayout) -> bool:
         """Whether samples of this layout fit a slot of the other, whatever their order in memory."""
@@ -50,13 +60,13 @@ class SampleLayout(NamedTuple):
             if leaf is not None:
                 shape = (*leaf.shape[1:], leaf.shape[0]) if leaf.channels_last else leaf.shape
                 fields.append(SlotField(name, (batch_size, *shape), leaf.dtype))
-        return fields
+        return [*fields, *self.beside]
 
     def in_axes_of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the slot's arrays as views with the axes that samples have: images (B, C, H, W)."""
         leaves = dict(zip(self.form.names, self.leaves, strict=True))
         return {
-            name: array.transpose(0, 3, 1, 2) if (leaf := leaves[name]) is not None and leaf.channels_last else array
+            name: array.transpose(0, 3, 1, 2) if (leaf := leaves.get(name)) and leaf.channels_last else array
             for name, array in arrays.items()
         }
 
@@ -199,16 +209,16 @@ def _form(sample: Any, names: Sequence[str] | None) -> SampleForm:
 
 def check_samples(transforms: Sequence[Any], name: str, layout: SampleLayout) -> None:
     """Raises OptionError if transforms do not fit the samples."""
-    leaf = dict(zip(layout.form.names, layout.leaves, strict=True)).get("images")
-    if leaf is None:
+    spec = layout.images
+    if spec is None:
         raise OptionError(
             f"transform: {name}: the samples have no image, a tensor (C, H, W) that comes first in a tuple or is "
             f"called 'image' or 'images' in a dict. Leave transform out, or transform in the loop."
         )
-    if leaf.shape[0] not in (1, 3, 4) and leaf.shape[2] in (1, 3, 4):
+    shape = spec[:3]
+    if spec.channels not in (1, 3, 4) and spec.width in (1, 3, 4):
         raise OptionError(
-            f"transform: {name}: the samples' image is {leaf.shape}, as (height, width, channels), and transforms take "
+            f"transform: {name}: the samples' image is {shape}, as (height, width, channels), and transforms take "
             f"(C, H, W). Give torch.from_numpy(image).permute(2, 0, 1) as the sample's image."
         )
-    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-    check_pipeline(transforms, (leaf.shape[0], leaf.shape[1], leaf.shape[2]), dtype, layout.form.names)
+    check_pipeline(transforms, shape, spec.dtype, layout.form.names)

@@ -125,7 +125,8 @@ class Filler(Dataset[Any]):
         if slot not in self._slots:
             fields = layout.slot_fields(self._batch_size)
             num_bytes = max(1, slot_bytes(fields))
-            self._slots[slot] = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
+            own = slot_arrays(fields, self._memory.view(slot * num_bytes, num_bytes))
+            self._slots[slot] = {name: array for name, array in own.items() if name in layout.form.names}
         memory = self._slots[slot]  # in its order
         named = layout.in_axes_of_sample(memory)
         arrays = [named.get(name) for name in layout.form.names]

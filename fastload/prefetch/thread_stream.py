@@ -177,7 +177,8 @@ class ThreadStream(BatchStream):
     """Batches in the order planned, filled ahead of their use by threads. An iterator for one thread; `close` ends it.
 
     Args:
-        coming: batches of equal size to read, in order, `group` at a time; the last ones of an epoch may be fewer.
+        coming: batches of equal size to read, in order, `group` at a time; the last ones of an epoch may be fewer. The
+            threads take them, one at a time.
         fill: writes a batch; called by the threads.
         ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
         threads: fill the slots; no other stream uses them meanwhile.
@@ -209,6 +210,7 @@ class ThreadStream(BatchStream):
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
         self._done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._pid = os.getpid()
+        self._closed = False
         self._begin()
 
     # No generator: its frame would keep the last batch alive, and its slot busy, while the user works on it.
@@ -219,13 +221,15 @@ class ThreadStream(BatchStream):
         try:
             self._begin()
             if not self._begun:
-                raise StopIteration
+                raise StopIteration  # it was closed
             while not self._begun[0].done:
                 self._done_one.get()
             if (error := self._begun[0].error) is not None:
                 raise error
+            if (group := self._begun[0].group) is None:
+                raise StopIteration
             request = self._begun.popleft()
-            members, whole = request.group.members, request.group.whole
+            members, whole = group.members, group.whole
             batch = self._ring.hand_over(request.slot, whole, request.bytes_read, request.work)
             batch.extra, batch.drawn = request.extra, request.drawn
             if self._present is not None:
@@ -254,16 +258,16 @@ class ThreadStream(BatchStream):
 
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""
-        return bool(self._split) or (bool(self._begun) and self._begun[0].done and self._begun[0].error is None)
+        return self.depth() > 0
 
     def depth(self) -> int:
         """Returns how many batches next() would give without waiting, one after the other."""
-        done = takewhile(lambda request: request.done, self._begun)
-        return len(self._split) + sum(len(request.group.members) for request in done)
+        filled = takewhile(lambda request: request.done and request.error is None, self._begun)
+        return len(self._split) + sum(len(request.group.members) if request.group else 0 for request in filled)
 
     def close(self) -> None:
         """Takes back every slot that is not lent. Returns when no thread writes for this stream any more."""
-        self._coming = iter(())
+        self._closed = True
         try:
             if self._pid == os.getpid():  # a forked child has neither the threads nor their results
                 for request in self._threads.drop():
@@ -281,11 +285,9 @@ class ThreadStream(BatchStream):
         """Gives every free slot to a thread."""
         while not self._done_one.empty():  # only who waits needs them
             self._done_one.get()
-        for _ in range(self._ring.collect()):
-            group = next(self._coming, None)
-            if group is None:
-                return
-            self._begun.append(Request(group, self._ring.free.popleft(), self._fill, self._done_one, self._draw))
+        for _ in range(0 if self._closed else self._ring.collect()):
+            slot = self._ring.free.popleft()
+            self._begun.append(Request(self._coming, slot, self._fill, self._done_one, self._draw))
             self._threads.put(self._begun[-1])
 
 

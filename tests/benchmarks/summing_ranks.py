@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # before the fork: the first optimizer or DDP imports it, for seconds
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn

@@ -31,11 +31,11 @@ def in_benchmarks(monkeypatch):
         monkeypatch.syspath_prepend(ROOT / folder)
 
 
-def run(out, *words, expect=0, device="cpu", path=""):
+def run(out, *words, expect=0, device="cpu", path="", script=SCRIPT):
     """The records of a tiny run, by section; `path` is its PYTHONPATH."""
     environment = os.environ | {"PYTHONPATH": str(path)}
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--device", device, "--tiny", "--out", out, "--data", out.parent, *words],
+        [sys.executable, script, "--device", device, "--tiny", "--out", out, "--data", out.parent, *words],
         cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == expect, done.stdout + done.stderr
@@ -55,7 +55,8 @@ def test_every_section_gives_its_figures_without_optional_packages_and_leaves_no
     blocked = tmp_path_factory.mktemp("blocked")
     names = ("simplejpeg", "hdf5plugin", "zstandard")
     (blocked / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({names!r}))\n")
-    records = run(tmp_path / "out", "--set", "all", path=blocked)
+    in_forks = Path(__file__).with_name("gpu_in_forks.py")  # the tests below start processes as gpu.py does
+    records = run(tmp_path / "out", "--set", "all", path=blocked, script=in_forks)
     seconds = records["sanity"]["figures"]["imports that fail"]["seconds"]
     assert all("ModuleNotFoundError" in seconds[name] for name in names)
     assert list(records) == SECTIONS

@@ -37,9 +37,14 @@ PROCESS = (sys.executable, "-c", "from fastload.cli import main\nif __name__ == 
 
 
 def interrupted(*words: object, when: Callable[[subprocess.Popen[str]], object]) -> tuple[str, str]:
-    """Returns stdout and stderr of a command that gets Ctrl-C once `when(process)` has returned, and ends with 130."""
+    """Returns stdout and stderr of a command that gets Ctrl-C once `when(process)` has returned, and ends with 130.
+
+    Its log has a line every tenth of a second, not every five: `when` may wait for one while the cores are busy.
+    """
+    python, option, code = PROCESS
+    words = (python, option, f"import fastload.cli.output\nfastload.cli.output.LINE_EVERY_S = 0.1\n{code}", *words)
     with subprocess.Popen(
-        [*PROCESS, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         when(process)
         process.send_signal(signal.SIGINT)

@@ -22,7 +22,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder) -> list[dict]:
     """What each of three processes reports; see three_ranks.py."""
-    run_together([[SCRIPT, rank, folder] for rank in range(3)], folder)
+    run_together([[SCRIPT, folder]], folder)
     return [torch.load(folder / f"result.{rank}.pt", weights_only=True) for rank in range(3)]
 
 

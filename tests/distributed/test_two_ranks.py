@@ -18,7 +18,7 @@ def ranks(tmp_path_factory) -> list[dict]:
     """What each of two processes reports; see two_ranks.py."""
     folder = tmp_path_factory.mktemp("two")
     write_file(folder / "a.h5")
-    run_together([[SCRIPT, rank, folder] for rank in range(2)], folder)
+    run_together([[SCRIPT, folder]], folder)
     return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,6 +1,6 @@
-"""One of three processes that evaluate, train and resume as ranks of 2, then of 3, then of 2 again.
+"""Three processes that evaluate, train and resume as ranks of 2, then of 3, then of 2 again.
 
-    python three_ranks.py RANK FOLDER
+    python three_ranks.py FOLDER
 
 FOLDER holds sizes.h5; what each rank saw goes to FOLDER/RESULT.RANK.pt. Rank 2 sits out the worlds of 2. The file, the
 model and the loops are also those of the single process that the ranks are compared with.
@@ -17,8 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # before the fork: the first optimizer or DDP imports it, for seconds
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -179,9 +181,8 @@ def resume(folder: Path, load: str | None, save: str, *, steps: int | None, batc
     return {"rows": rows, "steps": done, "fresh": fresh, "state": loader.state_dict()}
 
 
-def main() -> None:
+def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     results: dict[str, dict] = {}
     if rank < 2:
         with world(folder, "a", rank, 2):
@@ -207,4 +208,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Torch is imported once where a fork will do; it takes seconds.
+    method = "fork" if sys.platform == "linux" else "spawn"
+    mp.start_processes(work, (Path(sys.argv[1]),), nprocs=3, start_method=method)

@@ -1,8 +1,8 @@
-"""One of two ranks: echo="auto" from a source that is slow on rank 1, and caches on devices with unequal room.
+"""Two ranks: echo="auto" from a source that is slow on rank 1, and caches on devices with unequal room.
 
-    python two_ranks.py RANK FOLDER
+    python two_ranks.py FOLDER
 
-What it saw goes to FOLDER/report.RANK.json. The process group is real, times are told, devices those of late_backend.
+What each saw goes to FOLDER/report.RANK.json. The process group is real, times are told, devices those of late_backend.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # before the fork: the first optimizer or DDP imports it, for seconds
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from late_backend import LateBackend
@@ -145,9 +147,8 @@ def caches(rank: int, path: Path) -> dict:
     return report
 
 
-def main() -> None:
+def work(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=PATIENCE)
     report = echoes(rank) | caches(rank, folder / "a.h5")
     (folder / f"report.{rank}.json").write_text(json.dumps(report))
@@ -158,4 +159,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Torch is imported once where a fork will do; it takes seconds.
+    method = "fork" if sys.platform == "linux" else "spawn"
+    mp.start_processes(work, (Path(sys.argv[1]),), nprocs=2, start_method=method)

@@ -27,16 +27,16 @@ from sample_files import write_packed
 
 NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
 CASES = {
-    "imagenet": [RandomResizedCrop((7, 6)), RandomHorizontalFlip(), NORMALIZE],
-    "colour and erasing": [RandomResizedCrop(8), ColorJitter(0.3, 0.3), RandomErasing(p=0.7, value=9), NORMALIZE],
-    "two passes": [Resize(14), RandomHorizontalFlip(), Cutout(4), CenterCrop(10), NORMALIZE],
+    "imagenet": [RandomResizedCrop((5, 4)), RandomHorizontalFlip(), NORMALIZE],
+    "colour and erasing": [RandomResizedCrop(5), ColorJitter(0.3, 0.3), RandomErasing(p=0.7, value=9), NORMALIZE],
+    "two passes": [Resize(10), RandomHorizontalFlip(), Cutout(4), CenterCrop(7), NORMALIZE],
 }  # fmt: skip
 
 
 def main() -> None:
     FusedPass.runs_by_kernel = lambda self, device: True  # of the fake device, whose tensors lie on the CPU
     with tempfile.TemporaryDirectory() as folder:
-        images = np.random.default_rng(0).integers(0, 256, (8, 12, 11, 3), np.uint8)
+        images = np.random.default_rng(0).integers(0, 256, (4, 9, 8, 3), np.uint8)
         path = write_packed(Path(folder) / "file.h5", images)
         for name, transform in CASES.items():
             for cache in (None, "device"):
@@ -48,9 +48,9 @@ def main() -> None:
 
                 engine.drawn_now = counted
                 options = {"transform": transform, "cache": cache, "seed": 1}
-                ahead = [batch[0].clone() for batch in FastLoader(path, 4, device=Device(), echo=2, **options)]
+                ahead = [batch[0].clone() for batch in FastLoader(path, 2, device=Device(), echo=2, **options)]
                 assert drawn["now"] == 0, f"{name}: drawn in the training thread"
-                loader = FastLoader(path, 4, device=Device(), echo="auto", **options)
+                loader = FastLoader(path, 2, device=Device(), echo="auto", **options)
                 loader._echo.adopt(2)
                 late = [batch[0].clone() for batch in loader]
                 assert drawn["now"] > 0, f"{name}: the second use was not known of"

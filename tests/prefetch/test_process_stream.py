@@ -24,12 +24,13 @@ import torch
 from child_processes import child_environment, in_a_fork
 from late_backend import Device
 
+import fastload.transforms.engine.pipeline
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
 from fastload.format.column import Column
 from fastload.loader.iteration import Batch, DictBatch
 from fastload.loader.loader import FastLoader
-from fastload.transforms import Normalize, RandomHorizontalFlip
+from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
 from sample_files import write_packed, write_ragged
 
 N, SHAPE = 60, (48, 40, 3)  # a batch of 16 images is more than 64 KiB, and so lies in a slot
@@ -611,6 +612,195 @@ def test_a_device_copies_from_pinned_slots_and_they_are_unpinned_at_the_end(pack
     device.drain()
     loader.close()
     assert device.pinned == 0
+
+
+CHANGING = [RandomResizedCrop((30, 26)), RandomHorizontalFlip(), Normalize((0.5,) * 3, (0.5,) * 3)]
+
+
+def facts(batch):
+    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    fields = [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+    return [*fields, batch.rows.clone(), batch.valid.clone(), torch.tensor(batch.global_valid)]
+
+
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        for one, two in zip(batch, other, strict=True):
+            same = torch.equal(one, two) and one.dtype == two.dtype if isinstance(one, torch.Tensor) else one == two
+            assert same, (one, two)
+
+
+def label_first(sample):
+    return sample[1], sample[0]
+
+
+def with_text(sample):
+    return {"image": sample[0], "label": sample[1], 3: "x" * int(sample[1])}
+
+
+def float_row(sample):
+    return sample[0], sample[1] / 2
+
+
+def channels_first(sample):
+    return sample[0].contiguous(), *sample[1:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "transform", "transforms", "echo"),
+    [
+        (["images", "labels"], as_it_is, CHANGING, 2),
+        (["images", "labels"], channels_first, CHANGING, 1),
+        (["images", "labels"], with_text, CHANGING, 1),
+        (["images", "labels"], as_float, [RandomHorizontalFlip()], 1),
+        (["images", "valid", "row"], as_it_is, CHANGING, 1),
+        (["images", "row"], as_pair, [], 2),
+        (["images", "labels"], label_first, [], 1),
+        (["labels"], as_it_is, [], 1),
+    ],
+)
+def test_a_batch_goes_to_its_device_in_one_copy_with_what_was_drawn(
+    packed, monkeypatch, fields, transform, transforms, echo
+):
+    dataset, options = PackedDataset(packed, fields=fields, transform=transform), {"seed": 3, "ends": "exact"}
+    options |= {"transform": transforms, "echo": echo, "workers": 2}
+    expected = FastLoader(dataset, 16, **options)
+    epochs = [[facts(batch) for batch in expected] for _ in range(2)]
+    expected.close()
+    device = Device()
+    loader, record, recorded = FastLoader(dataset, 16, device=device, **options), device.record, []
+    device.record = lambda: recorded.append(device.begun) or record()  # once for each batch that is brought there
+    if transforms is CHANGING:
+        monkeypatch.setattr(fastload.transforms.engine.pipeline, "drawn_now", None)
+    for epoch in range(2):
+        assert_same([facts(batch) for batch in loader], epochs[epoch])
+    assert len(recorded) >= 8 and device.pinned and recorded == [*range(1, len(recorded) + 1)]
+    device.drain()
+    loader.close()
+
+
+def test_a_row_that_is_no_row_number_stays_out_of_the_slot(packed):
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=float_row)
+    expected = FastLoader(dataset, 16, seed=3, workers=1)
+    device = Device()
+    loader = FastLoader(dataset, 16, seed=3, workers=1, device=device)
+    assert_same([facts(batch) for batch in loader], [facts(batch) for batch in expected])
+    device.drain()
+    loader.close()
+    expected.close()
+
+
+def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=of_size)
+    options = {"shuffle": False, "ends": "drop", "workers": 2, "transform": CHANGING, "echo": 2}
+    with pytest.warns(UserWarning, match="change from batch to batch"):
+        expected = [facts(batch) for batch in FastLoader(dataset, 16, **options)]
+    device = Device()
+    loader = FastLoader(dataset, 16, device=device, **options)
+    device_copy = device.copy
+
+    def copy(host):
+        tensor = device_copy(host)
+        device.run_until(device.record())  # the device turns the images after the copy, in the stream's order
+        return tensor
+
+    device.copy = copy
+    with pytest.warns(UserWarning, match="change from batch to batch"):
+        batches = [facts(batch) for batch in loader]
+    assert_same(batches, expected)
+    device.drain()
+    loader.close()
+
+
+def at_row(row, how, sample):
+    """Gives every sample as it is, but one."""
+    return at_21(how, (sample[0], 21)) if int(sample[1]) == row else sample
+
+
+def wait_for_all(loader):
+    """Waits until the workers have done what they were asked for."""
+    feed, deadline = loader._feed, time.monotonic() + 600
+    while any(asked.result is None for asked in feed._asked.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        feed.receive_all()
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("device", [None, "late"])
+def test_batches_before_an_error_are_handed_over_first(packed, device, workers, how):
+    transform = functools.partial(at_row, 40, how)
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=transform)
+    device = Device(patience=1) if device else None
+    loader = FastLoader(dataset, 16, shuffle=False, workers=workers, device=device)
+    for _ in range(2):
+        batches, found = iter(loader), []
+        with pytest.raises(WorkerError, match="a mistake of the user's" if how == "raises" else "killed by SIGKILL"):
+            while True:
+                found.append(next(batches).rows[0].item())
+                if how == "raises":
+                    wait_for_all(loader)
+        if how == "raises":
+            assert found == [0, 16]
+        else:  # noticed at once, also while another worker makes a batch before it
+            assert found == [0, 16][: len(found)]
+        assert not multiprocessing.active_children()
+        if device:
+            device.drain()
+    loader.close()
+
+
+def interrupting(flag, training, sample):
+    if int(sample[1]) % 16 == 7 and os.path.exists(flag):
+        os.remove(flag)
+        os.kill(training, signal.SIGINT)
+        time.sleep(0.2)
+    return sample
+
+
+@pytest.mark.parametrize("device", [None, "late"])
+def test_after_ctrl_c_in_the_loop_the_loader_begins_anew(packed, tmp_path, device):
+    flag = tmp_path / "interrupt"
+    dataset = PackedDataset(
+        packed, fields=["images", "row"], transform=functools.partial(interrupting, str(flag), os.getpid())
+    )
+    device = Device(patience=1) if device else None
+    loader = FastLoader(dataset, 4, shuffle=False, workers=2, device=device)
+    expected = rows_of(loader)
+    for taken in (0, 2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            batches = iter(loader)
+            for _ in range(taken):
+                next(batches)
+            flag.touch()
+            while True:
+                for _ in batches:
+                    pass
+                batches = iter(loader)
+        if device:
+            device.drain()
+        flag.unlink(missing_ok=True)
+        assert rows_of(loader) == expected
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_loader_closed_in_mid_epoch_with_a_device_leaves_nothing_pinned(packed, pixels, taken):
+    device = Device(patience=1)
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 8, shuffle=False, workers=2, device=device)
+    for _ in range(2):
+        batches = iter(loader)
+        kept = [next(batches) for _ in range(taken)]
+        device.drain()
+        loader.close()
+        assert device.pinned == 0 and not multiprocessing.active_children()
+        for batch in kept:
+            assert_pixels(batch, pixels)
+        with pytest.raises(OptionError, match="ended by a newer"):
+            next(batches)
 
 
 def test_a_user_may_write_to_what_processes_made_and_a_device_uses_again(packed, pixels):

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from child_processes import run_together
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "tools" / "examples"
 ROWS, EPOCHS, BATCH = 64, 2, 8
@@ -17,10 +16,12 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 pytestmark = pytest.mark.slow
 
 
-def run_example(launcher, name, packed, folder, *options):
+def run_example(warm_python, launcher, name, packed, folder, *options):
     """Its output, and the rows that each rank saw in each epoch."""
     command = [*launcher, EXAMPLES / name, packed, "--epochs", EPOCHS, "--batch-size", BATCH, "--seen", folder / "seen"]
-    (said,) = run_together([[*command, *options]], folder)
+    done = warm_python.run(*command, *options, cwd=folder)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
     return said, [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
 
 
@@ -32,10 +33,12 @@ def run_example(launcher, name, packed, folder, *options):
         (TORCHRUN, "accelerate_ddp.py", "accelerate", ["--workers", "1"]),
     ],
 )
-def test_two_ranks_see_each_sample_once_an_epoch_in_a_new_order(packed, tmp_path, launcher, name, needs, options):
+def test_two_ranks_see_each_sample_once_an_epoch_in_a_new_order(
+    warm_python, packed, tmp_path, launcher, name, needs, options
+):
     if needs and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed; it is in the dependency group dev")
-    said, seen = run_example(launcher, name, packed, tmp_path, *options)
+    said, seen = run_example(warm_python, launcher, name, packed, tmp_path, *options)
     for epoch in range(EPOCHS):
         shares = [seen[rank][epoch] for rank in range(2)]
         assert sorted(shares[0] + shares[1]) == list(range(ROWS)), f"epoch {epoch}"

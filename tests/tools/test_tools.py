@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import pytest
 import torch
-from child_processes import child_environment
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -38,15 +37,13 @@ class Run(Protocol):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with WarmPython(child_environment(), tmp_path_factory.mktemp("warm")) as python:
+def run(warm_python: WarmPython) -> Run:
+    def run(*words: object, cwd: Path) -> str:
+        done = warm_python.run(*words, cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
-        def run(*words: object, cwd: Path) -> str:
-            done = python.run(*words, cwd=cwd)
-            assert done.returncode == 0, done.stdout + done.stderr
-            return done.stdout
-
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -380,13 +377,19 @@ def test_a_review_is_labelled_as_it_reads_and_a_claim_as_it_follows_from_its_rev
     assert not torch.allclose(task.answers(network, batch), task.answers(network, other))
 
 
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for the data of benchmarks: several ask for the same faces."""
+    return tmp_path_factory.mktemp("drawn")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", "loader pack sources shuffle workers augment echo accelerator meter".split())
-def test_benchmarks_run_and_write_records(run, tmp_path, what):
+def test_benchmarks_run_and_write_records(run, drawn, tmp_path, what):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--out", out]
     if what != "echo":  # it draws what it needs as it goes
-        words += ["--data", tmp_path / "data"]
+        words += ["--data", drawn]
     if what == "pack":
         words += ["--tmpfs", tmp_path]
     run(ROOT / f"benchmarks/bench_{what}.py", *words, cwd=tmp_path)

@@ -33,6 +33,9 @@ from fastload.transforms.engine.resample import place_batch
 # Samples whose weights and floats are made at a time: images of 256x256x3 are 1.6 MB each as float64.
 _DENSE_SAMPLES = 64
 
+# Far above what float64 rounds off, and far below what tells two levels of 16 bits.
+_TIE = 1e-6
+
 _Index = TypeVar("_Index", NDArray[np.int64], torch.Tensor)
 
 
@@ -237,8 +240,10 @@ def _placed_by_weights(images: torch.Tensor, placement: Placement) -> torch.Tens
         rows, columns = (_weights(placement.part(some), axis, images) for axis in (0, 1))
         # float64: autocast and TF32 would take float32 products for ones that may be off by levels.
         placed = rows[:, None] @ images[some].to(torch.float64) @ columns[:, None].transpose(2, 3)
-        # Weights sum to 1 but for rounding, so nothing leaves the dtype's range by more than that.
-        parts.append(placed.round_().clamp_(0, torch.iinfo(images.dtype).max).to(images.dtype))
+        # Weights sum to 1 but for rounding, so nothing leaves the dtype's range by more than that. A mean halfway
+        # between two levels, as small numbers make them, is rounded down: products of other batches differ in the last
+        # bits.
+        parts.append(placed.sub_(_TIE).round_().clamp_(0, torch.iinfo(images.dtype).max).to(images.dtype))
     result = torch.cat(parts) if parts else images.new_empty((0, images.shape[1], *placement.size))
     return result.contiguous(memory_format=torch.channels_last)
 
