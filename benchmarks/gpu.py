@@ -49,7 +49,7 @@ SETS = {
         "copy": 25,
     },
     "second": {
-        "data": 80, "device-cache": 60, "stored": 100, "host-cache": 40, "workers": 45, "step-rate": 90,
+        "data": 80, "device-cache": 60, "stored": 95, "host-cache": 40, "workers": 45, "step-rate": 90,
         "cpu-seconds": 45,
     },
     "third": {"data": 80, "plain-resnet50": 60, "plain-resnet18": 60, "parallel": 90, "train-compiled": 120},

@@ -45,7 +45,7 @@ class Sizes:
     face_rows: tuple[int, int] = (202_599, 50_000)
     batches: tuple[int, ...] = (256, 1024)
     workers: tuple[int | None, ...] = (None, 2, 4, 16)
-    decoders: tuple[int, ...] = (4, 8, 16)
+    decoders: tuple[int, ...] = (8, 16)
     sanity_rows: int = 2048
     face: tuple[int, int] = (218, 178)
     gather_threads: tuple[int, ...] = (1, 2, 4, 8, 16)
