@@ -8,7 +8,8 @@ It compiles the kernel for GPUs that need not be there, and reads what `ptxas` m
 three come with Triton). Says nothing about time: memory is not in it. Each line has registers and bytes spilled a
 thread, and the instructions a value of RGB output, 224x224, of
 
-    crop      a window that keeps its size
+    crop      a window that keeps its size, of rows a multiple of 4 bytes apart
+    mirrored  the same, turned left to right
     256       RandomResizedCrop(224) of images 256x256: the mean over 2,000 drawn windows
     2 taps    of those, the windows that are not above 224 along any side
     2.3       windows 515x515 resized to 224x224
@@ -99,9 +100,10 @@ class Way:
     before: int
     halves: bool
 
-    def a_value(self, zoom: float, taps: int, rows: int, block_x: int, *, again: bool = False) -> float:
+    def a_value(self, zoom: float, taps: int, rows: int, block_x: int, *, warps: int = 1, again: bool = False) -> float:
         """Instructions a value. `again`: whether each output row reads all its source rows anew."""
-        values = self.rows.stores
+        tile = block_x // 2 if self.halves else block_x
+        values = tile / (32 * warps)
         cover = taps if taps <= 3 and not again else 2 * zoom
         read = 2 * zoom if again else zoom + (cover - zoom) / rows
         cost = self.rows.own + self.before / rows
@@ -110,7 +112,6 @@ class Way:
             cost += read * taps * values * min(loop.own / loop.loads for loop in loading)
             between = [loop for loop in self.rows.inner if not loop.loads and any(part.loads for part in loop.all())]
             cost += sum(loop.own for loop in between[:1]) * (taps if again else read)
-        tile = block_x // 2 if self.halves else block_x
         made = -(-SIDE * CHANNELS // tile) * tile
         return cost / values * made / (SIDE * CHANNELS)
 
@@ -130,8 +131,8 @@ def compiled(module: ModuleType, blocks: gpu.Blocks, arch: int, output: str, res
     """Returns machine code and usage of the kernel with Normalize (or none, for uint8) for a compute capability."""
     constants = {"outside": None, "rows": None, "ops": None, "factors": None, "sums": None, "rectangles": None,
                  "value": None, "STRIDE_X": CHANNELS, "STRIDE_C": 1, "CHANNELS": CHANNELS, "LANES": CHANNELS,
-                 "FULL": True, "PADDING": None, "RESAMPLED": resampled, "BLOCK_Y": blocks.block_y,
-                 "BLOCK_X": blocks.block_x}  # fmt: skip
+                 "FULL": True, "WORDS": 0 if resampled else 4, "PADDING": None, "RESAMPLED": resampled,
+                 "BLOCK_Y": blocks.block_y, "BLOCK_X": blocks.block_x}  # fmt: skip
     if output == "*u8":
         constants |= {"scale": None, "shift": None}
     types = {"source": "*u8", "windows": "*i32", "scale": "*fp32", "shift": "*fp32", "output": output,
@@ -158,22 +159,23 @@ def counts(module: ModuleType, blocks: gpu.Blocks, arch: int, output: str) -> di
     sass, usage = compiled(module, blocks, arch, output, resampled=True)
     found = ways(loops(sass))
     once = len(found) == 3
-    rows, block_x = blocks.block_y, blocks.block_x
+    rows, block_x, warps = blocks
     drawn = RandomResizedCrop(SIDE).place(np.array([[256, 256]]), Draws(0, 0, np.arange(2000))).window
     kept = (drawn <= SIDE).all(axis=1)
     each = [
-        found[0 if keep else 1].a_value(height / SIDE, 2 if keep else 3, rows, block_x)
+        found[0 if keep else 1].a_value(height / SIDE, 2 if keep else 3, rows, block_x, warps=warps)
         for keep, height in zip(kept.tolist(), drawn[:, 0].tolist(), strict=True)
     ]
     crop_sass, crop_usage = compiled(module, blocks, arch, output, resampled=False)
-    (crop,) = ways(loops(crop_sass))
+    crops = sorted(ways(loops(crop_sass)), key=lambda way: way.rows.loads)  # by words where it can be, by bytes
     # Kernels with three paths read each source row again for every output row, with a tap to spare.
-    large = found[2].a_value(515 / SIDE, 6 if once else 5, rows, block_x, again=once)
+    large = found[2].a_value(515 / SIDE, 6 if once else 5, rows, block_x, warps=warps, again=once)
     return {
         "instructions_a_value": {
-            "crop": crop.a_value(1, 1, rows, block_x), "256": float(np.mean(each)),
+            "crop": crops[0].a_value(1, 1, rows, block_x, warps=warps),
+            "mirrored": crops[-1].a_value(1, 1, rows, block_x, warps=warps), "256": float(np.mean(each)),
             "2 taps": float(np.mean(np.array(each)[kept])), "2.3": large,
-            "4": found[-1].a_value(4, 9 if once else 10, rows, block_x, again=once),
+            "4": found[-1].a_value(4, 9 if once else 10, rows, block_x, warps=warps, again=once),
         },
         "registers": _used(usage, "REG"), "crop_registers": _used(crop_usage, "REG"),
         "spilled_bytes": _used(usage, "LOCAL") + _used(usage, "STACK"), "instructions": loops(sass).last + 1,

@@ -1,9 +1,10 @@
 """Runs crops (padded or not), resizes, flips, colour, erasing and Normalize in one pass on a GPU, and gathers rows.
 
-Calls `triton_kernels.py`.
+Calls `triton_kernels.py` and `triton_bytes.py`.
 
-The batch is read once as uint8, where it lies (device memory, or pinned host memory over the bus), and written once,
-normalized and channels_last. Triton is imported at the first call: builds of torch for the CPU do not have it.
+The batch is read once as uint8, from device memory (rows of a cache in host memory are brought there by `gather_rows`
+first), and written once, normalized and channels_last. Triton is imported at the first call: builds of torch for the
+CPU do not have it.
 """
 
 from __future__ import annotations
@@ -140,6 +141,8 @@ def fused(
     sums = torch.zeros(batch, dtype=torch.int64, device=device) if steps and has_contrast else None
     # Offsets within an image are 32 bits wide; between images they are 64.
     stride_n, stride_y, stride_x, stride_c = (1, 0, 1, 0) if varied else source.stride()
+    dense = not varied and stride_x == channels and (channels == 1 or stride_c == 1) and width * channels % 4 == 0
+    words = math.gcd(stride_y, 4) if dense and not resampled and tables.padding is None and not steps else 0
     from fastload.transforms.engine.triton_kernels import augment  # imports Triton
 
     with _current(device):
@@ -148,7 +151,8 @@ def fused(
                 source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value, tables.scale,
                 tables.shift, target, tables.outside, stride_n, stride_y, *image_size, height, width, steps,
                 *tiles, STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes,
-                FULL=width * lanes >= block_x, PADDING=tables.padding, RESAMPLED=resampled,
+                FULL=width * lanes >= block_x,
+                WORDS=(0, 1, 1, 1, 4)[words], PADDING=tables.padding, RESAMPLED=resampled,
                 BLOCK_Y=blocks.block_y, BLOCK_X=block_x, VARIED=varied, num_warps=blocks.num_warps,
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip
@@ -192,7 +196,7 @@ def gather_rows(source: torch.Tensor, index: torch.Tensor, *, out: torch.Tensor 
     pieces = -(-len(index) // (_PIECE_LANES // span)) * spans
     on_bus = source.device.type == "cpu"
     programs = min(pieces, _BUS_BYTES // (_PIECE_LANES * lane_bytes)) if on_bus else pieces
-    from fastload.transforms.engine.triton_kernels import gather  # imports Triton
+    from fastload.transforms.engine.triton_bytes import gather  # imports Triton
 
     with _current(device):
         gather[(programs,)](

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="import-untyped,import-not-found,untyped-decorator,no-untyped-def"
 # ruff: noqa: ANN001, ANN201, ANN202  # pointers, numbers and blocks are all a `tl.tensor`, or None
-"""The GPU code of `gpu.fused` and `gpu.gather_rows`, in a module of its own since only Triton's users can import it.
+"""The GPU code of `gpu.fused`, in a module of its own since only Triton's users can import it.
 
 One program of `augment` makes BLOCK_Y rows of BLOCK_X values of one sample. Its lanes run over the values of an output
 row as they lie in memory, x * C + c, so that stores are whole. What depends on the column is computed once a program,
@@ -12,7 +12,9 @@ support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing s
 down to two fifths; beyond, weights along x are computed for each source row. There, the filter of an output row ends at
 the centres of its neighbours: a source row is added to the two output rows that it lies between, and then forgotten.
 
-Colour steps are in `triton_colour.py`.
+Crops whose pixels lie dense are read 4 bytes at a time, unless they are mirrored, and stored 4 values at a time.
+
+Colour steps are in `triton_colour.py`, what reads bytes as numbers, and copies them, in `triton_bytes.py`.
 `benchmarks/kernel_code.py` counts the instructions that a change costs or saves.
 """
 
@@ -21,15 +23,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastload.transforms.engine.triton_bytes import LIFT, LOWER, bits, levels, words
 from fastload.transforms.engine.triton_colour import CONTRAST, coloured
 
 # Added to a value in 0..255, it leaves the nearest whole number in the low bits: 1.5 * 2**23.
 ROUNDER = tl.constexpr(12582912.0)
-
-# The bits of a byte, taken as a float32, are the byte times 2**-149, exactly: products with lifted weights are a
-# conversion as well, for nothing. GPUs take such (denormal) numbers at full speed.
-LIFT = tl.constexpr(2.0**126)
-LOWER = tl.constexpr(2.0**23)
 
 
 # Compiled once, whatever the numbers and addresses of a batch are: what Triton would make of them is of no use here.
@@ -56,6 +54,7 @@ def augment(
     STRIDE_X: tl.constexpr, STRIDE_C: tl.constexpr, CHANNELS: tl.constexpr,
     LANES: tl.constexpr,  # lanes a pixel: CHANNELS, or 4 where three channels get colour steps
     FULL: tl.constexpr,  # whether an output row has BLOCK_X lanes, or more
+    WORDS: tl.constexpr,  # 4, or 1: rows a multiple of so many bytes apart are read 4 bytes at a time; 0: they are not
     PADDING: tl.constexpr,  # a PaddingMode where windows may leave their images (only of those not resampled), or None
     RESAMPLED: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr,
     VARIED: tl.constexpr = False,  # each image has strides of its own
@@ -94,32 +93,45 @@ def augment(
             _paint(
                 image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
                 sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
-                steps, STRIDE_X, CHANNELS, LANES, FULL, None, BLOCK_X, 2,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, 0, None, BLOCK_X, 2,
             )  # fmt: skip
         elif near:
             _paint(
                 image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
                 sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
-                steps, STRIDE_X, CHANNELS, LANES, FULL, None, BLOCK_X, 3,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, 0, None, BLOCK_X, 3,
             )  # fmt: skip
         elif (2 * window_width <= 5 * scaled_width) & (window_width >= 5):
             _paint(
                 image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
                 sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
-                steps, STRIDE_X, CHANNELS, LANES, FULL, None, BLOCK_X, 5,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, 0, None, BLOCK_X, 5,
             )  # fmt: skip
         else:
             for half in range(halves):
                 _paint(
                     image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
                     sample, first_row, count, first_lane + half * HALF, stride_y, stride_c, image_height, image_width,
-                    height, width, steps, STRIDE_X, CHANNELS, LANES, FULL, None, HALF, 0,
+                    height, width, steps, STRIDE_X, CHANNELS, LANES, FULL, 0, None, HALF, 0,
                 )  # fmt: skip
+    elif WORDS:
+        if tl.load(windows + sample * 10 + 9) == 0:
+            _paint(
+                image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
+                sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, WORDS, PADDING, BLOCK_X, 1,
+            )  # fmt: skip
+        else:
+            _paint(
+                image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
+                sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width,
+                steps, STRIDE_X, CHANNELS, LANES, FULL, -WORDS, PADDING, BLOCK_X, 1,
+            )  # fmt: skip
     else:
         _paint(
             image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
             sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width, steps,
-            STRIDE_X, CHANNELS, LANES, FULL, PADDING, BLOCK_X, 1,
+            STRIDE_X, CHANNELS, LANES, FULL, 0, PADDING, BLOCK_X, 1,
         )  # fmt: skip
 
 
@@ -127,8 +139,9 @@ def augment(
 def _paint(
     image, windows, ops, factors, sums, rectangles, value, scale, shift, output, outside,
     sample, first_row, count, first_lane, stride_y, stride_c, image_height, image_width, height, width, steps,
-    STRIDE_X: tl.constexpr, CHANNELS: tl.constexpr, LANES: tl.constexpr, FULL: tl.constexpr, PADDING: tl.constexpr,
-    BLOCK_X: tl.constexpr,
+    STRIDE_X: tl.constexpr, CHANNELS: tl.constexpr, LANES: tl.constexpr, FULL: tl.constexpr,
+    WORDS: tl.constexpr,  # negative: written so, but not read
+    PADDING: tl.constexpr, BLOCK_X: tl.constexpr,
     TAPS: tl.constexpr,  # 1: nothing is resized; 2 or 3, along each axis; 5, along x; 0: as many as it takes
 ):  # fmt: skip
     """Makes the rows of one program, each through all its steps."""
@@ -136,12 +149,16 @@ def _paint(
     # In shorter rows, lanes outside make a neighbour's value. So loads need no mask, and stores seldom do.
     first_lane_made = tl.maximum(tl.minimum(first_lane, width * LANES - BLOCK_X), 0)
     lane = tl.arange(0, BLOCK_X)[None, :]
+    # Bytes that only Normalize changes stay lifted bits: their factor lowers them.
+    UNIT: tl.constexpr = LOWER if TAPS == 1 and ops is None else 1.0
     lanes = first_lane_made + lane
     x, channel = lanes // LANES, lanes % LANES
     inside = (lanes >= first_lane) & (x < width) & (channel < CHANNELS)
     if not FULL:
         x = tl.minimum(x, width - 1)
     channel = tl.minimum(channel, CHANNELS - 1)
+    if WORDS:
+        inside = tl.max_constancy(inside, [1, 4])
     window = windows + sample * 10
     window_height, window_width = tl.load(window + 2), tl.load(window + 3)
     zoom_y, zoom_x = window_height / tl.load(window + 4), window_width / tl.load(window + 5)
@@ -153,11 +170,19 @@ def _paint(
         column += tl.load(window + 1)
         first_y += tl.load(window)
         last_y = first_y + count - 1
+    if WORDS > 0:
+        # The row of the window, and each lane's 4 bytes of it; lanes beyond a short row take its last ones.
+        line = image + ((tl.load(window + 1) + tl.load(window + 7)) * CHANNELS + first_lane_made)
+        word = tl.arange(0, BLOCK_X // 4)[None, :]
+        if not FULL:
+            word = tl.minimum(word, width * CHANNELS // 4 - 1)
+        begin, end, skew = words(line, first_y, stride_y, word, WORDS)
+    elif TAPS == 1:
         within_x = (column >= 0) & (column < image_width)
         line = image + (_shown(column, image_width, PADDING) * STRIDE_X + channel * stride_c)
-        ahead = _bits(line + _shown(first_y, image_height, PADDING) * stride_y)  # always one row under way
+        ahead = bits(line + _shown(first_y, image_height, PADDING) * stride_y)  # always one row under way
         if outside is not None:
-            level_outside = tl.load(outside + channel)
+            level_outside = tl.load(outside + channel) / LOWER
     else:
         line = image + tl.load(window).to(tl.int64) * stride_y + tl.load(window + 1) * STRIDE_X
         centre_x = (column.to(tl.float32) + 0.5) * zoom_x
@@ -180,9 +205,9 @@ def _paint(
         box_top, box_left = tl.load(rectangles + sample * 4), tl.load(rectangles + sample * 4 + 1)
         box_bottom = box_top + tl.load(rectangles + sample * 4 + 2)
         in_box = (x >= box_left) & (x < box_left + tl.load(rectangles + sample * 4 + 3))
-        fill = tl.load(value + channel)
+        fill = tl.load(value + channel) / UNIT
     if scale is not None:
-        factor, constant = tl.load(scale + channel), tl.load(shift + channel)
+        factor, constant = tl.load(scale + channel) * UNIT, tl.load(shift + channel)
     total = tl.zeros([1, BLOCK_X], dtype=tl.int32)
 
     # Rows are taken as they follow each other in the source; turned upside down, they go out from the bottom up.
@@ -190,7 +215,9 @@ def _paint(
     if output is not None:
         # A number that the lanes share, and what each adds: so one address serves all stores of a thread.
         target = output + (sample.to(tl.int64) * (height * width) + first_lane_made // LANES) * CHANNELS
-        if LANES == CHANNELS:
+        if WORDS:
+            target += first_lane_made % LANES + lane
+        elif LANES == CHANNELS:
             # The hint: neighbours are not known to be adjacent. Else stores become wide, in a layout other than that
             # of the loads, and every row goes through shared memory to change it.
             target += first_lane_made % LANES + tl.max_contiguous(lane, [1, 1])
@@ -199,13 +226,17 @@ def _paint(
     for done in range(count):  # noqa: B007
         centre_y = place_y * zoom_y
         place_y += 1.0
-        if TAPS == 1:
-            values = ahead * LIFT * LOWER
+        if WORDS > 0:
+            values = tl.reshape(levels(begin, end, skew), [1, BLOCK_X])
+            first_y = tl.minimum(first_y + 1, last_y)
+            begin, end, skew = words(line, first_y, stride_y, word, WORDS)
+        elif TAPS == 1:
+            values = ahead * LIFT
             if outside is not None:
                 within = within_x & (first_y >= 0) & (first_y < image_height)
                 values = tl.where(within, values, level_outside)
             first_y = tl.minimum(first_y + 1, last_y)
-            ahead = _bits(line + _shown(first_y, image_height, PADDING) * stride_y)
+            ahead = bits(line + _shown(first_y, image_height, PADDING) * stride_y)
         elif TAPS >= 2 and TAPS <= 3:
             begin, top, middle, bottom, _, _ = _weights(centre_y, zoom_y, window_height, LOWER, TAPS)
             # `unread` counts inside: a number carried only as a bound of this loop is lost (Triton 3.6).
@@ -242,6 +273,8 @@ def _paint(
             values = (values + ROUNDER) - ROUNDER
 
         if ops is not None:
+            if TAPS == 1:
+                values *= LOWER
             values, gray = coloured(values, ops, factors, sample, steps, mean, CHANNELS)
             if output is None:
                 total += tl.where(inside, gray, 0.0).to(tl.int32)
@@ -249,10 +282,13 @@ def _paint(
             values = tl.where(in_box & (row >= box_top) & (row < box_bottom), fill, values)
         if output is not None:
             address = target + row * (width * CHANNELS)
+            if WORDS:  # a thread's 4 values are one store
+                SIZE: tl.constexpr = output.dtype.element_ty.primitive_bitwidth // 8
+                address = tl.max_contiguous(tl.multiple_of(address, [1, 4 * SIZE]), [1, 4])
             if scale is not None:
                 made = (values * factor + constant).to(output.dtype.element_ty)
             else:
-                made = (values + ROUNDER).to(tl.int32, bitcast=True).to(tl.uint8)
+                made = (values * UNIT + ROUNDER).to(tl.int32, bitcast=True).to(tl.uint8)
             if FULL and LANES == CHANNELS:
                 tl.store(address, made)
             else:
@@ -331,18 +367,13 @@ def _triangle(distance, inverse):
 
 
 @triton.jit
-def _bits(pointer):
-    return tl.load(pointer).to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _line(first, a, b, c, d, e, STRIDE_X: tl.constexpr, TAPS: tl.constexpr):
     """Returns a row of the source blended along x, from pointers to the first taps and their weights."""
-    line = _bits(first) * a + _bits(first + STRIDE_X) * b
+    line = bits(first) * a + bits(first + STRIDE_X) * b
     if TAPS >= 3:
-        line += _bits(first + 2 * STRIDE_X) * c
+        line += bits(first + 2 * STRIDE_X) * c
     if TAPS >= 5:
-        line += _bits(first + 3 * STRIDE_X) * d + _bits(first + 4 * STRIDE_X) * e
+        line += bits(first + 3 * STRIDE_X) * d + bits(first + 4 * STRIDE_X) * e
     return line
 
 
@@ -352,27 +383,5 @@ def _long_line(first, distance, share, zoom, taps, STRIDE_X: tl.constexpr):
     inverse = -1.0 / tl.maximum(zoom, 1.0) * LIFT
     line = tl.zeros_like(distance)
     for tap in range(taps):
-        line += _bits(first + tap * STRIDE_X) * tl.maximum(tl.abs(distance + tap) * inverse + LIFT, 0.0)
+        line += bits(first + tap * STRIDE_X) * tl.maximum(tl.abs(distance + tap) * inverse + LIFT, 0.0)
     return line * share
-
-
-@triton.jit(do_not_specialize="skew batch row_lanes spans pieces".split(), do_not_specialize_on_alignment=["index"])
-def gather(
-    source, index, out,  # words; int64 (B,); words
-    skew, batch, row_lanes, spans, pieces,
-    WORDS: tl.constexpr,  # of a lane
-    ALIGN: tl.constexpr,  # lanes of a source address that reads begin at
-    ROWS: tl.constexpr, SPAN: tl.constexpr,  # rows, and lanes of a row, of a piece
-):  # fmt: skip
-    """Copies rows `source[index]` to `out`, in pieces that the programs share out."""
-    word = tl.arange(0, WORDS)[None, None, :]
-    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
-        row = piece // spans * ROWS + tl.arange(0, ROWS)[:, None]
-        chosen = tl.load(index + row, mask=row < batch, other=0) * row_lanes
-        # A span reads whole lines of memory: the first begins before its row, and reads nothing there.
-        lane = piece % spans * SPAN + tl.arange(0, SPAN)[None, :] - ((chosen + skew) % ALIGN).to(tl.int32)
-        inside = ((row < batch) & (lane >= 0) & (lane < row_lanes))[:, :, None]
-        # The factor WORDS stands last: by it the compiler knows that a lane's words are one access.
-        words = tl.load(source + ((chosen + lane)[:, :, None] * WORDS + word), mask=inside)
-        there = (row.to(tl.int64) * row_lanes + lane)[:, :, None]
-        tl.store(out + (there * WORDS + word), words, mask=inside)

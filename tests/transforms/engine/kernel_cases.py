@@ -63,6 +63,14 @@ CASES = {
     "crop, channels first": Case((19, 17, 3), (14, 13), (14, 13), windows=(14, 13), layout="channels_first"),
     "crop, part shown": Case((19, 17, 1), (14, 13), (9, 7), windows=(14, 13), layout="sliced", erased=True),
     "crop, four channels": Case((19, 17, 4), (14, 13), (14, 13), windows=(14, 13), dtype=torch.float32, batch=5),
+    "words": Case((12, 16, 3), (12, 16), (12, 16), windows=(12, 16), rows=True, batch=5),
+    "words, bfloat16": Case((12, 16, 3), (12, 16), (12, 16), windows=(12, 16), dtype=torch.bfloat16, batch=5),
+    "words, rows of any length": Case((19, 47, 3), (14, 36), (14, 36), windows=(14, 36), dtype=torch.float32, batch=5),
+    "words, part shown": Case(
+        (19, 48, 3), (14, 37), (13, 32), windows=(14, 37), erased=True, dtype=torch.float16, batch=5, layout="later",
+    ),
+    "words, gray": Case((19, 18, 1), (14, 12), (14, 12), windows=(14, 12), erased=True, batch=5, layout="later"),
+    "words, four channels": Case((19, 17, 4), (14, 17), (14, 17), windows=(14, 17), dtype=torch.float32, rows=True),
     "crop, float32": Case((19, 17, 3), (14, 13), (14, 13), windows=(14, 13), dtype=torch.float32),
     "grown, float32": Case((19, 17, 3), (24, 27), (23, 23), dtype=torch.float32, erased=True),
     "grown, float16": Case((19, 17, 3), (24, 27), (23, 23), dtype=torch.float16),
@@ -231,6 +239,9 @@ def stored(images: np.ndarray, layout: str, device: str) -> torch.Tensor:
     there = torch.from_numpy(images).to(device)
     if layout == "channels_first":
         return there.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    if layout == "later":  # it begins three bytes after whole words
+        later = torch.empty(there.numel() + 3, dtype=torch.uint8, device=device)[3:].view(there.shape)
+        return later.copy_(there)
     if layout == "sliced":
         wider = torch.full([2 * side + 1 for side in there.shape], 99, dtype=torch.uint8, device=device)
         part = wider[1::2, 1::2, 1::2, 1::2]

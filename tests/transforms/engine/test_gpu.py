@@ -100,6 +100,15 @@ VARIANTS = {
     "each its own strides, crop, uint8": {"output": "*u8", "rows": True, "varied": True, "resampled": False},
     "crop, bfloat16": {"output": "*bf16", "resampled": False},
     "crop, four channels, uint8": {"output": "*u8", "channels": 4, "resampled": False},
+    "crop by words, bfloat16": {"output": "*bf16", "resampled": False, "words": 4},
+    "crop by words, gray, erased, uint8": {
+        "output": "*u8",
+        "channels": 1,
+        "rectangles": True,
+        "resampled": False,
+        "words": 1,
+    },
+    "short crop by words, float32": {"output": "*fp32", "resampled": False, "words": 1, "full": False},
     "resized, colour, bfloat16": {"output": "*bf16", "colour": True},
     "padded crop, bfloat16": {"output": "*bf16", "resampled": False, "padding": "constant"},
     "mirrored crop, uint8": {"output": "*u8", "resampled": False, "padding": "reflect"},
@@ -118,6 +127,11 @@ def test_kernel_compiles_for_hopper_and_keeps_its_rows(name):
     # Nothing is exchanged between threads but pixels' channels, by the colour steps: lanes and stores share a layout.
     exchanged = "st.shared" in compiled["ptx"] or "shfl" in compiled["ptx"]
     assert exchanged == bool(VARIANTS[name].get("colour"))
+    if VARIANTS[name].get("words"):
+        # Turned samples are read by bytes, others by words; 4 values are stored at once.
+        assert {"b8", "b32"} <= set(re.findall(r"ld\.global\.(\w+)", compiled["ptx"]))
+        wide = {"*bf16": r"v2\.b32", "*u8": "b32", "*fp32": r"v4\.b32"}[VARIANTS[name]["output"]]
+        assert re.search(rf"st\.global\.{wide} ", compiled["ptx"])
     if VARIANTS[name].get("resampled", True):
         # Each loop over output rows, of 2 and 3 taps and of two kinds of more, and the loop over source rows within it
         # carry the number of the next source row beside the rows held (and sums of gray levels, if those are made).
@@ -142,6 +156,8 @@ def compiled_for_hopper(
     resampled: bool = True,
     varied: bool = False,
     padding: str | None = None,
+    words: int = 0,
+    full: bool = True,
 ) -> dict[str, str]:
     """The kernel's intermediate code and PTX, with the default block sizes."""
     pytest.importorskip("triton")
@@ -158,7 +174,7 @@ def compiled_for_hopper(
     constants = {
         "STRIDE_X": 1 if varied else channels, "STRIDE_C": 0 if varied else 1, "VARIED": varied,
         "CHANNELS": channels, "RESAMPLED": resampled,
-        "FULL": True, "PADDING": padding,
+        "FULL": full, "WORDS": words, "PADDING": padding,
         "LANES": 4 if colour else channels, "BLOCK_Y": gpu.BLOCKS.block_y, "BLOCK_X": gpu.BLOCKS.block_x,
     } | {name: None for name, kind in types.items() if kind is None}  # fmt: skip
     return compiled(augment, types, constants, aligned=("source", "output"), warps=gpu.BLOCKS.num_warps)
@@ -185,7 +201,7 @@ def compiled(
 @needs_triton
 @pytest.mark.parametrize(("words", "access"), [(4, "v4.b32"), (2, "v2.b32"), (1, "b32")])
 def test_gather_reads_and_writes_a_lane_at_once(words, access):
-    from fastload.transforms.engine.triton_kernels import gather
+    from fastload.transforms.engine.triton_bytes import gather
 
     types = {"source": "*i32", "index": "*i64", "out": "*i32"}
     constants = {"WORDS": words, "ALIGN": 32 // words, "ROWS": 1, "SPAN": 512}
@@ -193,6 +209,35 @@ def test_gather_reads_and_writes_a_lane_at_once(words, access):
     accesses = [set(re.findall(rf"\b{kind}\.global\.((?:v\d\.)?b32)\b", ptx)) for kind in ("ld", "st")]
     assert accesses == [{access}, {access}]
     assert ".local" not in ptx and "st.shared" not in ptx
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("pixels", "width", "words"),
+    [
+        (torch.zeros(2, 9, 12, 3, dtype=torch.uint8), 8, 4),
+        (torch.zeros(2, 9, 11, 3, dtype=torch.uint8), 8, 1),
+        (torch.zeros(2, 9, 12, 3, dtype=torch.uint8), 7, 0),  # rows of the result begin within words
+        (torch.zeros(2, 3, 9, 12, dtype=torch.uint8).permute(0, 2, 3, 1), 8, 0),
+        (torch.zeros(2, 1, 9, 12, dtype=torch.uint8).permute(0, 2, 3, 1), 8, 4),
+        (torch.zeros(2, 9, 12, 6, dtype=torch.uint8)[..., :3], 8, 0),
+    ],
+)
+@pytest.mark.parametrize("padding", [None, "edge"])
+def test_rows_are_read_by_words_where_pixels_are_dense(monkeypatch, pixels, width, words, padding):
+    from fastload.transforms.engine import triton_kernels
+
+    given = []
+
+    class Recorded:
+        def __getitem__(self, grid):
+            return lambda *args, WORDS, **constants: given.append(WORDS)
+
+    monkeypatch.setattr(triton_kernels, "augment", Recorded())
+    windows = torch.zeros((2, 10), dtype=torch.int32)
+    gpu.fused(pixels, None, gpu.PassTables(windows, padding=padding), (8, width), resampled=False)
+    gpu.fused(pixels, None, gpu.PassTables(windows), (8, width), resampled=True)
+    assert given == [words if padding is None else 0, 0]
 
 
 def test_importing_it_leaves_triton_out():
