@@ -170,7 +170,7 @@ def announced(
     read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
     depth = min(MAX_AHEAD, max(1, AHEAD_BYTES // max(1, item_bytes)))
-    return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth)
+    return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth, gradually=True)
 
 
 class ThreadStream(BatchStream):

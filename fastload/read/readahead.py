@@ -186,13 +186,16 @@ class ReadAhead:
         return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
 
 
-def announced_ahead(items: Iterator[Item], announce: Callable[[Item], None], depth: int) -> Iterator[Item]:
+def announced_ahead(
+    items: Iterator[Item], announce: Callable[[Item], None], depth: int, *, gradually: bool = False
+) -> Iterator[Item]:
     """Yields the same items, each announced when the one `depth` before it is asked for.
 
-    The first ones are not held up by that: two are announced for each that is asked for, until so many are ahead.
+    `gradually`: the first ones are not held up by that; two are announced for each that is asked for, until so many are
+    ahead.
     """
     coming: deque[Item] = deque()
-    ahead = 0
+    ahead = 0 if gradually else depth
     for item in items:
         announce(item)
         coming.append(item)

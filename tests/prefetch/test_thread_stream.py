@@ -49,9 +49,10 @@ def workers_alive():
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("num_slots", [3, 5])
 def test_batches_come_in_the_order_planned_whatever_the_workers_and_slots(workers, num_slots):
+    before = workers_alive()  # of loaders of other tests that are not collected yet
     seen = [batch.planned.step for batch in stream(Ring([FIELD], num_slots), 30, workers=workers) if is_right(batch)]
     assert seen == list(range(30))
-    assert not workers_alive()
+    assert set(workers_alive()) <= set(before)
 
 
 def test_memory_comes_back_when_the_last_view_is_gone():
@@ -128,7 +129,7 @@ def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring(
 @pytest.mark.parametrize("group", [1, 3])
 def test_after_close_no_thread_writes_and_all_slots_are_back_and_the_threads_serve_the_next_stream(group):
     ring = Ring([SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))], 5)
-    threads = FillThreads(2)
+    threads, others = FillThreads(2), set(workers_alive())
     for _ in range(3):
         batches = ThreadStream(coalesced([(0, plan(1000))], group), fill, ring, threads, group=group)
         next(batches)
@@ -137,9 +138,9 @@ def test_after_close_no_thread_writes_and_all_slots_are_back_and_the_threads_ser
         batches.close()
         assert list(batches) == [] and ring.collect() == 5
         assert set(before) <= set(workers_alive())
-    assert len(workers_alive()) <= 2
+    assert len(set(workers_alive()) - others) <= 2
     threads.close()
-    assert not workers_alive()
+    assert set(workers_alive()) <= others
 
 
 def test_epochs_follow_one_another_and_no_group_has_batches_of_two():

@@ -143,16 +143,24 @@ def test_the_kernel_reads_what_it_is_advised_to(tmp_path, vectored):
     os.close(fd)
 
 
-def test_items_are_announced_a_fixed_depth_before_they_are_given_the_first_ones_at_once():
+def test_items_are_announced_a_fixed_depth_before_they_are_given():
     said = []
-    given = announced_ahead(iter(range(8)), said.append, 2)
+    given = announced_ahead(iter(range(6)), said.append, 2)
+    assert next(given) == 0 and said == [0, 1, 2]
+    assert next(given) == 1 and said == [0, 1, 2, 3]
+    assert list(given) == [2, 3, 4, 5] and said == [0, 1, 2, 3, 4, 5]
+    at_once = announced_ahead(iter(range(6, 8)), said.append, 0)
+    assert next(at_once) == 6 and said[-1] == 6
+
+
+def test_the_first_items_are_given_at_once_where_announcements_get_ahead_gradually():
+    said = []
+    given = announced_ahead(iter(range(8)), said.append, 2, gradually=True)
     assert next(given) == 0 and said == [0]
     assert next(given) == 1 and said == [0, 1, 2]
     assert next(given) == 2 and said == [0, 1, 2, 3, 4]
     assert next(given) == 3 and said == [0, 1, 2, 3, 4, 5]
     assert list(given) == [4, 5, 6, 7] and said == [0, 1, 2, 3, 4, 5, 6, 7]
-    at_once = announced_ahead(iter(range(6, 8)), said.append, 0)
-    assert next(at_once) == 6 and said[-1] == 6
 
 
 def test_rows_of_a_ragged_field_are_announced_by_their_bytes_unless_they_are_in_memory(tmp_path, announcer):
