@@ -384,7 +384,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", "loader pack sources shuffle workers augment echo accelerator meter".split())
+@pytest.mark.parametrize("what", "loader pack sources shuffle workers augment echo accelerator meter next".split())
 def test_benchmarks_run_and_write_records(run, drawn, tmp_path, what):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--out", out]
