@@ -17,6 +17,7 @@ from child_processes import in_a_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_backend import Device
+from same_batches import assert_same, facts
 from small_files import write_random
 
 import fastload.prefetch.cache_choice
@@ -38,18 +39,6 @@ ROW_BYTES = 10 * 8 * 3 + 8  # images and labels
 WHOLE = {"rows": N, "size": SHAPE, "seed": 5, "classes": "abcdefg", "boxes": True, "masks": True, "chunk_rows": 8}
 PACKED = WHOLE | {"splits": {"train": 40, "val": 21}}
 ALL = ("images", "masks", "labels", "bbox", "row", "valid")
-
-
-def facts(batch):
-    return [tensor.clone() for tensor in batch], batch.rows.tolist(), batch.valid.tolist(), batch.global_valid
-
-
-def assert_same(batches, expected):
-    assert len(batches) == len(expected)
-    for (tensors, *here), (others, *there) in zip(batches, expected, strict=True):
-        assert here == there
-        for tensor, other in zip(tensors, others, strict=True):
-            assert tensor.dtype == other.dtype and torch.equal(tensor, other)
 
 
 def has_shares(state):

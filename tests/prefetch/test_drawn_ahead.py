@@ -15,6 +15,7 @@ from drawn_cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_backend import Device
+from same_batches import assert_same, facts
 from small_files import write_random
 
 import fastload.transforms.engine.pipeline
@@ -66,18 +67,6 @@ LISTS = {
     "a function": [CROP, lambda images: 255 - images, FLIP, NORMALIZE],
 }
 MIXED = [CROP, FLIP, NORMALIZE, MixUp(num_classes=7)]
-
-
-def facts(batch):
-    return [tensor.clone() for tensor in batch], batch.rows.tolist(), batch.valid.tolist(), batch.global_valid
-
-
-def assert_same(batches, expected):
-    assert len(batches) == len(expected)
-    for (tensors, *here), (others, *there) in zip(batches, expected, strict=True):
-        assert here == there
-        for tensor, other in zip(tensors, others, strict=True):
-            assert tensor.dtype == other.dtype and torch.equal(tensor, other)
 
 
 @pytest.fixture
