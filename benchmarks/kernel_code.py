@@ -132,7 +132,7 @@ def compiled(module: ModuleType, blocks: gpu.Blocks, arch: int, output: str, res
     constants = {"outside": None, "rows": None, "ops": None, "factors": None, "sums": None, "rectangles": None,
                  "value": None, "STRIDE_X": CHANNELS, "STRIDE_C": 1, "CHANNELS": CHANNELS, "LANES": CHANNELS,
                  "FULL": True, "WORDS": 0 if resampled else 4, "PADDING": None, "RESAMPLED": resampled,
-                 "BLOCK_Y": blocks.block_y, "BLOCK_X": blocks.block_x}  # fmt: skip
+                 "VARIED": False, "BLOCK_Y": blocks.block_y, "BLOCK_X": blocks.block_x}  # fmt: skip
     if output == "*u8":
         constants |= {"scale": None, "shift": None}
     types = {"source": "*u8", "windows": "*i32", "scale": "*fp32", "shift": "*fp32", "output": output,
