@@ -162,6 +162,11 @@ def open_hdf5(path: Path) -> h5py.File:
         FormatError: not an HDF5 file, or a truncated one.
     """
     if not path.exists():
+        if (part := path.with_name(f"{path.name}.part")).exists():
+            raise MissingFileError(
+                f"{path}: not complete yet, only {part.name} is there. Wait for the `fastload pack` that makes it, or "
+                f"run the same command again."
+            )
         raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {path}`.")
     if path.is_dir():
         raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {path} OUT.h5`.")

@@ -190,8 +190,11 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
 
 
 def own_files(job: PackJob, found: JournalContents | None) -> list[Path]:
-    """Returns the unfinished files besides the journal; `OUT.h5.masks` only if the journal names it."""
-    named = {job.part.name, *(file for _, file, _ in (found.head["streams"] if found is not None else []))}
+    """Returns the unfinished files besides the journal; `OUT.h5.masks` if the journal names it, or cannot be read."""
+    if found is None:
+        named = {job.part.name, job.masks.name} if job.part.exists() else set()
+    else:
+        named = {job.part.name, *(file for _, file, _ in found.head["streams"])}
     return [path for path in (job.masks, job.part) if path.name in named and path.exists()]
 
 

@@ -24,6 +24,7 @@ from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tables.frame import plain_name
+from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.read_table import read_rows
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset import webdataset
@@ -210,13 +211,15 @@ def unread_annotations(tree: Tree) -> list[str]:
         "of it; convert it to COCO's layout, or to a table that names the images (see `fastload layouts`)."
         for form, names in found.items()
     ]
-    return notes + _unmatched_tables(tree)
+    return notes + _unread_tables(tree)
 
 
-def _unmatched_tables(tree: Tree) -> list[str]:
-    """Returns a note for each table whose column of images names none that is there."""
-    notes = []
+def _unread_tables(tree: Tree) -> list[str]:
+    """Returns a note for each table with a column called like one of images; it says whether this names any."""
     tables = [i for i, name in enumerate(tree.names) if image_tables.is_table(name) and name.count("/") <= 1]
+    if not tables:
+        return []
+    index, notes = ImageIndex(tree), []
     for i in tables[:_MOST_TABLES]:
         name = key_of(tree.names[i])
         try:
@@ -229,10 +232,13 @@ def _unmatched_tables(tree: Tree) -> list[str]:
         if at is None or len(names) < 2 or not rows.lines:
             continue
         cell = next((str(cell) for cell in rows.columns[at][0 if rows.names else 1 :] if cell), "")
+        column = f"NOT READ: the table {name}. Its column {names[at]!r} (e.g. {cell!r}) names"
+        if image_tables.read_head(tree, i, index):
+            notes.append(f"{column} images: to pack what it says, give the table itself, or `--layout manifest`.")
+            continue
         images = [key_of(tree.names[k]) for k in tree.images()[:1].tolist()]
         notes.append(
-            f"NOT READ: the table {name}. Its column {names[at]!r} (e.g. {cell!r}) names none, or few, of the images, "
-            f"which are called like {first_few(images)}. If it holds their labels, write their names as the files have "
-            "them, and give the table itself."
+            f"{column} none, or few, of the images, which are called like {first_few(images)}. If it holds their "
+            "labels, write their names as the files have them, and give the table itself."
         )
     return notes

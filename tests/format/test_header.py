@@ -115,6 +115,9 @@ def test_unsafe_newer_or_mismatched_files_are_refused_by_name(tmp_path, images, 
 def test_absent_folder_foreign_empty_and_truncated_files_are_named_errors(tmp_path, images):
     with pytest.raises(MissingFileError, match="no such file"):
         read_header(tmp_path / "absent.h5")
+    (tmp_path / "absent.h5.part").touch()
+    with pytest.raises(MissingFileError, match=r"absent.h5: not complete yet, only absent.h5.part is there.*again"):
+        read_header(tmp_path / "absent.h5")
     with pytest.raises(FormatError, match="a folder"):
         read_header(tmp_path)
     for content, message in [(b"", "empty"), (b"not hdf5" * 100, "not an HDF5 file")]:

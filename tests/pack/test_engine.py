@@ -242,6 +242,13 @@ def test_a_file_of_the_users_own_keeps_the_name_that_masks_would_have(tmp_path: 
     with pytest.raises(SourceError):
         pack(source, output, overwrite=True)
     assert leftovers(output) == ["o.h5.journal", "o.h5.masks", "o.h5.part"]
+    Path(f"{output}.journal").write_bytes(b"fastload journal 1\n")  # of another release, which nobody can read
+    cut.write_bytes(whole)
+    pack(source, output, overwrite=True, masks="none")
+    assert leftovers(output) == []
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceError):
+        pack(source, output, overwrite=True)
     pack(source, output, overwrite=True, size=20, codec="none", on_error="skip")
     assert leftovers(output) == []
 

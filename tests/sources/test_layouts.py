@@ -105,6 +105,15 @@ def test_annotations_that_are_not_read_are_said(tmp_path: Path, name: str, text:
     assert re.search(f"NOT READ: .*{form}", notes_of(list_source(tmp_path)))
 
 
+def test_a_table_beside_a_folder_that_was_asked_for_is_said_to_name_images(tmp_path: Path) -> None:
+    make(tmp_path, "a/000.png", "a/001.png")
+    write(tmp_path / "t.csv", "file,label\na/000.png,x\na/001.png,y\n")
+    said = notes_of(list_source(tmp_path, "folder"))
+    assert "NOT READ: the table t.csv. Its column 'file' (e.g. 'a/000.png') names images: " in said
+    assert "none" not in said and "`--layout manifest`" in said
+    assert list_source(tmp_path, "manifest").keys == ("a/000.png", "a/001.png")
+
+
 def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         for name in ("images/0.png", "labels/0.txt"):

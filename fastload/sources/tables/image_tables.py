@@ -53,7 +53,7 @@ def manifest_evidence(tree: Tree) -> list[str]:
     named, usual, by_file = 0, False, False
     for i in positions:
         name = tree.names[i]
-        if table := _read_head(tree, i, index.at(split_path(name)[0])):
+        if table := read_head(tree, i, index.at(split_path(name)[0])):
             column, cells, count = table
             found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
             named += count
@@ -123,7 +123,7 @@ def find_tables(
                 others.append(key_of(name))
         except SourceError:
             # Only a broken table that may belong to the dataset is an error.
-            if split_of_name(name) or _stem(name) == METADATA or _read_head(tree, i, index):
+            if split_of_name(name) or _stem(name) == METADATA or read_head(tree, i, index):
                 raise
             others.append(f"{key_of(name)} (broken)")
     chosen = [table for table in tables if _stem(table.name) == METADATA]
@@ -239,7 +239,7 @@ def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
     return min(scores)[-1] if scores else ""
 
 
-def _read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[str, list[str], int] | None:
+def read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[str, list[str], int] | None:
     """Returns the column of images of a table, its first cells, and about how many it has; None if it has none."""
     try:
         name, size = key_of(tree.names[i]), int(tree.sizes[i])
