@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from fastload.errors import SourceError
-from fastload.sources import Arrays, Listing, SourceOptions, list_source
+from fastload.sources.layouts import list_source
+from fastload.sources.listing import Arrays, Listing, SourceOptions
 
 
 def make(root: Path, *names: str) -> Path:

@@ -30,6 +30,7 @@ from PIL import Image, features
 from fastload.errors import ImageError
 from fastload.images.fit import Target, resample_for, resample_mask, resample_pixels, with_channels, with_depth
 from fastload.images.image_header import (
+    KINDS,
     check_size,
     decoding_errors,
     kind_of,
@@ -42,7 +43,7 @@ from fastload.images.image_header import (
 from fastload.images.jpeg import JpegHead, has_libjpeg, run_libjpeg, scan_jpeg
 from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_MODES = KINDS[8]
 _UINT8 = np.dtype(np.uint8)
 
 

@@ -14,14 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from fastload.errors import ImageError
 from fastload.images.jpeg import JpegHead, scan_jpeg
 from fastload.images.sixteen_bit import is_deep_colour, tile_of
+
+KINDS = {8: {1: "L", 3: "RGB", 4: "RGBA"}, 16: {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}}
+"""Bits a value -> channels -> the kind of images that need no conversion."""
 
 MAX_PIXELS = 178_956_970
 """Pixels of the largest image accepted: Pillow's default limit against decompression bombs."""
@@ -58,7 +62,7 @@ class ImageHeader(NamedTuple):
     """Bits a channel that decoding yields: 16 or 8."""
     kind: str
     """Pillow's mode of the pixels; with ";16": more than 8 bits, with "+alpha": transparency that the mode lacks."""
-    frames: int
+    frames: int = 1
     """Frames or pages; only the first is used. Some may be damaged."""
     turned: bool = False
     """Whether an EXIF orientation turns or mirrors the pixels."""
@@ -111,6 +115,13 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
             frames = 1
         height, width = upright_size(height, width, orientation)
         return ImageHeader(height, width, channels, bits, kind, frames, orientation != 1, plain_jpeg(head))
+
+
+def header_of_pixels(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ImageHeader:
+    """Returns the header of decoded pixels, (H, W) or (H, W, C) of uint8 or uint16."""
+    height, width, channels = (*shape, 1)[:3]
+    bits = 8 * dtype.itemsize
+    return ImageHeader(height, width, channels, bits, KINDS[bits][channels])
 
 
 def plain_jpeg(head: JpegHead | None) -> int:

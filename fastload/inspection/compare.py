@@ -24,8 +24,8 @@ from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
-from fastload.sources import SourceOptions, list_source
-from fastload.sources.listing import Listing
+from fastload.sources.layouts import list_source
+from fastload.sources.listing import Listing, SourceOptions
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""

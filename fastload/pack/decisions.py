@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError, SourceError
 from fastload.format.codecs import NONE, Codec, parse_codec
 from fastload.images.fit import Target
+from fastload.images.image_header import KINDS
 from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing
 
@@ -32,8 +33,6 @@ Form = Literal["rows", "ragged"]
 MAX_JPEG_SIDE = 65_500
 """The limit of libjpeg; larger images are stored as pixels."""
 
-KINDS = {8: {1: "L", 3: "RGB", 4: "RGBA"}, 16: {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}}
-"""Bits a value -> channels -> the kind of images that the file holds without conversion."""
 _CHANNELS = {"gray": 1, "rgb": 3, "rgba": 4}
 _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 

@@ -24,9 +24,9 @@ from fastload.format.codecs import NONE, Codec, decompress_zstd
 from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.decode import decode_image, decode_mask
 from fastload.images.fit import Fit, Target, resample_mask, resample_pixels
-from fastload.images.image_header import ImageHeader, plain_jpeg, probe_image, upright_size
+from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jpeg, probe_image, upright_size
 from fastload.images.jpeg import scan_jpeg
-from fastload.pack.decisions import KINDS, RaggedPlan, jpegs_kept_and_made
+from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
@@ -102,15 +102,8 @@ def _header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHe
         return lambda sample: probe_image(lambda size: read_head(sample, size))
     if isinstance(images, Pictures):
         return images.header
-    header = array_header(images)
+    header = header_of_pixels(images.shape, images.dtype)
     return lambda _: header
-
-
-def array_header(images: Arrays) -> ImageHeader:
-    """Returns the header that all samples of an array have."""
-    height, width, *rest = images.shape
-    channels, bits = (rest or [1])[0], 8 * images.dtype.itemsize
-    return ImageHeader(height, width, channels, bits, KINDS[bits][channels], 1)
 
 
 def image_filler(images: Files | Pictures | Arrays) -> Fill:

@@ -23,6 +23,7 @@ from fastload.format.column import Column
 from fastload.format.ragged import ragged_offsets
 from fastload.format.writer import PixelSpec, chunk_rows_for
 from fastload.images.fit import Target, moved_coordinates
+from fastload.images.image_header import header_of_pixels
 from fastload.pack.decisions import (
     RaggedPlan,
     conversions,
@@ -35,7 +36,7 @@ from fastload.pack.decisions import (
     source_exceptions,
     too_large,
 )
-from fastload.pack.encode import HEADERS, Headers, RowEncoder, array_header
+from fastload.pack.encode import HEADERS, Headers, RowEncoder
 from fastload.pack.pack_options import PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
@@ -279,7 +280,7 @@ def read_headers(
                 f"its masks are arrays of {masks.shape}, its images of {images.shape}: height and width must be the "
                 f"same."
             )
-        header = array_header(images)
+        header = header_of_pixels(images.shape, images.dtype)
         headers[:] = (header.height, header.width, header.channels, header.bits, 0)
         return Headers(headers, Counter({header.kind: len(listing)}), {})
     kinds: Counter[str] = Counter()

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, ImageError, SourceError
 from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
-from fastload.images.image_header import ImageHeader
-from fastload.pack.decisions import KINDS
-from fastload.pack.encode import array_header, bytes_of
+from fastload.images.image_header import ImageHeader, header_of_pixels
+from fastload.pack.encode import bytes_of
 from fastload.pack.pack_options import Progress
 from fastload.read.checked import CheckedSample, CheckedSamples, DamagedBefore, has_ragged, open_samples
 from fastload.read.reader import image_axes
@@ -100,7 +99,7 @@ class RowByRow:
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header that every row has."""
-        return array_header(self.rows)
+        return header_of_pixels(self.rows.shape, self.rows.dtype)
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns (H, W, C) of an image, (H, W) of a mask; raises ImageError if it cannot be read."""
@@ -147,10 +146,10 @@ class RaggedRows:
     def header(self, i: int) -> ImageHeader:
         """Returns the header of the decoded pixels."""
         samples, row = self._at(i)
-        height, width, channels = samples.shape(row)
-        channels = 1 if self.name == "masks" else channels
-        bits = 8 * self.files[self.part[i]].fields[self.name].dtype.itemsize
-        return ImageHeader(height, width, channels, bits, KINDS[bits][channels], 1)
+        shape = samples.shape(row)
+        return header_of_pixels(
+            shape[:2] if self.name == "masks" else shape, self.files[self.part[i]].fields[self.name].dtype
+        )
 
     def read(self, i: int) -> NDArray[Any]:
         """Returns (H, W, C) of an image, (H, W) of a mask."""

@@ -9,40 +9,6 @@ plainest layout), `assemble` (the end of every layout; images with masks), `span
 archives, tables, arrow, arrays, coco, imagenet, webdataset.
 
 To add a layout: one new module here with `list_NAME` and `NAME_evidence`, its mirrored test, one entry in
-`layouts.LAYOUTS`. `layouts` is imported on first use, as it imports all layouts: a tenth of a second that
-`fastload info` does without. This package imports only errors, format, images and system, and never torch.
+`layouts.LAYOUTS`. Importing `layouts` imports all of them: a tenth of a second that `fastload info` does without.
+This package imports only errors, format, images and system, and never torch.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from fastload.format.column import Column
-from fastload.sources.listing import Arrays, Files, Listing, Masks, OnError, Pictures, SourceOptions
-
-if TYPE_CHECKING:
-    from fastload.sources.layouts import LAYOUTS, Layout, Source, detect_layout, list_source
-
-__all__ = [
-    "LAYOUTS",
-    "Arrays",
-    "Column",
-    "Files",
-    "Layout",
-    "Listing",
-    "Masks",
-    "OnError",
-    "Pictures",
-    "Source",
-    "SourceOptions",
-    "detect_layout",
-    "list_source",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from fastload.sources import layouts
-
-        return getattr(layouts, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.format.column import Column
+from fastload.images.image_header import open_image, pillow_silenced
 from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
@@ -305,9 +306,6 @@ def values_in_masks(files: Files, rows: Sequence[int], most: int = _PROBED) -> N
 
     Files that are no index masks are passed over: the packer reads every mask and reports those.
     """
-    # Imported here: most layouts need no Pillow.
-    from fastload.images.image_header import open_image, pillow_silenced
-
     step = -(-max(1, len(rows)) // most)
     seen = np.zeros(256, np.bool_)
     for row in rows[::step]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError
 from fastload.format.column import Column, Moves
 from fastload.images.fit import axis_letter
+from fastload.images.image_header import probe_image
 from fastload.sources.listing import Arrays, Files, Listing, Reader
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -143,8 +144,6 @@ def _sizes(files: Reader, boxes: NDArray[np.float64]) -> tuple[NDArray[np.int64]
     if isinstance(files, Arrays):
         height, width = files.shape[:2]
         return np.arange(len(boxes)), np.full((len(boxes), 1, 2), (width, height))
-    from fastload.images.image_header import probe_image
-
     reach = (boxes[..., :2] + boxes[..., 2:]).max(axis=1, initial=0)
     rows, sizes = [], []
     for row in np.unique(np.argsort(-reach, axis=0, kind="stable")[:_PROBED]).tolist():

@@ -19,7 +19,9 @@ from PIL import Image, ImageOps
 
 from fastload.errors import ImageError, SourceError
 from fastload.format.column import Column
-from fastload.images.image_header import ImageHeader, check_size, pillow_silenced, probe_image
+from fastload.images.decode import decode_image
+from fastload.images.fit import Target
+from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, pillow_silenced, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
 from fastload.sources.listing import Listing, Masks, OnError, first_few
 
@@ -28,7 +30,7 @@ _LABEL_KEYS = ("label", "labels", "target", "y")
 _MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
 _COORDINATE_KEYS = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
 _READ_TWICE = 5  # samples, evenly chosen
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_MODES = KINDS[8]
 _RANDOM = "at first: it is made anew each time. Leave random transforms out"
 
 Content = bytes | NDArray[Any]
@@ -46,12 +48,10 @@ class _Listed(NamedTuple):
         digest = _digest_of(content)
         if isinstance(content, bytes):
             return cls(probe_image(lambda size: content[:size]), digest)
-        height, width, channels = (*content.shape, 1)[:3]
-        kind = _MODES[channels] if content.itemsize == 1 else {1: "I;16", 3: "RGB;16", 4: "RGBA;16"}[channels]
-        return cls(ImageHeader(height, width, channels, 8 * content.itemsize, kind, 1), digest)
+        return cls(header_of_pixels(content.shape, content.dtype), digest)
 
 
-_NO_MASK = _Listed(ImageHeader(0, 0, 1, 8, "L", 1), 0)
+_NO_MASK = _Listed(ImageHeader(0, 0, 1, 8, "L"), 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,15 +354,10 @@ def _mask_of(mask: Any) -> NDArray[np.uint8] | None:
 
 
 def _decoded(data: bytes) -> NDArray[Any]:
-    # Imported here: a listing of arrays needs no decoder.
-    from fastload.images.decode import decode_image
-    from fastload.images.fit import Target
-
     header = probe_image(lambda size: data[:size])
-    dtype = np.dtype(np.uint16 if header.bits == 16 else np.uint8)
-    target = Target(height=header.height, width=header.width, channels=header.channels, dtype=dtype, fit=None)
-    out = np.empty((header.height, header.width, header.channels), dtype)
-    decode_image(data, target, out)
+    shape = header.height, header.width, header.channels
+    out = np.empty(shape, np.uint16 if header.bits == 16 else np.uint8)
+    decode_image(data, Target(*shape, out.dtype), out)
     return out
 
 

@@ -15,7 +15,7 @@ from fastload.export import JOURNAL, export_file
 from fastload.export.write import unfinished
 from fastload.format.header import read_header
 from fastload.read.checked import CheckedSamples
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 
 
 def exported_masks(path: Path) -> list[np.ndarray]:

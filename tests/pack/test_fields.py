@@ -23,8 +23,8 @@ from fastload.format.column import Column
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackOptions, pack_listing
-from fastload.sources import list_source
 from fastload.sources.arrays.raw_rows import MemoryRows
+from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing, Masks
 
 H, W = 40, 56

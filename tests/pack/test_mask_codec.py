@@ -15,7 +15,7 @@ from fastload.pack import PackOptions, Survey, pack_listing
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.repack import repack_file
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing
 
 COUNT, SIDE = 20, 240

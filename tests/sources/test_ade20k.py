@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_trees import archived, listed, notes_of, picture, refused, values, write
 
-from fastload.sources import detect_layout
+from fastload.sources.layouts import detect_layout
 
 NAMES = ["wall", "building, edifice", "sky", *[f"thing {n}, something {n}" for n in range(4, 151)]]
 

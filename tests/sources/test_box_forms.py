@@ -14,7 +14,8 @@ from PIL import Image
 from small_trees import npy, write_tar
 
 from fastload import pack_images
-from fastload.sources import Listing, list_source
+from fastload.sources.layouts import list_source
+from fastload.sources.listing import Listing
 
 PIXELS = np.zeros((2, 40, 40, 3), np.uint8)
 SIZED = ("x", "y", "width", "height")

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from small_trees import picture, refused, refused_or_skipped
 
-from fastload.sources import detect_layout, list_source
+from fastload.sources.layouts import detect_layout, list_source
 
 FRAMES = {"train": ["0001TP_006690", "0016E5_00390"], "val": ["0016E5_07959"], "test": ["Seq05VD_f00000"]}
 

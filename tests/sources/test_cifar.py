@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from small_trees import archived, make, notes_of, read, refused, values
 
-from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
+from fastload.sources.layouts import detect_layout, list_source
 
 TEN = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 

@@ -13,11 +13,13 @@ from PIL import Image
 from small_trees import refused
 
 from fastload.export import export_file
+from fastload.format.column import Column
 from fastload.format.digests import header_digest, plain
 from fastload.format.header import read_header
 from fastload.pack import pack_images
-from fastload.sources import Column, SourceOptions, detect_layout, list_source
 from fastload.sources.exported import FIELDS, SIDECAR, TABLE
+from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.listing import SourceOptions
 from sample_files import write_packed
 
 N = 12

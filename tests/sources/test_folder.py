@@ -5,7 +5,7 @@ import pytest
 from small_trees import archived, make, notes_of, refused, values
 
 from fastload.errors import MissingFileError
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 
 SPLIT_TREE = ("train/cat/b.jpg", "train/cat/a.jpg", "train/dog/1.png", "Validation/dog/2.JPEG", "test/cat/x.webp")
 

@@ -9,7 +9,7 @@ import pytest
 from small_trees import make
 
 from fastload.errors import SourceError
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 from fastload.sources.listing import first_few, require_unique
 
 

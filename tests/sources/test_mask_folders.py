@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from small_trees import make, picture, refused
 
-from fastload.sources import detect_layout, list_source
+from fastload.sources.layouts import detect_layout, list_source
 
 
 def pictures(root: Path, *names: str) -> Path:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from small_trees import make, refused
 
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import FolderFiles, key_of
 
 # As a user without rights: root may read everything.
 AS_NOBODY = """
 import os, sys
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 if os.geteuid() == 0:
     os.seteuid(65534)
 try:

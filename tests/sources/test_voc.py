@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from small_trees import archived, listed, notes_of, picture, refused, values, write
 
-from fastload.sources import detect_layout
+from fastload.sources.layouts import detect_layout
 from fastload.sources.voc import CLASSES, Item, parse_annotation
 
 XML = """<annotation><filename>x.jpg</filename><size><width>8</width><height>6</height></size>{}</annotation>"""

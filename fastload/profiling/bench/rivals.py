@@ -24,7 +24,8 @@ from fastload.profiling.bench.passes import Show, Spread, compare, counting, rep
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.reader import RowReader
-from fastload.sources import Files, list_source
+from fastload.sources.layouts import list_source
+from fastload.sources.listing import Files
 from fastload.system.machine import available_cpus
 from fastload.system.text import text_of
 

@@ -10,18 +10,18 @@ Boxes are packed as they are; masks are drawn from the polygons only if they are
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import SourceError
+from fastload.errors import ImageError, SourceError
 from fastload.format.column import Column
+from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.coco.instances import Instances, join_instances, read_instances
-from fastload.sources.coco.masks import DrawnMasks
 from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
@@ -233,3 +233,79 @@ def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int
         draft.notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
     draft.note("Ignored images in folders without instances", others)
     return tests
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnMasks:
+    """Draws the mask of an image, (H, W), when it is read: 0 = background, later annotations over earlier ones."""
+
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each image
+    spans: NDArray[np.int64]  # (N, 2), where the annotations of each image begin and end in `drawn`
+    drawn: NDArray[np.int64]  # annotations in the order of drawing
+    values: NDArray[np.uint8]  # (A,), value in the mask of each annotation
+    ends: NDArray[np.int64]  # (A,), where the polygons (rings) of each annotation end in `ring_ends`
+    ring_ends: NDArray[np.int64]  # where the numbers of each ring end in `points`
+    points: NDArray[np.float32]  # x, y, x, y, ...
+    run_ends: NDArray[np.int64]  # (A,), where the runs of each annotation end in `lengths`
+    lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns the header of mask i: height and width of the image by the annotations, 1 channel of 8 bits."""
+        height, width = self.sizes[i].tolist()
+        check_size(height, width)
+        return header_of_pixels((height, width), np.dtype(np.uint8))
+
+    def read(self, i: int) -> NDArray[np.uint8]:
+        """Returns the mask of image i, uint8 (H, W); ImageError says if its size is unknown, too large or another."""
+        header, (first, last) = self.header(i), self.spans[i].tolist()
+        mask = np.zeros((header.height, header.width), np.uint8)
+        for a in self.drawn[first:last].tolist():
+            value = self.values[a]
+            lengths = self.lengths[self.run_ends[a - 1] if a else 0 : self.run_ends[a]]
+            if len(lengths):
+                if int(lengths.sum(dtype=np.int64)) != mask.size:
+                    raise ImageError("has runs of another size than its image")
+                inside = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+                mask[inside.reshape(mask.shape[::-1]).T] = value
+            for ring in range(self.ends[a - 1] if a else 0, self.ends[a]):
+                start = self.ring_ends[ring - 1] if ring else 0
+                fill_polygon(mask, self.points[start : self.ring_ends[ring]].reshape(-1, 2), value)
+        return mask
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> DrawnMasks:
+        """Returns the masks of the images at these indices, in their order."""
+        return replace(self, sizes=self.sizes[indices], spans=self.spans[indices])
+
+
+def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], value: int | np.uint8) -> None:
+    """Sets the pixels of a mask whose centres lie inside a polygon, by the even-odd rule.
+
+    cocoapi does the same, except that it rounds to a fifth of a pixel. Pixels outside of the mask are left out.
+
+    Args:
+        mask: uint8 (H, W); pixel (0, 0) is the square from 0 to 1.
+        points: (P, 2), x and y of the corners; fewer than 3 cover nothing.
+        value: the value to set.
+    """
+    height, width = mask.shape
+    if len(points) < 3:
+        return
+    x0, y0 = points.T.astype(np.float64)
+    x1, y1 = np.roll(x0, -1), np.roll(y0, -1)
+    # The rows whose centre line an edge crosses; the upper end counts, the lower does not.
+    first = np.clip(np.ceil(np.minimum(y0, y1) - 0.5), 0, height).astype(np.int64)
+    counts = np.clip(np.ceil(np.maximum(y0, y1) - 0.5), 0, height).astype(np.int64) - first
+    total = int(counts.sum())
+    if total == 0:
+        return
+    edge = np.repeat(np.arange(len(points)), counts)
+    row = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
+    x = x0[edge] + (row + 0.5 - y0[edge]) * ((x1 - x0)[edge] / (y1 - y0)[edge])
+    # The first pixel whose centre is not left of the crossing: from it on, inside and outside change.
+    column = np.clip(np.ceil(x - 0.5), 0, width).astype(np.int64)
+    top, left = int(row.min()), int(column.min())
+    size = int(row.max()) + 1 - top, int(column.max()) + 1 - left
+    crossings = np.bincount((row - top) * size[1] + column - left, minlength=size[0] * size[1])
+    # Only odd or even matters, which 8 bits keep: four times as fast as sums of 64 bits.
+    odd = np.cumsum(crossings.astype(np.uint8).reshape(size), axis=1, dtype=np.uint8)[:, :-1] & 1
+    np.copyto(mask[top : top + size[0], left : left + size[1] - 1], value, where=odd.view(np.bool_), casting="unsafe")

@@ -3,5 +3,5 @@
 `manifest.list_manifest` makes the Listing. Read first: `read_table` (a file into cells, cells into values),
 `image_tables` (which tables name the images, and by which column), `image_index` (the file that a cell means), `frame`
 (values into splits, labels and other columns), `boxes`, then `manifest`. Parquet with images inside, Arrow, named
-arrays, WebDataset and `fastload export` use `frame` too. `celeba_text` parses CelebA's text files.
+arrays, WebDataset and `fastload export` use `frame` too.
 """

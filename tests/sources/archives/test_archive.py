@@ -16,7 +16,7 @@ import pytest
 from small_trees import notes_of, refused, refused_or_skipped, write_tar
 
 from fastload.errors import FileChangedError, ImageError
-from fastload.sources import list_source
+from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
 
 NOISE = random.Random(0).randbytes(70_000)  # does not compress

@@ -9,8 +9,8 @@ from small_trees import notes_of, read, refused, values
 
 import fastload.sources.arrays.named as named
 from fastload.errors import FileChangedError
-from fastload.sources import detect_layout, list_source
 from fastload.sources.arrays.raw_rows import MemoryRows, RawRows
+from fastload.sources.layouts import detect_layout, list_source
 
 RNG = np.random.default_rng(0)
 N = 9

@@ -19,8 +19,9 @@ from small_trees import make, notes_of, refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.errors import FileChangedError, MissingExtraError, SourceError
-from fastload.sources import SourceOptions, detect_layout, list_source
 from fastload.sources.arrow.shards import Shard
+from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.listing import SourceOptions
 
 pa = pytest.importorskip("pyarrow", reason="the extra [parquet] is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="the extra [parquet] is not installed")

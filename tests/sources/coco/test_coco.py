@@ -10,7 +10,8 @@ import pytest
 from small_trees import archived, listed, notes_of, picture, refused, refused_or_skipped
 
 from fastload.errors import OptionError
-from fastload.sources import Listing, SourceOptions, detect_layout
+from fastload.sources.layouts import detect_layout
+from fastload.sources.listing import Listing, SourceOptions
 
 SEMANTIC, INSTANCE = SourceOptions(masks="semantic"), SourceOptions(masks="instance")
 CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.sources.coco.masks import decode_counts, fill_polygon
+from fastload.sources.coco.coco import fill_polygon
+from fastload.sources.coco.instances import decode_counts
 
 
 def inside(points: np.ndarray, height: int, width: int) -> np.ndarray:

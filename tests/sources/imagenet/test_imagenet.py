@@ -15,8 +15,9 @@ from small_trees import archived, make, notes_of, refused, refused_or_skipped, t
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.pack import pack_images
-from fastload.sources import Listing, detect_layout, list_source
 from fastload.sources.imagenet.devkit import parse_ground_truth
+from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.listing import Listing
 
 CAT, DOG, EEL = "n02123045", "n02085620", "n01440764"  # sorted: EEL 0, DOG 1, CAT 2
 WORDS = {CAT: "tabby, tabby cat", DOG: "Chihuahua", EEL: "tench, Tinca tinca"}

@@ -9,7 +9,8 @@ import pytest
 from small_trees import archived, make, notes_of, refused, refused_or_skipped, values, write
 
 from fastload.errors import MissingExtraError
-from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.listing import Listing, SourceOptions
 
 
 def names(listing: Listing, name: str = "labels") -> tuple[str, ...]:

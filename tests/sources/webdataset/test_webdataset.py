@@ -6,7 +6,8 @@ import pytest
 from small_trees import notes_of, npy, refused, refused_or_skipped, values, write_tar
 
 from fastload.errors import MissingFileError, OptionError
-from fastload.sources import Listing, SourceOptions, detect_layout, list_source
+from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.listing import Listing, SourceOptions
 
 
 def shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:
