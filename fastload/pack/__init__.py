@@ -44,7 +44,7 @@ from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.open_tree import open_tree
 from fastload.system.machine import worker_count
 
-__all__ = ["PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
+__all__ = ["PackJob", "PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
 
 
 def pack_images(
@@ -126,26 +126,12 @@ def pack_images(
         return _run(PackJob(name, output, listing, options, on_error, overwrite, progress), pool, started)
 
 
-def pack_listing(
-    listing: Listing,
-    output: str | Path,
-    *,
-    options: PackOptions,
-    source_name: str,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> PackReport:
-    """Packs a listing that is made already; otherwise as `pack_images`.
-
-    Args:
-        source_name: name of the source in messages.
-    """
+def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:
+    """Packs a listing that is made already; otherwise as `pack_images`."""
     started = time.perf_counter()
-    output = _checked_output(output, overwrite)
+    job = replace(job, output=_checked_output(job.output, job.overwrite))
     with PackPool(worker_count(workers)) as pool:
-        return _run(PackJob(source_name, output, listing, options, on_error, overwrite, progress), pool, started)
+        return _run(job, pool, started)
 
 
 def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:

@@ -149,9 +149,9 @@ class PackJob:
     output: Path
     listing: Listing
     options: PackOptions
-    on_error: OnError
-    overwrite: bool
-    on_progress: Progress | None
+    on_error: OnError = "fail"
+    overwrite: bool = False
+    on_progress: Progress | None = None
 
     @property
     def part(self) -> Path:

@@ -10,7 +10,7 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +19,13 @@ from fastload.errors import OutputError, SourceError
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
 from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
-from fastload.pack import PackOptions, PackReport, pack_listing
+from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
-from fastload.sources.listing import Listing, OnError
+from fastload.sources.listing import OnError
 
 __all__ = ["Choice", "merge_files", "repack_file"]
 
@@ -93,8 +93,8 @@ def repack_file(
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
-    call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    return _write(call, part, [header], options)
+    job = PackJob(str(header.path), Path(output), part, options, on_error, overwrite, progress)
+    return _write(job, [header], wanted, workers)
 
 
 def merge_files(
@@ -128,39 +128,33 @@ def merge_files(
     _check_not_input(list(map(Path, files)), Path(output))
     listing = list_merged(files)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
-    call = _Call(output, wanted, workers, on_error, overwrite, progress)
-    return _write(call, listing, [read_header(file) for file in files], options)
+    headers = [read_header(file) for file in files]
+    names = ", ".join(header.path.name for header in headers)
+    job = PackJob(names, Path(output), listing, options, on_error, overwrite, progress)
+    return _write(job, headers, wanted, workers)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What `repack_file` or `merge_files` was called with; wanted is the codec asked for, None to keep that of now."""
+def _write(job: PackJob, headers: Sequence[PackedFile], wanted: Codec | None, workers: int | None) -> PackReport:
+    """Writes the rows of a job, which are from these files, with the options they were packed with that still hold.
 
-    output: str | Path
-    wanted: Codec | None
-    workers: int | None
-    on_error: OnError
-    overwrite: bool
-    progress: Progress | None
-
-
-def _write(call: _Call, listing: Listing, headers: Sequence[PackedFile], options: PackOptions) -> PackReport:
-    """Writes a listing's rows, which are from these files, with the options they were packed with that still hold."""
-    packed_with, names = pack_options(listing.attrs), ", ".join(header.path.name for header in headers)
+    `wanted` is the codec asked for, None to keep that of now.
+    """
+    listing, options, skips = job.listing, job.options, job.on_error == "skip"
+    packed_with = pack_options(listing.attrs)
     codecs = {_images_codec(header) for header in headers}
     # The codec that images of one size get; options.codec is that of masks beside images without one.
     codec, rows = NONE if len(codecs) > 1 else codecs.pop(), listing.files
-    if call.wanted is not None:
-        codec = call.wanted
+    if wanted is not None:
+        codec = wanted
     elif codecs:
-        note = f"{names}: images are compressed differently, and are stored without a codec now."
+        note = f"{job.source}: images are compressed differently, and are stored without a codec now."
         listing = replace(listing, notes=(*listing.notes, note))
     if isinstance(rows, RaggedRows):
-        now = str(packed_with.get("codec", "auto")) if call.wanted is None else str(call.wanted)
+        now = str(packed_with.get("codec", "auto")) if wanted is None else str(wanted)
         options = replace(options, codec=now, store=EncodingOption("keep"))
-        listing = replace(listing, files=replace(rows, plain=call.wanted == NONE))
-        if call.on_error == "skip":
-            bad = undecodable(rows, call.workers, call.progress)  # JPEGs
+        listing = replace(listing, files=replace(rows, plain=wanted == NONE))
+        if skips:
+            bad = undecodable(rows, workers, job.on_progress)  # JPEGs
             if len(bad) == len(listing):
                 raise SourceError(f"Not one of {len(bad)} rows can be decoded, the first: {bad[0]}. Pack them again.")
             left_out = tuple((listing.keys[i], bad[i]) for i in sorted(bad))
@@ -175,26 +169,22 @@ def _write(call: _Call, listing: Listing, headers: Sequence[PackedFile], options
             "images" in each and each["images"].offset is not None and "masks" in each and each["masks"].filters
             for each in fields
         )
-        options = replace(options, codec="auto" if chosen and call.wanted is None else "none")
+        options = replace(options, codec="auto" if chosen and wanted is None else "none")
     attrs = dict(listing.attrs)
     if options.shuffle:
         attrs |= {"shuffled": True, "seed": options.seed}
     changed = {"chunk_bytes": options.chunk_bytes, "shuffle": attrs["shuffled"], "seed": attrs["seed"]}
     given = {**replace(options, codec="auto", store=None).to_dict(), **packed_with, **changed}
-    if call.wanted is not None or codec != NONE:
+    if wanted is not None or codec != NONE:
         given["codec"] = str(codec)
     elif options.codec == "none":
         given.pop("codec", None)
     listing = replace(listing, attrs={**attrs, "pack_options": dump_options(given)})
-    if call.on_error == "skip" and listing.files is not None:
+    if skips and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)
     try:
-        return pack_listing(
-            listing, call.output, options=options, on_error=call.on_error,
-            source_name=names if len(headers) > 1 else str(headers[0].path),
-            workers=0 if codec == NONE else call.workers, overwrite=call.overwrite, progress=call.progress,
-        )  # fmt: skip
+        return pack_listing(replace(job, listing=listing, options=options), 0 if codec == NONE else workers)
     finally:
         close_readers()
 

@@ -98,7 +98,6 @@ class RowByRow:
         return RowByRow(files) if can_fail and isinstance(files, Arrays) else files
 
     def header(self, i: int) -> ImageHeader:
-        """Returns the header that every row has."""
         return header_of_pixels(self.rows.shape, self.rows.dtype)
 
     def read(self, i: int) -> NDArray[Any]:
@@ -112,7 +111,6 @@ class RowByRow:
         return row
 
     def take(self, indices: NDArray[np.integer[Any]]) -> RowByRow:
-        """Returns some of the rows, in the order of indices."""
         return RowByRow(self.rows.take(indices))
 
 
@@ -144,7 +142,6 @@ class RaggedRows:
         )
 
     def header(self, i: int) -> ImageHeader:
-        """Returns the header of the decoded pixels."""
         samples, row = self._at(i)
         shape = samples.shape(row)
         return header_of_pixels(
@@ -193,7 +190,6 @@ class RaggedRows:
         return samples.checked(row, jpeg=jpeg)
 
     def take(self, indices: NDArray[np.integer[Any]]) -> RaggedRows:
-        """Returns some of the rows, in the order of indices."""
         return replace(self, part=self.part[indices], row=self.row[indices])
 
     def _at(self, i: int) -> tuple[CheckedSamples, int]:

@@ -89,7 +89,6 @@ class ObjectPictures:
         return pixels
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Self:
-        """Returns the images of the samples at these indices, in their order."""
         return replace(self, rows=self.rows[indices], listed=tuple([self.listed[i] for i in indices.tolist()]))
 
 
@@ -118,11 +117,9 @@ class ObjectFiles:
         return data
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i."""
         return self.read(i)[:size]
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
-        """Returns the files of the samples at these indices, in their order."""
         return ObjectFiles(self.pictures.take(indices))
 
 

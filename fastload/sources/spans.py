@@ -98,16 +98,13 @@ class FileSpans:
     owner: object = field(default=None, repr=False)  # keeps a temporary file alive; not pickled
 
     def read(self, i: int) -> bytes:
-        """Returns all bytes of piece i."""
         return self.read_head(i, int(self.sizes[i]))
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of piece i."""
         with self.file.open() as fd:
             return self.file.read(fd, min(size, int(self.sizes[i])), int(self.offsets[i]))
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FileSpans:
-        """Returns the pieces at these indices, in their order."""
         return replace(self, offsets=self.offsets[indices], sizes=self.sizes[indices])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +133,6 @@ class Joined(Generic[Part]):
         )
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Self:
-        """Returns the samples at these indices, in their order."""
         return replace(self, part=self.part[indices], index=self.index[indices])
 
 
@@ -144,9 +140,7 @@ class JoinedFiles(Joined[Files]):
     """Reads the files of several folders or archives as one sequence."""
 
     def read(self, i: int) -> bytes:
-        """Returns all bytes of file i."""
         return self.parts[int(self.part[i])].read(int(self.index[i]))
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i."""
         return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)

@@ -97,7 +97,6 @@ class FolderFiles:
         return cls(root, b"".join(paths), np.cumsum([len(path) for path in paths], dtype=np.int64))
 
     def read(self, i: int) -> bytes:
-        """Returns all bytes of file i."""
         return self.read_head(i, -1)
 
     def read_head(self, i: int, size: int) -> bytes:
@@ -109,7 +108,6 @@ class FolderFiles:
             raise ImageError(f"cannot be read: {exc.strerror}") from exc
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FolderFiles:
-        """Returns the files at these indices, in their order."""
         return FolderFiles.of(self.root, [self._path(i) for i in indices.tolist()])
 
     def _path(self, i: int) -> bytes:

@@ -25,7 +25,7 @@ from fastload.errors import OutputError, ResumeError, SourceError
 from fastload.format.codecs import has_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.format.writer import PixelSpec
-from fastload.pack import PackOptions, PackReport, pack_images, pack_listing
+from fastload.pack import PackJob, PackOptions, PackReport, pack_images, pack_listing
 from fastload.pack.engine import task_bounds
 from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pack_worker import RowStream
@@ -120,7 +120,7 @@ class Counted:
 
 def test_large_arrays_are_made_small_a_few_at_a_time(tmp_path: Path) -> None:
     files = Counted()
-    pack_listing(listing_of(files, 50), tmp_path / "a.h5", options=PackOptions((8, 8)), source_name="S", workers=0)
+    pack_listing(PackJob("S", tmp_path / "a.h5", listing_of(files, 50), PackOptions((8, 8))), workers=0)
     assert max(files.asked) * 300 * 300 * 3 <= 2 * 2**20 and sum(files.asked) == 50
 
 
@@ -134,10 +134,8 @@ def test_large_arrays_in_memory_are_shared_by_threads_and_not_copied_to_processe
 
     before = len(psutil.Process().children())
     for workers in (0, 2):
-        pack_listing(
-            listing_of(MemoryRows.of(values), 80), tmp_path / f"{workers}.h5", source_name="S", workers=workers,
-            options=PackOptions((60, 50), chunk_bytes=9000), progress=count,
-        )  # fmt: skip
+        listing, options = listing_of(MemoryRows.of(values), 80), PackOptions((60, 50), chunk_bytes=9000)
+        pack_listing(PackJob("S", tmp_path / f"{workers}.h5", listing, options, on_progress=count), workers)
     assert max(children) == before
     assert (tmp_path / "0.h5").read_bytes() == (tmp_path / "2.h5").read_bytes()
 
@@ -260,7 +258,7 @@ def test_arrays_are_encoded_by_threads_to_the_same_bytes(tmp_path: Path) -> None
     for name, options in (("jpeg", jpeg), ("gzip", gzip)):
         for workers in (0, 2):
             output = tmp_path / f"{name}{workers}.h5"
-            pack_listing(listing, output, options=options, source_name="S", workers=workers)
+            pack_listing(PackJob("S", output, listing, options), workers)
         assert (tmp_path / f"{name}0.h5").read_bytes() == (tmp_path / f"{name}2.h5").read_bytes()
     with h5py.File(tmp_path / "gzip2.h5") as file:
         assert np.array_equal(file["images"][()], values[file["key"][()].astype(int)])

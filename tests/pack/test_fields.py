@@ -22,7 +22,7 @@ from fastload.errors import OptionError, SourceError
 from fastload.format.column import Column
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.pack import PackOptions, pack_listing
+from fastload.pack import PackJob, PackOptions, pack_listing
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing, Masks
@@ -62,8 +62,8 @@ def listed(root: Path, *, split_at: int | None = None) -> Listing:
 
 def pack(listing: Listing, output: Path, **options: object) -> h5py.File:
     # Without worker processes, unless a test is about them: a few images are packed before one has started.
-    keywords = {"workers": 0} | {name: options.pop(name) for name in ("on_error", "workers") if name in options}
-    pack_listing(listing, output, options=PackOptions(**options), source_name="SRC", **keywords)  # type: ignore[arg-type]
+    workers, on_error = options.pop("workers", 0), options.pop("on_error", "fail")
+    pack_listing(PackJob("SRC", output, listing, PackOptions(**options), on_error), workers)  # type: ignore[arg-type]
     report = verify_file(output)
     assert report.ok and report.header_ok
     return h5py.File(output)
@@ -176,9 +176,7 @@ def test_skipping_after_a_failure_gives_the_bytes_of_skipping_at_once(tmp_path: 
     pack(listed(root), tmp_path / "whole.h5", on_error="skip", **options)
     with pytest.raises(SourceError, match=r"041\.png"):
         pack(listed(root), tmp_path / "a.h5", **options)
-    report = pack_listing(
-        listed(root), tmp_path / "a.h5", options=PackOptions(**options), source_name="S", workers=0, on_error="skip"
-    )  # fmt: skip
+    report = pack_listing(PackJob("S", tmp_path / "a.h5", listed(root), PackOptions(**options), "skip"), workers=0)
     assert report.chunks_kept >= 7 and report.num_samples == 59
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "src", "whole.h5"]
@@ -207,10 +205,8 @@ def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an
             if next(seen) == stop_at:
                 raise _Stop
 
-        pack_listing(
-            listed(root, split_at=15), tmp_path / name, options=options, source_name="S", workers=0,
-            on_error=on_error, progress=progress,  # type: ignore[arg-type]
-        )  # fmt: skip
+        job = PackJob("S", tmp_path / name, listed(root, split_at=15), options, on_error, on_progress=progress)  # type: ignore[arg-type]
+        pack_listing(job, workers=0)
         return (tmp_path / name).read_bytes()
 
     whole = packed("whole.h5", "skip")
@@ -293,6 +289,6 @@ def test_lost_boxes_and_turned_images_are_counted(tmp_path: Path) -> None:
     boxes = replace(listing.columns["boxes"], values=np.tile(far, (3, 1, 1)))
     listing = replace(listing, columns={**listing.columns, "boxes": boxes})
     options = PackOptions(size=(20, 20))
-    report = pack_listing(listing, tmp_path / "a.h5", options=options, source_name="SRC", workers=0)
+    report = pack_listing(PackJob("SRC", tmp_path / "a.h5", listing, options), workers=0)
     assert report.converted["boxes that the crop cuts away whole -> no area"] == 3
     assert report.converted["EXIF orientation -> upright (masks, boxes and points count as upright already)"] == 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastload.format.codecs import Codec
 from fastload.format.header import read_header
-from fastload.pack import PackOptions, Survey, pack_listing
+from fastload.pack import PackJob, PackOptions, Survey, pack_listing
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
 from fastload.repack import repack_file
@@ -42,7 +42,7 @@ def regions(side: int = SIDE) -> list[NDArray[np.uint8]]:
 def test_masks_of_regions_are_compressed_and_a_note_gives_the_gain(tmp_path):
     listing = listed(tmp_path, regions())
     survey = surveyed(listing)
-    pack_listing(listing, tmp_path / "a.h5", options=PackOptions(), source_name="S", workers=0)
+    pack_listing(PackJob("S", tmp_path / "a.h5", listing, PackOptions()), workers=0)
     repack_file(tmp_path / "a.h5", tmp_path / "b.h5", shuffle=True)
     for name in ("a.h5", "b.h5"):
         assert read_header(tmp_path / name).fields["masks"].filters == ("zstd",), "a copy keeps it"
@@ -60,7 +60,7 @@ def test_masks_of_noise_few_bytes_or_with_a_codec_of_the_users_are_left_alone(tm
     listing = listed(tmp_path / "noise", noise)
     survey = surveyed(listing)
     assert not survey.plan.special and "no smaller than 100%" in survey.notes[-1]
-    report = pack_listing(listing, tmp_path / "o.h5", options=PackOptions(), source_name="S", workers=0)
+    report = pack_listing(PackJob("S", tmp_path / "o.h5", listing, PackOptions()), workers=0)
     assert report.notes == survey.notes
     survey = surveyed(listed(tmp_path / "small", regions(64), 64))
     assert not survey.plan.special and survey.more_notes == ()

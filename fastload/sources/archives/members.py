@@ -84,7 +84,6 @@ class ZipFiles:
             return head
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ZipFiles:
-        """Returns the members at these indices, in their order."""
         return ZipFiles(self.stored.take(indices), self.sizes[indices], self.methods[indices], self.crcs[indices])
 
     def _start(self, fd: int, i: int) -> int:

@@ -104,7 +104,6 @@ class _Hdf5Rows(StoredRows):
     chunk_rows: int  # rows that HDF5 decodes together
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills `out` with the rows at these indices, chunk by chunk."""
         rows = self.rows[indices]
         self.file.require_unchanged()
         with _dataset(self.file.path, self.name) as item:

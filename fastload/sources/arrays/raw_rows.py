@@ -52,7 +52,6 @@ class StoredRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(H, W, C), or (H, W) for masks."""
         stored = self.stored_shape
         return stored if len(stored) == 2 else tuple(stored[axis] for axis in _ORDER[self.axes])
 
@@ -62,7 +61,6 @@ class StoredRows:
         return self.stored_dtype.newbyteorder("=")
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Self:
-        """Returns the rows at these indices, in their order."""
         return replace(self, rows=self.rows[indices])
 
     def gather(self, source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -137,7 +135,6 @@ class RawRows(StoredRows):
         return math.prod(self.stored_shape) * self.stored_dtype.itemsize
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills `out` with the rows at these indices."""
         rows = self.rows[indices]
         if len(rows) == 0:
             return
@@ -190,7 +187,6 @@ class MemoryRows(StoredRows):
         return cls(np.arange(len(values), dtype=np.int64), values.shape[1:], values.dtype, axes, values)
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills `out` with the rows at these indices."""
         source = self.values.reshape(-1).view(np.uint8).reshape(len(self.values), -1)
         self.gather(source, self.rows[indices], out)
 
@@ -213,16 +209,13 @@ class JoinedRows(Joined[Arrays]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(H, W, C), or (H, W) for masks."""
         return self.parts[0].shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """uint8 or uint16."""
         return self.parts[0].dtype
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills `out` with the rows at these indices."""
         part, index = self.part[indices], self.index[indices]
         for number in np.unique(part).tolist():
             where = np.flatnonzero(part == number)

@@ -273,7 +273,6 @@ class DrawnMasks:
         return mask
 
     def take(self, indices: NDArray[np.integer[Any]]) -> DrawnMasks:
-        """Returns the masks of the images at these indices, in their order."""
         return replace(self, sizes=self.sizes[indices], spans=self.spans[indices])
 
 
