@@ -159,9 +159,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
 
 def print_packed(report: PackReport) -> None:
     """Prints what is in the new file, and how it was made."""
-    from fastload.pack.finish import pixel_bytes
-
-    size, pixels = format_bytes(report.file_bytes), pixel_bytes(report.path)
+    size, pixels = format_bytes(report.file_bytes), report.pixel_bytes
     others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
     stored = []
     if others or report.store != "raw":

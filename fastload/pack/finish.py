@@ -67,6 +67,7 @@ class PackReport:
         chunks_decoded: those that this call packed.
         store: the encoding of images, such as "raw" or "jpeg:90".
         encodings: number of rows that are "raw", "jpeg" and "zstd".
+        pixel_bytes: bytes of all decoded images and masks; 0 without images.
     """
 
     path: Path
@@ -87,6 +88,7 @@ class PackReport:
     chunks_decoded: int
     store: str = "raw"
     encodings: dict[str, int] = field(default_factory=dict)
+    pixel_bytes: int = 0
 
 
 def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:
@@ -112,6 +114,8 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
     if job.output.exists() and not job.overwrite:
         raise output_exists(job.output)
     counts = np.bincount(rows["encoding"], minlength=len(ENCODINGS)).tolist() if tasks.streams else []
+    height, width, channels = rows["shape"].astype(np.int64).T
+    value_bytes = 0 if survey.plan is None else survey.plan.dtype.itemsize
     # The part of the report that no reader of the file could find out.
     done = {
         "converted": _converted(tasks, rows),
@@ -120,6 +124,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         "store": "raw" if survey.plan is None else str(survey.plan.option),
         "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
         "chunks": tasks.chunks_of(made),
+        "pixel_bytes": int((height * width * (channels * value_bytes + len(tasks.streams) - 1)).sum()),
     }
     journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
     os.replace(path, job.output)
@@ -318,17 +323,3 @@ def _copy_bytes(path: Path, start: int, stop: int, target: Any, to: int) -> None
         while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
             target.write(data)
             start += len(data)
-
-
-def pixel_bytes(path: str | Path) -> int:
-    """Returns the bytes of all decoded images and masks of a packed file; 0 without images."""
-    file, total = read_header(path), 0
-    fields = [file.fields[name] for name in PIXEL_FIELDS if name in file.fields]
-    with open_hdf5(Path(path)) as opened:
-        for field in fields:
-            if not field.varied:
-                total += file.num_rows * int(np.prod(field.shape, dtype=np.int64)) * field.dtype.itemsize
-                continue
-            shapes = opened["images_shape"][()].astype(np.int64)
-            total += int(np.prod(shapes[:, : len(field.shape)], axis=1).sum()) * field.dtype.itemsize
-    return total

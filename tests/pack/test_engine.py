@@ -168,6 +168,7 @@ def test_images_and_masks_of_several_sizes_are_stores_and_those_larger_than_a_ch
     large = sum(len(row) > 4000 for row in images)
     said = f"{large} images or masks are larger than a chunk (4,000 bytes)"
     assert 0 < large < len(images) and said in report.notes[-1]
+    assert report.pixel_bytes == sum(map(len, images + masks))
 
 
 def test_an_error_keeps_what_was_done_before_it_and_a_repaired_source_continues(tmp_path: Path) -> None:
