@@ -183,7 +183,7 @@ def survey_source(
     with PackPool(worker_count(workers)) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
         pool.use(listing)
-        survey = survey_listing(listing, options, pool, source=source, on_error=on_error, progress=progress)
+        survey = survey_listing(PackJob(str(source), Path(), listing, options, on_error, on_progress=progress), pool)
     return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
 
 

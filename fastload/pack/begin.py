@@ -73,10 +73,7 @@ def begin_or_resume(
             headers = headers_from_json(old.head["headers"])
         headers = headers or read_headers(job.listing, pool, job.on_progress)
     try:
-        survey = survey_listing(
-            job.listing, job.options, pool, source=job.source, on_error=job.on_error, progress=job.on_progress,
-            found=headers,
-        )  # fmt: skip
+        survey = survey_listing(job, pool, headers)
     except SourceError as exc:
         if old is None or job.overwrite:
             raise

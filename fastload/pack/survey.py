@@ -37,11 +37,11 @@ from fastload.pack.decisions import (
     too_large,
 )
 from fastload.pack.encode import HEADERS, Headers, RowEncoder
-from fastload.pack.pack_options import PackOptions, Progress
+from fastload.pack.pack_options import PackJob, PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.plan import permute
-from fastload.sources.listing import Arrays, Listing, OnError, first_few
+from fastload.sources.listing import Arrays, Listing, first_few
 
 _HEADER_BLOCK = 512
 _TRIAL_MASKS = 64
@@ -165,21 +165,13 @@ class Survey:
         return sum(self.dataset_bytes.values())
 
 
-def survey_listing(
-    listing: Listing,
-    options: PackOptions,
-    pool: PackPool,
-    *,
-    source: str | Path = "SRC",
-    on_error: OnError = "fail",
-    progress: Progress | None = None,
-    found: Headers | None = None,
-) -> Survey:
+def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -> Survey:
     """Reads every header, unless they were found already, and decides what each image becomes.
 
     SourceError: images cannot be read (unless on_error is "skip"), or their kinds cannot share one dataset.
     OptionError: they cannot be stored as the options say.
     """
+    listing, options, source = job.listing, job.options, job.source
     if listing.files is None:
         codec = None if options.codec in ("auto", "none") else options.codec
         given = {
@@ -189,11 +181,11 @@ def survey_listing(
             if value is not None:
                 raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
         return Survey(listing, np.arange(len(listing)), options, {}, listing.skipped)
-    headers, kinds, reasons = found or read_headers(listing, pool, progress)
+    headers, kinds, reasons = found or read_headers(listing, pool, job.on_progress)
     kinds, reasons = kinds.copy(), reasons | too_large(headers, options, source)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
-    if not len(samples) or (reasons and on_error == "fail"):
+    if not len(samples) or (reasons and job.on_error == "fail"):
         raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
     encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
     plan = plan_rows(headers[samples], options, source, masks=masks, encoded=encoded)

@@ -20,7 +20,7 @@ from fastload.format.column import Column
 from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
-from fastload.pack import PackOptions, Survey, survey_source
+from fastload.pack import PackJob, PackOptions, Survey, survey_source
 from fastload.pack.encode import RowEncoder
 from fastload.pack.pack_options import parse_encoding
 from fastload.pack.pool import PackPool
@@ -178,9 +178,10 @@ def test_boxes_shrink_with_images_of_several_sizes(tmp_path):
     listing = Listing(**{**vars(plain), "columns": {"bbox": boxes}})
     with PackPool(0) as pool:
         pool.use(listing)
-        moved = survey_listing(listing, PackOptions(max_size=10), pool).listing.columns["bbox"].values
+        survey = survey_listing(PackJob("S", Path(), listing, PackOptions(max_size=10)), pool)
+        moved = survey.listing.columns["bbox"].values
         unknown = Listing(**{**vars(plain), "columns": {"bbox": Column(boxes.values, {"coordinates": "unknown"})}})
         for option, options in (("max-size", {"max_size": 10}), ("size", {"size": (10, 10)})):
             with pytest.raises(SourceError, match=f"`--{option}` would leave bbox behind"):
-                survey_listing(unknown, PackOptions(**options), pool)
+                survey_listing(PackJob("S", Path(), unknown, PackOptions(**options)), pool)
     assert moved.tolist() == [[2, 4, 4, 4], [4, 8, 8, 2]], "the second one is cut off at its image's edge"

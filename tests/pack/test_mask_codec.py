@@ -31,7 +31,7 @@ def listed(root: Path, masks: list[NDArray[np.uint8]], side: int = SIDE) -> List
 def surveyed(listing: Listing, **options: object) -> Survey:
     with PackPool(0) as pool:
         pool.use(listing)
-        return survey_listing(listing, PackOptions(**options), pool)  # type: ignore[arg-type]
+        return survey_listing(PackJob("S", Path(), listing, PackOptions(**options)), pool)  # type: ignore[arg-type]
 
 
 def regions(side: int = SIDE) -> list[NDArray[np.uint8]]:

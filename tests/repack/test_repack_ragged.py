@@ -16,7 +16,7 @@ from fastload.format.column import Column
 from fastload.format.header import read_header
 from fastload.format.ragged import ENCODINGS, JPEG
 from fastload.inspection.verify import verify_file
-from fastload.pack import PackOptions, pack_images
+from fastload.pack import PackJob, PackOptions, pack_images
 from fastload.pack.pack_options import EncodingOption
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import survey_listing
@@ -73,7 +73,7 @@ def test_the_bytes_needed_are_those_that_are_stored(tmp_path: Path, size: tuple[
     options = PackOptions(store=EncodingOption("keep"), codec="none", chunk_bytes=4096, shuffle=False)
     with PackPool(0) as pool:
         pool.use(listing)
-        survey = survey_listing(listing, options, pool)
+        survey = survey_listing(PackJob("S", Path(), listing, options), pool)
     close_readers()
     file = read_header(path)
     for name, num_bytes in survey.dataset_bytes.items():
