@@ -42,8 +42,7 @@ class _Row(NamedTuple):
     """One sample to be written: the JPEG that its image is stored as, if it is; its pixels; its mask, if it has one."""
 
     jpeg: bytes
-    image: NDArray[Any]
-    """(H, W, C); without content if there is a JPEG."""
+    image: NDArray[Any]  # (H, W, C); without content if there is a JPEG
     mask: NDArray[Any] | None
 
 

@@ -143,8 +143,7 @@ class _Loaded(NamedTuple):
     image: Image.Image
     bits: int
     orientation: int
-    largest: int
-    """As `_largest_value`."""
+    largest: int  # as `_largest_value`
 
 
 @contextmanager

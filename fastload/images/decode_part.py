@@ -43,11 +43,9 @@ _ONLY_EXTRANEOUS = re.compile(r"extraneous bytes before marker 0xd9$")
 class DecodedPart(NamedTuple):
     """The decoded part of an image."""
 
-    pixels: NDArray[np.uint8]
-    """(h, w, C), C-contiguous: rows of the image, in full width, shrunk by the factor."""
+    pixels: NDArray[np.uint8]  # (h, w, C), C-contiguous: rows of the image, in full width, shrunk by the factor
     factor: int
-    top: int
-    """Row of the full image, upright, at which pixels begin; a multiple of the factor."""
+    top: int  # row of the full image, upright, at which pixels begin; a multiple of the factor
 
 
 def decode_row(

@@ -26,26 +26,21 @@ class Target:
 
     height: int
     width: int
-    channels: int
-    """1, 3 or 4."""
-    dtype: np.dtype[Any]
-    """uint8, or uint16 for images of 16 bits a channel."""
+    channels: int  # 1, 3 or 4
+    dtype: np.dtype[Any]  # uint8, or uint16 for images of 16 bits a channel
+    # How an image of another size is resized, antialiased bilinear in each case: "crop" covers the target and cuts off
+    # evenly on both sides, "pad" fits inside and leaves the rest 0, "stretch" ignores the aspect ratio. None: the size
+    # must match. An image of the right size is never resampled.
     fit: Fit | None = None
-    """How an image of another size is resized, antialiased bilinear in each case: "crop" covers the target and cuts off
-    evenly on both sides, "pad" fits inside and leaves the rest 0, "stretch" ignores the aspect ratio. None: the size
-    must match. An image of the right size is never resampled."""
 
 
 class Resample(NamedTuple):
     """Which part of an image is resized, and which part of the target it fills."""
 
-    box: tuple[float, float, float, float]
-    """Part of the image: left, top, right, bottom."""
-    top: int
-    """First row of the target that it fills."""
+    box: tuple[float, float, float, float]  # part of the image: left, top, right, bottom
+    top: int  # first row of the target that it fills
     left: int
-    height: int
-    """Rows of the target that it fills."""
+    height: int  # rows of the target that it fills
     width: int
 
 

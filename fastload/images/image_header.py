@@ -52,22 +52,16 @@ _ORIENTATION = 0x0112
 class ImageHeader(NamedTuple):
     """The header of one image file."""
 
-    height: int
-    """Rows in pixels, after the EXIF orientation has been applied."""
-    width: int
-    """Columns in pixels, likewise."""
-    channels: int
-    """1 gray, 3 colour, 4 when there is any transparency (gray with alpha too). CMYK is 3."""
-    bits: int
-    """Bits a channel that decoding yields: 16 or 8."""
+    height: int  # rows in pixels, after the EXIF orientation has been applied
+    width: int  # columns in pixels, likewise
+    channels: int  # 1 gray, 3 colour, 4 when there is any transparency (gray with alpha too). CMYK is 3.
+    bits: int  # bits a channel that decoding yields: 16 or 8
+    # Pillow's mode of the pixels; with ";16": more than 8 bits, with "+alpha": transparency that the mode lacks.
     kind: str
-    """Pillow's mode of the pixels; with ";16": more than 8 bits, with "+alpha": transparency that the mode lacks."""
-    frames: int = 1
-    """Frames or pages; only the first is used. Some may be damaged."""
-    turned: bool = False
-    """Whether an EXIF orientation turns or mirrors the pixels."""
+    frames: int = 1  # frames or pages; only the first is used. Some may be damaged.
+    turned: bool = False  # whether an EXIF orientation turns or mirrors the pixels
+    # EXIF orientation, 1 to 8, of a plain gray or colour JPEG (`scan_jpeg`), which can be packed as it is; else 0.
     jpeg: int = 0
-    """EXIF orientation, 1 to 8, of a plain gray or colour JPEG (`scan_jpeg`), which can be packed as it is; else 0."""
 
 
 def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:

@@ -42,34 +42,24 @@ _SPLIT_AT = re.compile(rb"\xff[\xd0-\xd7]")
 class JpegHead(NamedTuple):
     """The segments before the first scan of a plain 8-bit Huffman-coded JPEG."""
 
-    height: int
-    """Rows of pixels, before the orientation is applied."""
+    height: int  # rows of pixels, before the orientation is applied
     width: int
-    components: int
-    """1 gray, 3 YCbCr or RGB, 4 CMYK or YCCK."""
-    orientation: int
-    """EXIF orientation, 1 to 8."""
-    several_frames: bool
-    """Whether there is a multi-picture (MPF) segment."""
-    scan: _Scan | None
-    """The scan of a baseline JPEG of one scan; None: rows cannot be cut out of this file."""
-    plain_colours: bool = True
-    """Whether it is gray or YCbCr, and nothing in it says otherwise."""
+    components: int  # 1 gray, 3 YCbCr or RGB, 4 CMYK or YCCK
+    orientation: int  # EXIF orientation, 1 to 8
+    several_frames: bool  # whether there is a multi-picture (MPF) segment
+    scan: _Scan | None  # the scan of a baseline JPEG of one scan; None: rows cannot be cut out of this file
+    plain_colours: bool = True  # whether it is gray or YCbCr, and nothing in it says otherwise
 
 
 class _Scan(NamedTuple):
     """Layout of the entropy-coded data of a baseline JPEG of one scan."""
 
-    height_at: int
-    """Byte at which the height is written, two bytes."""
+    height_at: int  # byte at which the height is written, two bytes
     mcu_height: int
     mcu_width: int
-    subsampled_rows: bool
-    """Chroma has fewer rows than luma, so that upsampling a row needs its neighbours."""
-    interval: int
-    """MCUs from a restart marker to the next; 0: there are none."""
-    begins: int
-    """First byte of the entropy-coded data."""
+    subsampled_rows: bool  # chroma has fewer rows than luma, so that upsampling a row needs its neighbours
+    interval: int  # MCUs from a restart marker to the next; 0: there are none
+    begins: int  # first byte of the entropy-coded data
 
 
 class JpegRows(NamedTuple):
@@ -78,8 +68,7 @@ class JpegRows(NamedTuple):
     data: bytearray
     top: int
     stop: int
-    ends_early: bool
-    """Whether it holds more data than its height needs, which libjpeg warns of as extraneous."""
+    ends_early: bool  # whether it holds more data than its height needs, which libjpeg warns of as extraneous
 
 
 def scan_jpeg(data: bytes | memoryview) -> JpegHead | None:

@@ -26,20 +26,15 @@ JPEG_QUALITY = 90
 
 @dataclass(frozen=True)
 class EncodingOption:
-    """The encoding that `--store` asks for.
+    """The encoding that `--store` asks for."""
 
-    Attributes:
-        kind: "raw": pixels; "jpeg": every image encoded as JPEG; "source": the file's own bytes if it is a JPEG that
-            the loader can decode, else pixels (a JPEG that `--max-size` makes smaller is encoded again, which loses a
-            second time); "mixed": a fraction of the rows as JPEG (their own bytes where possible), the others as
-            pixels; "keep": as a packed file holds them (`repack`), encoded or as pixels to be compressed.
-        quality: 1 to 100, of JPEGs made here.
-        fraction: 0 to 1, for "mixed".
-    """
-
+    # "raw": pixels; "jpeg": every image encoded as JPEG; "source": the file's own bytes if it is a JPEG that the loader
+    # can decode, else pixels (a JPEG that `--max-size` makes smaller is encoded again, which loses a second time);
+    # "mixed": a fraction of the rows as JPEG (their own bytes where possible), the others as pixels; "keep": as a
+    # packed file holds them (`repack`), encoded or as pixels to be compressed.
     kind: EncodingKind = "raw"
-    quality: int = JPEG_QUALITY
-    fraction: float = 0.0
+    quality: int = JPEG_QUALITY  # 1 to 100, of JPEGs made here
+    fraction: float = 0.0  # 0 to 1, for "mixed"
 
     def __str__(self) -> str:
         extra = {"jpeg": f":{self.quality}", "mixed": f":{self.fraction:g}"}

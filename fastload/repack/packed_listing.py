@@ -180,18 +180,13 @@ def _check_fields(file: PackedFile, values: dict[str, NDArray[Any]], keys: list[
 
 @dataclass(frozen=True)
 class Choice:
-    """The conditions on rows to keep: a row must meet every condition given, and any value of each.
+    """The conditions on rows to keep: a row must meet every condition given, and any value of each."""
 
-    Attributes:
-        splits: names of splits.
-        labels: names of classes, or their numbers.
-        keys: patterns of keys as in a shell: `*` any characters including `/`, `?` one character, `[ab]`.
-        rows: a file of row numbers, text (one on a line) or .npy; they also set the order within each split.
-    """
-
-    splits: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()  # names of splits
+    labels: tuple[str, ...] = ()  # names of classes, or their numbers
+    # Patterns of keys as in a shell: `*` any characters including `/`, `?` one character, `[ab]`.
     keys: tuple[str, ...] = ()
+    # A file of row numbers, text (one on a line) or .npy; they also set the order within each split.
     rows: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
