@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupted import stop_at
 from PIL import Image
 from ragged_cases import NUM_ROWS, flip, varied_file, varied_rows
 
@@ -56,7 +57,7 @@ def test_an_interrupted_export_goes_on_and_overwrites_no_jpeg_that_was_changed_m
     export_file(path, tmp_path / "whole", layout="csv")
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        export_file(path, out, layout="csv", workers=0, progress=_interrupt)
+        export_file(path, out, layout="csv", workers=0, progress=stop_at(1))
     jpeg, other = out / "images/003.jpg", io.BytesIO()
     assert (out / JOURNAL).exists() and jpeg.exists()
     part = jpeg.read_bytes()[:90]
@@ -69,10 +70,6 @@ def test_an_interrupted_export_goes_on_and_overwrites_no_jpeg_that_was_changed_m
     for each in (tmp_path / "whole").rglob("*.*"):
         assert each.read_bytes() == (out / each.relative_to(tmp_path / "whole")).read_bytes()
     assert not unfinished(jpeg).exists()
-
-
-def _interrupt(stage: str, done: int, total: int) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("field", "row"), [("images", 3), ("images", 4), ("masks", 5)])

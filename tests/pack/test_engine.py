@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import subprocess
-import sys
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from interrupted import full_disk, leftovers, packer
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -69,10 +66,6 @@ def stored_rows(path: Path, field: str = "images") -> list[bytes]:
 def keys_of(path: Path) -> list[str]:
     with h5py.File(path) as file:
         return [key.decode() for key in file["key"][()]]
-
-
-def leftovers(output: Path) -> list[str]:
-    return sorted(path.name for path in output.parent.iterdir() if path.name.startswith(output.name + "."))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=80), st.integers(1, 120))
@@ -266,16 +259,10 @@ def test_arrays_are_encoded_by_threads_to_the_same_bytes(tmp_path: Path) -> None
 
 
 def test_a_disk_that_is_full_stops_and_the_same_command_continues(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk."""
     source, output = photos(tmp_path / "s"), tmp_path / "o.h5"
     expected = pack(source, tmp_path / "whole.h5", store="source").path
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-        with pytest.raises(OutputError, match="is kept: make room, then run the same command again"):
-            pack(source, output, store="source")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(20_000), pytest.raises(OutputError, match="is kept: make room, then run the same command again"):
+        pack(source, output, store="source")
     report = pack(source, output, store="source")
     assert report.chunks_kept >= 1 and output.read_bytes() == expected.read_bytes() and leftovers(output) == []
 
@@ -325,57 +312,6 @@ def test_compressed_chunks_need_extra_space_also_when_continued(
         assert leftovers(output) == []
 
 
-_SCRIPT = """
-import json, os, random, signal, sys
-from fastload.pack import pack_images
-source, folder, options, tried = sys.argv[1], sys.argv[2], eval(sys.argv[3]), int(sys.argv[4])
-
-def attempt(name, kill_at=0, **others):
-    # In a fork: what it says, or that it was killed.
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        seen, output = 0, os.path.join(folder, name)
-        def step(event, args):
-            nonlocal seen
-            if event in ("open", "os.rename", "os.remove", "os.truncate") and output in str(args[0] if args else ""):
-                seen += 1
-                if seen == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        sys.addaudithook(step)
-        report = pack_images(
-            source, output, chunk_bytes=6000, on_error="skip", **{**options, **others},
-            progress=lambda stage, count, total: step("open", (output,)),
-        )
-        os.write(write, json.dumps([report.chunks, report.chunks_kept, report.chunks_decoded, seen]).encode())
-        os._exit(0)
-    os.close(write)
-    killed = os.waitpid(child, 0)[1] == signal.SIGKILL
-    return "killed" if killed else json.loads(os.read(read, 100))
-
-def bytes_of(name):
-    path = os.path.join(folder, name)
-    return open(path, "rb").read() if os.path.exists(path) else None
-
-# Here, so that forks find everything imported.
-pack_images(source, os.path.join(folder, "whole"), chunk_bytes=6000, on_error="skip", **{**options, "workers": 0})
-tasks, _, _, events = attempt("counted.h5", workers=0)
-random.seed(str(options))
-kills = [events, *random.sample(range(1, events), 5)]
-if options["workers"]:  # some operations are theirs then
-    kills = [events // 2, events * 19 // 20]
-for kill_at in kills[:tried]:
-    name = f"{kill_at}.h5"
-    killed = attempt(name, kill_at)
-    half = bytes_of(name)
-    again = attempt(name)
-    print(json.dumps({
-        "at": kill_at, "killed": killed, "kept": again[1], "decoded": again[2], "tasks": tasks,
-        "no half file": half is None or half == bytes_of("whole"),
-        "same": bytes_of(name) == bytes_of("whole"), "left": [n for n in os.listdir(folder) if name + "." in n],
-    }))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "tried"),
@@ -387,7 +323,7 @@ for kill_at in kills[:tried]:
         pytest.param({"codec": "zstd", "size": 30, "workers": 2}, 2, marks=needs_zstd),
     ],
 )
-def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
+def test_killed_at_any_step_other_encodings_are_continued_to_the_same_bytes(
     tmp_path: Path, options: dict[str, Any], tried: int
 ) -> None:
     """Kills the packer after tasks, at file operations and in its last steps; tasks that are done stay done."""
@@ -395,15 +331,17 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(
     source = photos(tmp_path / "s", 64 if options["workers"] else 16, masks=masks)
     cut = sorted(source.rglob("*10.jpg"))[0]
     cut.write_bytes(cut.read_bytes()[:-500])
-    command = [sys.executable, "-c", _SCRIPT, str(source), str(tmp_path), repr(options), str(tried)]
-    # One thread, so that Python does not warn of the fork.
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == tried
-    for result in results:
-        assert result["killed"] == "killed" and result["no half file"] and result["same"], result
-        assert result["left"] == [] and result["kept"] + result["decoded"] == result["tasks"], result
-        # Six operations come before the first task's end.
-        assert result["kept"] or result["at"] < 16, result
+    with packer(source, tmp_path / "scratch.h5", chunk_bytes=CHUNK, **options) as pack:
+        tasks, _, _, events = pack(tmp_path / "whole.h5", workers=0)
+        expected = (tmp_path / "whole.h5").read_bytes()
+        kills = [events, *random.Random(str(options)).sample(range(1, events), 5)]
+        if options["workers"]:  # some operations are theirs then
+            kills = [events // 2, events * 19 // 20]
+        for kill_at in kills[:tried]:
+            output = tmp_path / f"{kill_at}.h5"
+            assert pack(output, kill_at) is None
+            assert not output.exists() or output.read_bytes() == expected
+            _, kept, decoded, _ = pack(output)
+            assert output.read_bytes() == expected and leftovers(output) == []
+            # Some operations come before the first task's end.
+            assert kept + decoded == tasks and (kept or kill_at < 20)

@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from interrupted import stop_at
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -145,7 +146,7 @@ def test_a_kill_at_any_moment_leaves_images_and_masks_together(tmp_path: Path, o
         path.write_bytes(path.read_bytes()[:-3000])
     script = tmp_path / "one.py"
     script.write_text(
-        "import sys; sys.path[:0] = [sys.argv[1]]\n"
+        "import sys; sys.path[:0] = sys.argv[1].split(':')\n"
         "from pathlib import Path\nimport os, signal\n"
         "from test_fields import listed, pack\n"
         "calls, real = 0, os.pwritev\n"
@@ -158,8 +159,9 @@ def test_a_kill_at_any_moment_leaves_images_and_masks_together(tmp_path: Path, o
         "root = Path(sys.argv[2])\n"
         "pack(listed(root), root.parent / 'a.h5', on_error=sys.argv[4], workers=0, chunk_bytes=32_000)\n"
     )
+    here = Path(__file__).parent
     for writes in (2, 5, 16):
-        command = [sys.executable, str(script), str(Path(__file__).parent), str(root), str(writes), on_error]
+        command = [sys.executable, str(script), f"{here}:{here.parent}", str(root), str(writes), on_error]
         assert subprocess.run(command, env=os.environ, check=False).returncode == -signal.SIGKILL, writes
     assert (tmp_path / "a.h5.masks").exists() == (on_error == "skip"), "else it is known where they belong"
     with pack(listed(root), tmp_path / "a.h5", on_error=on_error, workers=0, chunk_bytes=32_000) as file:
@@ -182,10 +184,6 @@ def test_skipping_after_a_failure_gives_the_bytes_of_skipping_at_once(tmp_path: 
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "src", "whole.h5"]
 
 
-class _Stop(BaseException):
-    """As a kill, seen from the files that it leaves."""
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an_unbroken_pack(
     tmp_path: Path, seed: int
@@ -198,13 +196,8 @@ def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an
     codec, shuffle = str(rng.choice(["none", "gzip"])), bool(rng.integers(2))
     options = PackOptions(codec=codec, shuffle=shuffle, chunk_bytes=int(rng.choice([400, 1500, 10**6])))
 
-    def packed(name: str, on_error: str, stop_at: int = 0) -> bytes:
-        seen = iter(range(1, 10**6))
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if next(seen) == stop_at:
-                raise _Stop
-
+    def packed(name: str, on_error: str, call: int = 0) -> bytes:
+        progress = stop_at(call)
         job = PackJob("S", tmp_path / name, listed(root, split_at=15), options, on_error, on_progress=progress)  # type: ignore[arg-type]
         pack_listing(job, workers=0)
         return (tmp_path / name).read_bytes()
@@ -212,7 +205,7 @@ def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an
     whole = packed("whole.h5", "skip")
     for _ in range(3):
         if not (tmp_path / "a.h5").exists():
-            with contextlib.suppress(_Stop, SourceError):
+            with contextlib.suppress(KeyboardInterrupt, SourceError):
                 packed("a.h5", str(rng.choice(["fail", "skip"])), int(rng.integers(1, 30)))
     found = (tmp_path / "a.h5").read_bytes() if (tmp_path / "a.h5").exists() else packed("a.h5", "skip")
     assert found == whole and sorted(each.name for each in tmp_path.iterdir()) == ["a.h5", "src", "whole.h5"]

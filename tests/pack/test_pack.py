@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interrupted import full_disk, leftovers, packer, stop_at
 from PIL import Image, ImageOps
 
 from fastload.errors import OptionError, OutputError, PackError, ResumeError, SourceError
@@ -34,10 +33,6 @@ def _assert_holds(packed: Path, source: Path, keys: set[str] | None = None) -> N
             np.testing.assert_array_equal(np.broadcast_to(file["images"][row], expected.shape), expected)
     wanted = {str(p.relative_to(source)) for p in source.rglob("*.*") if p.is_file()} if keys is None else keys
     assert sorted(found) == sorted(wanted)
-
-
-def _leftovers(output: Path) -> list[str]:
-    return sorted(p.name for p in output.parent.glob(output.name + ".*"))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -81,7 +76,7 @@ def test_rows_are_pillows_pixels_with_their_labels_and_each_split_is_one_run_shu
         assert {key[0] for key in keys[:24]} == {"train"}
         assert [key[1] for key in keys] == names[file["labels"][()]].tolist()
     assert report.num_samples == 34 and report.chunks == 7 == report.chunks_decoded
-    assert _leftovers(report.path) == []
+    assert leftovers(report.path) == []
 
 
 def _spoil(source: Path, names: list[str]) -> None:
@@ -107,7 +102,7 @@ def test_bad_images_are_named_or_skipped_and_the_good_ones_all_packed(tmp_path, 
     with h5py.File(output) as file:
         keys = file["key"][()].tolist()
     assert shuffle or keys == sorted(keys)
-    assert report.num_samples == len(good) and _leftovers(output) == []
+    assert report.num_samples == len(good) and leftovers(output) == []
 
 
 @pytest.mark.parametrize("end", [300, -30])
@@ -200,30 +195,14 @@ def test_a_full_disk_is_refused_with_every_fix(tmp_path: Path, monkeypatch: pyte
 
 def test_space_that_cannot_be_reserved_is_an_error_and_leaves_nothing(tmp_path, image_folder):
     source = image_folder(per_class=40)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
-    try:
-        with pytest.raises(OutputError, match="bytes cannot be reserved"):
-            pack_images(source, tmp_path / "o.h5", workers=0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(30_000), pytest.raises(OutputError, match="bytes cannot be reserved"):
+        pack_images(source, tmp_path / "o.h5", workers=0)
     assert list(tmp_path.glob("o.h5*")) == []
-
-
-def _stop_after(chunks: int):
-    """A progress callback that stops packing after so many chunks, as Ctrl-C would."""
-    calls = iter(range(10**9))
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage == "packing" and next(calls) + 1 >= chunks:
-            raise KeyboardInterrupt
-
-    return progress
 
 
 def _interrupt(source: Path, output: Path, chunks: int = 3, **options) -> None:
     with pytest.raises(KeyboardInterrupt):
-        pack_images(source, output, workers=0, chunk_bytes=4000, progress=_stop_after(chunks), **options)
+        pack_images(source, output, workers=0, chunk_bytes=4000, progress=stop_at(chunks, "packing"), **options)
 
 
 @pytest.mark.parametrize(("meanwhile", "kept"), [("nothing", 3), ("rows are lost", 2), ("an image changes", 2)])
@@ -231,7 +210,7 @@ def test_an_interrupted_pack_continues_and_decodes_only_what_is_missing(tmp_path
     source, output = image_folder(per_class=40), tmp_path / "o.h5"
     whole = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000)
     _interrupt(source, output)
-    assert not output.exists() and _leftovers(output) == ["o.h5.journal", "o.h5.part"]
+    assert not output.exists() and leftovers(output) == ["o.h5.journal", "o.h5.part"]
     if meanwhile == "rows are lost":  # as a power failure leaves them
         with open(tmp_path / "o.h5.part", "r+b") as file:
             file.seek(4096 + 4000)
@@ -243,7 +222,7 @@ def test_an_interrupted_pack_continues_and_decodes_only_what_is_missing(tmp_path
         whole = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000, overwrite=True)
     report = pack_images(source, output, workers=0, chunk_bytes=4000)
     assert (report.chunks_kept, report.chunks_decoded) == (kept, whole.chunks - kept)
-    assert output.read_bytes() == whole.path.read_bytes() and _leftovers(output) == []
+    assert output.read_bytes() == whole.path.read_bytes() and leftovers(output) == []
 
 
 @pytest.mark.parametrize(
@@ -266,7 +245,7 @@ def test_a_changed_source_or_option_is_named_and_nothing_is_lost(tmp_path, image
         pack_images(source, output, workers=0, chunk_bytes=4000, **options)
     assert (tmp_path / "o.h5.part").read_bytes() == before
     report = pack_images(source, output, workers=0, chunk_bytes=4000, overwrite=True, **options)
-    assert report.chunks_kept == 0 and _leftovers(output) == []
+    assert report.chunks_kept == 0 and leftovers(output) == []
 
 
 def test_a_dead_worker_is_a_named_error_and_the_same_call_continues(tmp_path, image_folder):
@@ -282,71 +261,8 @@ def test_a_dead_worker_is_a_named_error_and_the_same_call_continues(tmp_path, im
     with pytest.raises(PackError, match="a worker process died"):
         pack_images(source, output, workers=1, chunk_bytes=1200, progress=kill_workers)
     report = pack_images(source, output, workers=0, chunk_bytes=1200)
-    assert report.chunks_kept >= 1 and not _leftovers(output)
+    assert report.chunks_kept >= 1 and not leftovers(output)
     _assert_holds(output, source)
-
-
-_SCRIPT = """
-import json, os, signal, sys
-from fastload.pack import pack_images
-source, shuffle, scratch = sys.argv[1], sys.argv[2] == "True", sys.argv[3]
-
-def pack(output, kill_at):
-    seen = 0
-    def hook(event, args):
-        nonlocal seen
-        ours = event == "fcntl.flock" or output in str(args[0] if args else "")
-        if event in ("open", "os.rename", "os.remove", "os.truncate", "fcntl.flock") and ours:
-            seen += 1
-            if seen == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(hook)
-    report = pack_images(
-        source, output, workers=0, chunk_bytes=4000, on_error="skip", shuffle=shuffle,
-        progress=lambda stage, done, total: hook("os.rename", (output,)),
-    )
-    return [report.chunks, report.chunks_kept, report.chunks_decoded, seen]
-
-# Here, so that forks find everything imported.
-pack_images(source, scratch, workers=0, on_error="skip")
-for line in sys.stdin:
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        os.write(write, json.dumps(pack(*json.loads(line))).encode())
-        os._exit(0)
-    os.close(write)
-    status = os.waitpid(child, 0)[1]
-    said = os.read(read, 100).decode()
-    os.close(read)
-    print("killed" if status == signal.SIGKILL else said, flush=True)
-"""
-
-
-@contextlib.contextmanager
-def _packer(source: Path, scratch: Path, *, shuffle: bool = True):
-    """Packs an output in a process of its own, killed at a step: None; else its chunks, those kept, decoded, steps."""
-    # One thread, so that Python does not warn of the fork.
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, source, str(shuffle), scratch],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-
-    def pack(output: Path, kill_at: int = 0) -> list[int] | None:
-        print(json.dumps([str(output), kill_at]), file=process.stdin, flush=True)
-        said = process.stdout.readline().strip()
-        if not said:
-            process.stdin.close()
-            raise AssertionError(process.stderr.read())
-        return None if said == "killed" else json.loads(said)
-
-    try:
-        yield pack
-        _, complaints = process.communicate(timeout=600)
-        assert process.returncode == 0 and not complaints
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -360,7 +276,7 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, imag
     for name in ("cat/0010.jpg", "cat/0011.jpg", "dog/0003.jpg", "dog/0019.jpg"):
         data = (source / name).read_bytes()
         (source / name).write_bytes(data[: len(data) * 2 // 3])
-    with _packer(source, tmp_path / "scratch.h5", shuffle=shuffle) as pack:
+    with packer(source, tmp_path / "scratch.h5", workers=0, chunk_bytes=4000, shuffle=shuffle) as pack:
         chunks, _, _, events = pack(tmp_path / "whole.h5")
         expected = (tmp_path / "whole.h5").read_bytes()
         assert events > chunks + 8  # each chunk, and the file operations
@@ -372,7 +288,7 @@ def test_killed_at_any_step_the_same_command_gives_the_same_bytes(tmp_path, imag
             claimed = _claimed_chunks(output)
             assert not output.exists() or output.read_bytes() == expected
             _, kept, decoded, _ = pack(output)
-            assert output.read_bytes() == expected and _leftovers(output) == []
+            assert output.read_bytes() == expected and leftovers(output) == []
             assert kept == claimed and decoded in (0, chunks - claimed)
             output.unlink()
 
@@ -384,11 +300,11 @@ def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_p
     source, output = image_folder(per_class=25), tmp_path / "o.h5"
     data = (source / "cat/0010.jpg").read_bytes()
     (source / "cat/0010.jpg").write_bytes(data[:-30])
-    with _packer(source, tmp_path / "scratch.h5") as pack:
+    with packer(source, tmp_path / "scratch.h5", workers=0, chunk_bytes=4000) as pack:
         events = pack(tmp_path / "whole.h5")[3]
         assert pack(output, events) is None
     before = output.read_bytes()
-    assert _leftovers(output) == ["o.h5.journal"]
+    assert leftovers(output) == ["o.h5.journal"]
     options = {"workers": 0, "chunk_bytes": 4000, "on_error": "skip", "seed": 5 * (meanwhile == "another seed")}
     if meanwhile == "an image changes":
         Image.fromarray(np.full((12, 16, 3), 77, np.uint8)).save(source / "cat/0003.jpg")
@@ -396,7 +312,7 @@ def test_killed_after_the_rename_the_report_names_what_was_skipped_and_another_p
         with pytest.raises(OutputError, match="exists"):
             pack_images(source, output, **options)
     report = pack_images(source, output, overwrite=meanwhile != "nothing", **options)
-    assert [key for key, _ in report.skipped] == ["cat/0010.jpg"] and _leftovers(output) == []
+    assert [key for key, _ in report.skipped] == ["cat/0010.jpg"] and leftovers(output) == []
     assert (output.read_bytes() == before) == (meanwhile == "nothing")
 
 
@@ -431,9 +347,9 @@ def test_killed_at_random_moments_with_workers(tmp_path, image_folder):
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-    if not output.exists() or _leftovers(output):
+    if not output.exists() or leftovers(output):
         pack_images(source, output, workers=2, chunk_bytes=4000)
-    assert output.read_bytes() == expected and _leftovers(output) == []
+    assert output.read_bytes() == expected and leftovers(output) == []
 
 
 def test_an_output_under_way_is_locked_against_a_second_packer(tmp_path, image_folder):

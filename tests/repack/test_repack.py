@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interrupted import stop_at
 from small_files import write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
@@ -227,20 +228,10 @@ def test_a_damaged_compressed_chunk_costs_its_rows_alone(tmp_path, name, codec):
     assert by_key(tmp_path / "b.h5") == {k: v for k, v in by_key(source).items() if k.decode() not in bad}
 
 
-class _Stop(BaseException):
-    """As a kill, seen from the files that it leaves."""
-
-
 def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int = 1000) -> None:
-    seen = iter(range(1, at + 1))
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if next(seen) == at:
-            raise _Stop
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Stop):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("fastload.pack.engine.COPY_TASK_BYTES", 0)
-        repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=progress)
+        repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=stop_at(at))
 
 
 _SCRIPT = """
@@ -301,10 +292,10 @@ def test_killed_after_the_rename_the_call_ends_well(tmp_path, monkeypatch):
 
     def rename_and_stop(*paths: Path) -> None:
         real(*paths)
-        raise _Stop
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", rename_and_stop)
-    with pytest.raises(_Stop):
+    with pytest.raises(KeyboardInterrupt):
         repack_file(source, output, codec="gzip", chunk_bytes=1000, workers=1)
     assert output.exists() and (tmp_path / "b.h5.journal").exists()
     monkeypatch.undo()

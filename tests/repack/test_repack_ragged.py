@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from interrupted import stop_at
 from ragged_cases import NUM_ROWS, flip, jpeg_row, varied_file, varied_rows
 
 from fastload.errors import SourceError
@@ -134,15 +135,10 @@ def test_interrupted_the_same_call_continues(tmp_path: Path) -> None:
     path = varied_file(tmp_path / "a.h5", masks=True)
     repack_file(path, tmp_path / "whole.h5", chunk_bytes=2048)
     with pytest.raises(KeyboardInterrupt):
-        repack_file(path, tmp_path / "b.h5", chunk_bytes=2048, progress=_interrupt)
+        repack_file(path, tmp_path / "b.h5", chunk_bytes=2048, progress=stop_at(1, "packing"))
     assert not (tmp_path / "b.h5").exists()
     report = repack_file(path, tmp_path / "b.h5", chunk_bytes=2048)
     assert report.chunks_kept > 0 and (tmp_path / "b.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-
-
-def _interrupt(stage: str, done: int, total: int) -> None:
-    if stage == "packing" and done >= total // 2:
-        raise KeyboardInterrupt
 
 
 def test_listings_of_stores_survive_a_pickle(tmp_path: Path) -> None:
