@@ -75,6 +75,18 @@ def write_tokens(path: Path, rows: int = 20) -> Path:
     return path
 
 
+def rows_by_key(path: Path) -> dict[str, dict[str, Any]]:
+    """Returns key -> each field of a row: the name of its split and of its class ("" for none), all others as bytes."""
+    with h5py.File(path) as file:
+        fields = {name: item[()] for name, item in file.items() if name not in ("key", "digest_fields")}
+        for name in fields.keys() & {"split", "labels"}:
+            if fields[name].ndim == 1 and "names" in file[name].attrs:
+                fields[name] = np.array([*file[name].attrs["names"].astype(str), ""])[fields[name]]
+        plain = {name: [v if isinstance(v, str) else v.tobytes() for v in values] for name, values in fields.items()}
+        rows = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+        return dict(zip(file["key"].asstr()[()].tolist(), rows, strict=True))
+
+
 def pages_in_memory(path: Path) -> NDArray[np.uint8]:
     """Returns for each page of a file whether it is in memory; asking does not make the kernel fetch any."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
-from small_files import write_tokens
+from small_files import rows_by_key, write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.export import JOURNAL, ExportReport, export_file
@@ -43,18 +43,10 @@ def make(path: Path, *, shape=(6, 5, 3), dtype=np.uint8, labels=True, keys=None,
     return write_packed(path, images, columns, **options)
 
 
-def digests(path: Path) -> dict[int, tuple[str, str]]:
+def digests(path: Path) -> dict[bytes, tuple[str, str]]:
     """Pixel digest -> split and class of its row."""
-    with h5py.File(path) as file:
-        splits = file["split"].attrs["names"].astype(str)
-        labels = ["" for _ in file["digest"]]
-        if "labels" in file and file["labels"].ndim == 1:
-            names = [*file["labels"].attrs["names"].astype(str), ""]
-            labels = [names[label] for label in file["labels"][()]]
-        return {
-            int(digest): (splits[split], label)
-            for digest, split, label in zip(file["digest"][()], file["split"][()], labels, strict=True)
-        }
+    rows = rows_by_key(path).values()
+    return {row["digest"]: (row["split"], label if isinstance(label := row.get("labels"), str) else "") for row in rows}
 
 
 def assert_same_values(source: Path, again: Path, names) -> None:

@@ -7,7 +7,7 @@ import h5py
 import hdf5plugin  # noqa: F401  # h5py reads zstd with it
 import numpy as np
 import pytest
-from small_files import write_tokens
+from small_files import rows_by_key, write_tokens
 
 from fastload.errors import MissingFileError, OptionError, OutputError, SourceError
 from fastload.format.column import Column
@@ -31,19 +31,6 @@ def make(path: Path, names=("ant", "bee"), *, splits=None, seed=0, shape=(4, 5, 
     return write_packed(path, images, columns, splits=splits, seed=3, **options)
 
 
-def contents(path: Path) -> dict[str, tuple[str, str, bytes]]:
-    """Key -> split, class name, pixels."""
-    with h5py.File(path) as file:
-        names = [*file["labels"].attrs["names"].astype(str), "none"]
-        splits = file["split"].attrs["names"].astype(str)
-        return {
-            key.decode(): (splits[split], names[label], pixels.tobytes())
-            for key, split, label, pixels in zip(
-                file["key"][()], file["split"][()], file["labels"][()], file["images"][()], strict=True
-            )
-        }
-
-
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_splits_and_different_classes_are_joined_by_name_in_the_order_given(tmp_path, codec):
     a = make(tmp_path / "a.h5")
@@ -57,7 +44,7 @@ def test_splits_and_different_classes_are_joined_by_name_in_the_order_given(tmp_
         *(f"a{i}" for i in range(6)), *(f"b{i}" for i in range(3, 8)), *(f"a{i}" for i in range(6, 10)), "b0",
         "b1", "b2",
     ]  # fmt: skip
-    assert contents(tmp_path / "c.h5") == contents(a) | contents(b)
+    assert rows_by_key(tmp_path / "c.h5") == rows_by_key(a) | rows_by_key(b)
     assert (header.shuffled, header.seed) == (False, 0) and verify_file(tmp_path / "c.h5").ok
     told = json.loads(header.attrs["repacked"])["merged"]
     assert told == [{"name": "a.h5", "rows": 10}, {"name": "b.h5", "rows": 8}]
@@ -111,8 +98,8 @@ def test_keys_that_clash_get_their_files_name(tmp_path):
     (tmp_path / "x").mkdir()
     a, b = make(tmp_path / "a.h5"), make(tmp_path / "x" / "a.h5", seed=1)
     report = merge_files([a, b], tmp_path / "c.h5")
-    wanted = {f"a/{key}": value for key, value in contents(a).items()}
-    assert contents(tmp_path / "c.h5") == wanted | {f"a-2/{key}": value for key, value in contents(b).items()}
+    wanted = {f"a/{key}": value for key, value in rows_by_key(a).items()}
+    assert rows_by_key(tmp_path / "c.h5") == wanted | {f"a-2/{key}": value for key, value in rows_by_key(b).items()}
     assert any("(10): all now begin with their file's name, a/, a-2/" in note for note in report.notes)
 
 

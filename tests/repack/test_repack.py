@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interrupted import stop_at
-from small_files import write_tokens
+from small_files import rows_by_key, write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.export import export_file
@@ -39,16 +39,6 @@ def make(path: Path, num_rows: int = 60, *, seed: int = 0, masks: bool = True, *
     )  # fmt: skip
 
 
-def by_key(path: Path) -> dict[bytes, tuple]:
-    with h5py.File(path) as file:
-        names = [name for name in sorted(file) if name not in ("key", "split", "digest_fields")]
-        splits = file["split"].attrs["names"][file["split"][()]]
-        values = [file[name][()] for name in names]
-        return {
-            key: (splits[row], *(value[row].tobytes() for value in values)) for row, key in enumerate(file["key"][()])
-        }
-
-
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_rows=st.integers(22, 60),
@@ -61,7 +51,7 @@ def test_whatever_the_options_rows_stay_the_same(tmp_path, num_rows, chunk_bytes
     source = make(tmp_path / "a.h5", num_rows, masks=masks)
     options = {"chunk_bytes": chunk_bytes, "shuffle": shuffle, "codec": codec, "seed": 9, "workers": 1}
     report = repack_file(source, tmp_path / "b.h5", overwrite=True, **options)
-    assert by_key(source) == by_key(tmp_path / "b.h5")
+    assert rows_by_key(source) == rows_by_key(tmp_path / "b.h5")
     before, header = read_header(source), read_header(tmp_path / "b.h5")
     assert report.chunks == -(-num_rows // header.fields["images"].chunk_rows)
     assert (header.shuffled, header.seed) == (True, 9 if shuffle else 5)
@@ -181,7 +171,7 @@ def test_outputs_and_codecs_that_cannot_be_are_refused_before_work(tmp_path):
         repack_file(tmp_path / "old.h5", tmp_path / "b.h5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "link.h5", "old.h5"]
     repack_file(source, tmp_path / "old.h5", codec="gzip", overwrite=True)
-    assert by_key(tmp_path / "old.h5") == by_key(source)
+    assert rows_by_key(tmp_path / "old.h5") == rows_by_key(source)
     for codec, said in (
         ("lzf", r"accepted: keep, none, gzip\[:0-9\], zstd\[:1-19\]"), ("gzip:", "accepted: keep"),
         ("", "accepted: keep"), ("GZIP", "accepted: keep"), ("none:1", "accepted: keep"), ("gzip:10", "0 to 9"),
@@ -225,7 +215,7 @@ def test_a_damaged_compressed_chunk_costs_its_rows_alone(tmp_path, name, codec):
     report = repack_file(tmp_path / "z.h5", tmp_path / "b.h5", chunk_bytes=10_000, on_error="skip")
     assert sorted(key for key, _ in report.skipped) == bad
     assert all("cannot be read" in reason for _, reason in report.skipped)
-    assert by_key(tmp_path / "b.h5") == {k: v for k, v in by_key(source).items() if k.decode() not in bad}
+    assert rows_by_key(tmp_path / "b.h5") == {k: v for k, v in rows_by_key(source).items() if k not in bad}
 
 
 def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int = 1000) -> None:
@@ -281,7 +271,7 @@ def test_unfinished_work_on_something_else_is_not_overwritten(tmp_path):
         with pytest.raises(ResumeError, match="--overwrite"):
             repack_file(source, tmp_path / "b.h5", codec=second, chunk_bytes=chunk_bytes)
         repack_file(source, tmp_path / "b.h5", codec=second, chunk_bytes=chunk_bytes, overwrite=True)
-        assert by_key(tmp_path / "b.h5") == by_key(source)
+        assert rows_by_key(tmp_path / "b.h5") == rows_by_key(source)
         (tmp_path / "b.h5").unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
 

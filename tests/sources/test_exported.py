@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from small_files import rows_by_key
 from small_trees import refused
 
 from fastload.export import export_file
@@ -34,20 +35,14 @@ def make(path: Path, columns=None, *, shape=(6, 5, 3), dtype=np.uint8, **options
 
 
 def rows_of(path: Path):
-    """Key -> split and every field's bytes; and of every field dtype, row shape and attributes."""
+    """Every row; and of every field dtype, row shape and attributes."""
     with h5py.File(path) as file:
-        splits = file["split"].attrs["names"].astype(str)
-        names = [name for name in file if name not in ("split", "digest_fields")]
-        values = {name: file[name][()] for name in names}
-        rows = {
-            key: (splits[split], {name: values[name][row].tobytes() for name in names})
-            for row, (key, split) in enumerate(zip(file["key"][()], file["split"][()], strict=True))
-        }
         kinds = {
-            name: (file[name].dtype, file[name].shape, {k: plain(v) for k, v in file[name].attrs.items()})
-            for name in names
+            name: (item.dtype, item.shape, {k: plain(v) for k, v in item.attrs.items()})
+            for name, item in file.items()
+            if name not in ("split", "digest_fields")
         }
-    return rows, kinds
+    return rows_by_key(path), kinds
 
 
 rng = np.random.default_rng(3)
