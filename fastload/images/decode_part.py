@@ -193,8 +193,7 @@ def _decode_plain(
             raise ImageError(f"{len(data):,} bytes where its shape takes {num_bytes:,}")
         pixels = np.frombuffer(data, little_endian).reshape(shape)
     else:
-        direct = out is not None and out.dtype == little_endian
-        pixels = out if direct and out is not None else np.empty(shape, little_endian)
+        pixels = out if out is not None and out.dtype == little_endian else np.empty(shape, little_endian)
         try:
             decompress_zstd(data, pixels.reshape(-1).view(np.uint8))
         except ValueError as error:

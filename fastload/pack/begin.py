@@ -204,11 +204,8 @@ def discard(job: PackJob, found: JournalContents | None) -> None:
 
 def wait_for_orphans(part: Path) -> None:
     """Waits until no worker of a killed packer has the file open; each ends with its parent, within moments."""
-    fd = os.open(part, os.O_RDWR)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    finally:
-        os.close(fd)
+    with open(part, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _identity_of(job: PackJob) -> dict[str, Any]:
@@ -285,7 +282,7 @@ def _reserve(tasks: PackTasks) -> None:
             raise OutputError(f"{path}: cannot be written ({exc.strerror}). Choose another folder.") from exc
         try:
             with open(path, "r+b") as file:
-                if _on_tmpfs(path):
+                if _on_tmpfs(path) or not hasattr(os, "posix_fallocate"):  # as on macOS
                     # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its
                     # free space has just been checked.
                     file.truncate(max(num_bytes, path.stat().st_size))

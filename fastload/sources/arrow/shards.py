@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import MissingExtraError, SourceError
+from fastload.errors import SourceError
 from fastload.sources.listing import first_few
 from fastload.sources.spans import FileSpans, ListedFile
 from fastload.sources.tables.frame import LABELS, plain_name
-from fastload.sources.tables.read_table import Values, nothing, other
+from fastload.sources.tables.read_table import Values, nothing, other, require_pyarrow
 from fastload.sources.tree import key_of
 from fastload.system.files import write_all
 
@@ -47,12 +47,9 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         """Reads the schema; raises if pyarrow is not installed (MissingExtraError) or the file is damaged."""
-        try:
-            import pyarrow.parquet as pq
-        except ImportError as exc:
-            raise MissingExtraError(
-                f"{path}: pyarrow reads this file, and is not installed. Install it with `pip install pyarrow`."
-            ) from exc
+        require_pyarrow(path)
+        import pyarrow.parquet as pq
+
         self.path = path
         self.parquet = path.suffix.lower() == ".parquet"
         with translate_errors(path):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -174,14 +175,21 @@ def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> ParsedTa
     return ParsedTable(path, names, columns, list(records), tuple(notes), legacy)
 
 
-def _parquet(data: bytes, path: str) -> ParsedTable:
+def require_pyarrow(path: str | Path) -> None:
+    """Raises MissingExtraError if pyarrow is not installed, which reads the file at path."""
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        import pyarrow  # noqa: F401
     except ImportError as exc:
         raise MissingExtraError(
-            f"{path}: pyarrow reads it, and is not installed. Install it with `pip install pyarrow`."
+            f"{path}: pyarrow reads this file, and is not installed. Install it with `pip install pyarrow`."
         ) from exc
+
+
+def _parquet(data: bytes, path: str) -> ParsedTable:
+    require_pyarrow(path)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(io.BytesIO(data))
         columns = [column.to_pylist() for column in table.columns]
