@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,26 @@ def stop_at(call: int, stage: str = "") -> Callable[[str, int, int], None]:
             raise KeyboardInterrupt
 
     return progress
+
+
+_KILLED = """
+import itertools, json, os, signal, sys
+from pkgutil import resolve_name
+call, function, args, options, settings = json.loads(sys.argv[1])
+for name, value in settings.items():
+    setattr(resolve_name(name.rpartition(".")[0]), name.rpartition(".")[2], value)
+calls = itertools.count(1)
+def progress(stage, done, total):
+    if next(calls) == call:
+        os.kill(os.getpid(), signal.SIGKILL)
+resolve_name(function)(*args, **options, progress=progress)
+"""
+
+
+def killed_at(call: int, function: str, *args: Any, settings: dict[str, int], **options: Any) -> None:
+    """Calls a function by its name in a process that is killed at this call of progress; `settings` of modules hold."""
+    words = json.dumps([call, function, args, options, settings], default=str)
+    assert subprocess.run([sys.executable, "-c", _KILLED, words], timeout=600).returncode == -signal.SIGKILL
 
 
 def leftovers(output: Path) -> list[str]:

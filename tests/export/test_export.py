@@ -4,9 +4,6 @@ import csv
 import io
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -15,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from interrupted import killed_at
 from PIL import Image
 from small_files import rows_by_key, write_tokens
 
@@ -283,24 +281,9 @@ def test_a_damaged_row_is_named(tmp_path):
     assert not (tmp_path / "three").exists()
 
 
-_SCRIPT = """
-import os, signal, sys
-import fastload.export as export
-import fastload.export.write
-fastload.export.write._BLOCK_ROWS = 2
-seen = 0
-def progress(stage, done, total):
-    global seen
-    seen += 1
-    if seen == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-export.export_file(sys.argv[1], sys.argv[2], workers=1, progress=progress)
-"""
-
-
 def _killed(source: Path, folder: Path, kill_at: int) -> None:
-    command = [sys.executable, "-c", _SCRIPT, str(source), str(folder), str(kill_at)]
-    assert subprocess.run(command, timeout=600).returncode == -signal.SIGKILL
+    block_rows = {"fastload.export.write._BLOCK_ROWS": 2}
+    killed_at(kill_at, "fastload.export.export_file", source, folder, settings=block_rows, workers=1)
 
 
 def test_killed_the_same_call_continues(tmp_path):

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from interrupted import stop_at
+from interrupted import killed_at, stop_at
 from small_files import rows_by_key, write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
@@ -224,22 +221,6 @@ def _stopped(source: Path, output: Path, at: int, codec: str, chunk_bytes: int =
         repack_file(source, output, chunk_bytes=chunk_bytes, codec=codec, workers=1, progress=stop_at(at))
 
 
-_SCRIPT = """
-import os, signal, sys
-import fastload.pack.engine
-from fastload.repack import repack_file
-fastload.pack.engine.COPY_TASK_BYTES = 0  # so that there are moments between the chunks
-source, output, kill_at, codec = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-seen = 0
-def progress(stage, done, total):
-    global seen
-    seen += 1
-    if seen == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-repack_file(source, output, chunk_bytes=1000, codec=codec, workers=1, progress=progress)
-"""
-
-
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monkeypatch, codec):
     monkeypatch.setattr("fastload.pack.engine.COPY_TASK_BYTES", 0)  # as the calls that are stopped
@@ -249,8 +230,8 @@ def test_killed_the_same_call_continues_and_gives_the_same_bytes(tmp_path, monke
     for kill_at in (1, 6, 10):
         output = tmp_path / f"{kill_at}.h5"
         if kill_at == 6:  # once in earnest
-            command = [sys.executable, "-c", _SCRIPT, str(source), str(output), str(kill_at), codec]
-            assert subprocess.run(command, timeout=600).returncode == -signal.SIGKILL
+            task_bytes = {"fastload.pack.engine.COPY_TASK_BYTES": 0}
+            killed_at(kill_at, "fastload.repack.repack_file", source, output, settings=task_bytes, **options)
         else:
             _stopped(source, output, kill_at, codec)
         assert not output.exists() and output.with_name(output.name + ".part").exists()
