@@ -25,9 +25,8 @@ from fastload.errors import SourceError
 from fastload.export.plan import RENUMBERED, ExportPlan
 from fastload.format.column import Column, Moves
 from fastload.format.writer import writer_name
-from fastload.images.fit import axis_letter
 from fastload.sources.assemble import Splits
-from fastload.sources.box_forms import BOXES, POINTS
+from fastload.sources.box_forms import BOXES, POINTS, form_by_names
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
 from fastload.sources.tables.frame import Frame, columns_of
@@ -209,6 +208,5 @@ def _moves(name: str, column: Column) -> Moves:
     if "coordinates" in column.attrs or values.dtype.kind not in "iuf" or values.ndim < 2 or values.shape[-1] % 2:
         return ""
     if name.lower() in BOXES and values.shape[-1] == 4:
-        forms: dict[str, Moves] = {"xyxy": "xyxy", "xywh": "xywh"}
-        return forms.get("".join(map(axis_letter, column.attrs.get("names", ()))), "")
+        return form_by_names(column.attrs.get("names", ()))
     return "points" if name.lower() in POINTS else ""

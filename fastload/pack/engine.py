@@ -37,8 +37,7 @@ TASK_BYTES = 8 * 2**20
 COPY_TASK_BYTES = 8 * 2**20
 """Rows that are only copied take less time than a record in the journal, so small chunks are copied together."""
 
-_FEWEST_TASKS = 16
-"""A small dataset is cut into so many tasks, so that all workers have some."""
+_FEWEST_TASKS = 16  # a small dataset is cut into so many tasks, so that all workers have some
 _SAMPLED_TASKS = 4
 
 

@@ -79,17 +79,16 @@ class PackOptions:
             if value is not None:
                 check_choice(name, value, get_args(accepted))
         sides = [1, 1] if self.size is None else list(self.size)
-        if len(sides) != 2 or min(sides) < 1:
-            raise OptionError(f"size={self.size}: needs a height and a width of at least 1, such as 224 or 218x178.")
-        if not 0 <= self.seed < 2**63:
-            raise OptionError(f"seed={self.seed}: needs 0 <= seed < 2**63.")
-        if self.chunk_bytes < 1:
-            raise OptionError(f"chunk_bytes={self.chunk_bytes}: needs at least 1; 8 MiB is a good choice.")
-        if self.limit is not None and self.limit < 1:
-            raise OptionError(f"limit={self.limit}: needs at least 1.")
+        for name, fits, needed in (
+            ("size", len(sides) == 2 and min(sides) >= 1, "a height and a width of at least 1, such as 224 or 218x178"),
+            ("seed", 0 <= self.seed < 2**63, "0 <= seed < 2**63"),
+            ("chunk_bytes", self.chunk_bytes >= 1, "at least 1; 8 MiB is a good choice"),
+            ("limit", self.limit is None or self.limit >= 1, "at least 1"),
+            ("max_size", self.max_size is None or self.max_size >= 1, "at least 1, such as 256"),
+        ):
+            if not fits:
+                raise OptionError(f"{name}={getattr(self, name)}: needs {needed}.")
         kind = "raw" if self.store is None else self.store.kind
-        if self.max_size is not None and self.max_size < 1:
-            raise OptionError(f"max_size={self.max_size}: needs at least 1, such as 256.")
         if self.max_size is not None and self.size is not None:
             raise OptionError("`--max-size` lets sizes differ, `--size` makes them one. Give only one of them.")
         if kind == "source" and self.size is not None:

@@ -42,8 +42,7 @@ from fastload.system.files import read_into, write_at
 
 _CACHE_BYTES = 512 * 2**10
 _COPY_BYTES = 2 * 2**20
-_MAX_BUFFERS = 512
-"""Rows written by one call; the kernel's limit is 1,024."""
+_MAX_BUFFERS = 512  # rows written by one call; the kernel's limit is 1,024
 _NO_HEADERS = np.zeros(0, HEADERS)
 
 Piece = bytes | memoryview

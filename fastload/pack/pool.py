@@ -30,8 +30,7 @@ _SHARED_BYTES = 64 * 2**20
 """Larger arrays in memory are packed by threads of this process: each worker process would hold a copy."""
 _AHEAD = 3
 """Tasks that a worker may have made and not written: a slow task elsewhere does not stop it, memory is bounded."""
-_WRITING = -1
-"""Stands for the number of a task while its rows are written."""
+_WRITING = -1  # stands for the number of a task while its rows are written
 
 TaskT = TypeVar("TaskT")
 

@@ -46,8 +46,7 @@ from fastload.sources.listing import Arrays, Listing, first_few
 _HEADER_BLOCK = 512
 _TRIAL_MASKS = 64
 _TRIAL_BYTES = 64 * 2**20
-_WORTH_BYTES = 2**20
-"""Masks of fewer bytes in all are read in no time, however they are stored."""
+_WORTH_BYTES = 2**20  # masks of fewer bytes in all are read in no time, however they are stored
 
 
 @dataclass(frozen=True)

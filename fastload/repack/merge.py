@@ -19,8 +19,7 @@ from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.arrays.raw_rows import JoinedRows
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
 
-_IDS = "category_ids"
-"""The attribute with the number that a COCO file gives to each class."""
+_IDS = "category_ids"  # the attribute with the number that a COCO file gives to each class
 
 _Part = tuple[PackedFile, Listing]
 

@@ -6,6 +6,7 @@ of the numbers decide; else the values, if only one of the two forms lies within
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +103,12 @@ def with_box_forms(listing: Listing) -> Listing:
 _SHOWN = {"points": "points x, y", "xywh": "boxes x, y, width, height", "xyxy": "boxes by two corners"}
 
 
+def form_by_names(names: Sequence[str]) -> Moves:
+    """Returns the form of boxes whose numbers have these names; "" if they are of neither form."""
+    forms: dict[str, Moves] = {"xyxy": "xyxy", "xywh": "xywh"}
+    return forms.get("".join(map(axis_letter, names)), "")
+
+
 def _point_form(name: str, column: Column) -> tuple[Moves, str]:
     last = column.values.shape[-1] if column.values.ndim > 1 else 1
     if last % 2 or (name == "keypoints" and last != 2 and last % 3 == 0):
@@ -116,10 +123,8 @@ def _box_form(files: Reader, column: Column) -> tuple[Moves, str]:
     if values.ndim not in (2, 3) or values.shape[-1] != 4:
         return "", f"a row is {values.shape[1:]}, not 4 numbers or (M, 4)"
     if names := column.attrs.get("names"):
-        letters = "".join(map(axis_letter, names))
-        if letters == "xyxy":
-            return "xyxy", "by the names of its numbers"
-        return ("xywh", "by the names of its numbers") if letters == "xywh" else ("", f"named {', '.join(names)}")
+        moves = form_by_names(names)
+        return moves, "by the names of its numbers" if moves else f"named {', '.join(names)}"
     if _are_fractions(values):
         return "", "they seem to be fractions of its size"
     boxes = values.reshape(len(values), -1, 4).astype(np.float64)
