@@ -124,7 +124,7 @@ def _read_back(title: str, cells: _Cells) -> bool:
     if not cells:
         return True
     try:
-        columns, bad, _ = columns_of(Frame({title: values_of(cells)}, title, Splits.one(len(cells)), (title,)))
+        columns, bad = columns_of(Frame({title: values_of(cells)}, title, Splits.one(len(cells)), (title,)), [])
     except SourceError:
         return False
     found = columns.get("labels")

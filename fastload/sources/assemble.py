@@ -318,17 +318,15 @@ def values_in_masks(files: Files, rows: Sequence[int], most: int = _PROBED) -> N
     return np.flatnonzero(seen)
 
 
-def fill_value(
-    files: Files | NDArray[np.int64], present: NDArray[np.bool_], where: str
-) -> tuple[int | None, list[str]]:
-    """Returns the value that stands for absent masks (`ignore_index`) and a note about it; None if none is absent.
+def fill_value(draft: Draft, files: Files | NDArray[np.int64], present: NDArray[np.bool_]) -> int | None:
+    """Returns the value that stands for absent masks (`ignore_index`), which is noted; None if none is absent.
 
     It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds; all 256
     values are refused. Instead of the masks by row the values in them may be given; `present`, bool (N,), says which
     rows have a mask.
     """
     if present.all():
-        return None, []
+        return None
     rows = np.flatnonzero(present).tolist()
     seen = files if isinstance(files, np.ndarray) else values_in_masks(files, rows, _SEARCHED)
     sampled = len(rows) > _SEARCHED and seen is not files
@@ -336,10 +334,11 @@ def fill_value(
     absent = int((~present).sum())
     if not len(free):
         raise SourceError(
-            f"{where}: images have no mask ({absent}), and the other masks use all values from 0 to 255, so none can "
-            "stand for it. Add the masks, or leave all masks out with `--masks none`."
+            f"{draft.where}: images have no mask ({absent}), and the other masks use all values from 0 to 255, so none "
+            "can stand for it. Add the masks, or leave all masks out with `--masks none`."
         )
     value = int(free[-1])
     looked = f" (of {_SEARCHED} masks or fewer that were looked at)" if sampled else ""
     why = f", as other masks hold {', '.join(map(str, range(255, value, -1)))}" if value < 255 else ""
-    return value, [f"Images without a mask ({absent}): theirs are {value} throughout{why}{looked}."]
+    draft.notes.append(f"Images without a mask ({absent}): theirs are {value} throughout{why}{looked}.")
+    return value

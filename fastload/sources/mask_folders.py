@@ -66,9 +66,9 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     masked, fill = options.masks != "none", None
     if masked:
         at = np.array([pairs.masks.get(key, -1) for key in kept], np.int64)
-        fill, filled = fill_value(tree.files.take(np.maximum(at, 0)), at >= 0, str(tree.given))
         if without := sorted(pairs.splits_without_masks()):
-            draft.notes += [f"Splits without masks: {', '.join(without)}.", *filled]
+            draft.notes.append(f"Splits without masks: {', '.join(without)}.")
+        fill = fill_value(draft, tree.files.take(np.maximum(at, 0)), at >= 0)
         if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
             draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. Their meaning is unknown.")
     return pairs.samples(kept, masked=masked, ignore_index=fill)

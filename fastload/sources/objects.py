@@ -181,8 +181,6 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     sizes = file_bytes if given == len(rows) else [h.height * h.width * h.channels * h.bits // 8 for h in headers]
     present = np.array([mask is not _NO_MASK for mask in masks])
     digests = [image.digest ^ mask.digest for image, mask in zip(images, masks, strict=True)]
-    fill, filled = fill_value(np.flatnonzero(in_masks), present, kind) if present.any() else (None, [])
-    draft.notes += filled
     samples = Samples(
         keys=[key % row for row in rows],
         files=ObjectFiles(pictures) if given == len(rows) else pictures,
@@ -192,6 +190,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
         columns={} if column is None else {"labels": column},
     )
     if present.any():
+        fill = fill_value(draft, np.flatnonzero(in_masks), present)
         drawn = Masks(ObjectMasks(source, pictures.rows, tuple(masks)), present, ignore_index=fill)
         samples = replace(samples, masks=drawn)
     return assemble(draft, samples)

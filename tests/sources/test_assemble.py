@@ -34,13 +34,14 @@ def gray(*values: int) -> np.ndarray:
 
 def test_an_absent_mask_is_a_value_that_no_other_holds() -> None:
     present = np.array([True, False, True])
-    assert fill_value(InMemory(gray(0, 1), gray(9), gray(2, 2)), present, "x")[0] == 255
-    value, notes = fill_value(InMemory(gray(0, 255), gray(9), gray(254, 1)), present, "x")
+    draft = Draft("folder", None, where="x")
+    assert fill_value(draft, InMemory(gray(0)), np.array([True])) is None and draft.notes == []
+    assert fill_value(draft, InMemory(gray(0, 1), gray(9), gray(2, 2)), present) == 255
+    value, notes = fill_value(draft, InMemory(gray(0, 255), gray(9), gray(254, 1)), present), draft.notes[1:]
     assert value == 253 and "(1): theirs are 253 throughout, as other masks hold 255, 254" in notes[0]
-    assert fill_value(InMemory(gray(0)), np.array([True]), "x") == (None, [])
     assert values_in_masks(InMemory(np.array([[True, False]])), [0]).tolist() == [0, 1]  # masks of one bit
     with pytest.raises(SourceError, match=r"use all values from 0 to 255"):
-        fill_value(InMemory(gray(*range(256)), gray(0), gray(0)), present, "x")
+        fill_value(draft, InMemory(gray(*range(256)), gray(0), gray(0)), present)
 
 
 @given(st.lists(st.sampled_from(["", "test", "train", "b", "val", "all", "a"])))

@@ -79,8 +79,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     bad = images.bad if images else {}
     missing = [(table.location(row), why) for row, why in sorted(bad.items())]
     draft.leave_out_all(missing, "rows without their image", "Fetch the files again, or leave those rows out")
-    made, lost, said = columns_of(Frame(values, draft.where, splits, options.labels, table.location))
-    notes += said
+    made, lost = columns_of(Frame(values, draft.where, splits, options.labels, table.location), notes)
     columns = nested | made
     lost = {row: why for row, why in lost.items() if row not in bad}
     unlabelled = [(table.location(row), why) for row, why in sorted(lost.items())]
@@ -102,8 +101,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         present = np.ones(len(masks.sizes), np.bool_)
         present[list(masks.bad)] = False
         notes.append(f"Masks by column {mask!r}.")
-        fill, filled = fill_value(masks.files, present, draft.where) if present.any() else (255, [])
-        notes += filled
+        fill = fill_value(draft, masks.files, present) if present.any() else 255
         found = Masks(masks.files, present, ignore_index=fill)
         samples = replace(samples, masks=found).made_also_of(masks.sizes, masks.mtimes_ns)
     return samples.without(bad.keys() | lost.keys())

@@ -14,7 +14,7 @@ from fastload.errors import SourceError
 from fastload.format.column import Column, Moves
 from fastload.sources.assemble import Draft, Splits
 from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots
-from fastload.sources.listing import OnError, first_few
+from fastload.sources.listing import first_few
 from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
 from fastload.sources.tables.read_table import values_of
 
@@ -145,8 +145,8 @@ def nested_boxes(
     return boxes_by_sample(array, "xywh", np.array(owners, np.int64), len(cells), column)
 
 
-def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Column], dict[int, str], list[str]]:
-    """Returns the columns of boxes and, by `columns_of`, all others; sample -> reason of unusable ones; notes.
+def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], dict[int, str]]:
+    """Returns the columns of boxes and, by `columns_of`, all others; sample -> reason of unusable ones. Adds notes.
 
     Raises:
         SourceError: a box is wrong (unless skipped), or box columns of images with several rows hold no numbers; for
@@ -159,38 +159,38 @@ def columns_with_boxes(frame: Frame, on_error: OnError) -> tuple[dict[str, Colum
             raise SourceError(
                 f"{frame.where}: images with more than one row, whose box columns {', '.join(four)} are no numbers."
             )
-        return columns_of(frame)
+        return columns_of(frame, draft.notes)
     # (R, 4), NaN for empty cells: a row without a box
     boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)
     wrong = _wrong_boxes(boxes, moves)
-    if wrong and on_error == "fail":
+    if wrong and draft.on_error == "fail":
         shown = first_few([f"{frame.location(row)} {why}" for row, why in wrong.items()])
         raise SourceError(
             f"{frame.where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
             "those images out with `--on-error skip`."
         )
-    said = f"Boxes by the columns {', '.join(four)}."
+    draft.notes.append(f"Boxes by the columns {', '.join(four)}.")
     rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
     if frame.sample is None:
         boxes[list(wrong)] = 0
         boxed = {"bbox": Column(boxes, {"names": _NAMES[moves]}, moves)}
         if np.isnan(boxes).any():
             boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes))
-        columns, bad, notes = columns_of(rest)
-        return boxed | columns, bad | wrong, [said, *notes]
+        columns, bad = columns_of(rest, draft.notes)
+        return boxed | columns, bad | wrong
     # The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
     boxes[list(wrong)] = np.nan
     sample = frame.sample
     empty: NDArray[np.bool_] = np.asarray(np.isnan(boxes).any(axis=1))
-    made, bad, notes = columns_of(replace(rest, splits=Splits.one(len(sample))))
+    draft.notes.append("Several rows of an image are its boxes.")
+    made, bad = columns_of(replace(rest, splits=Splits.one(len(sample))), draft.notes)
     labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
     columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), labels)
     first = np.unique(sample, return_index=True)[1]
     alike = {name for name, column in made.items() if np.array_equal(column.values, column.values[first][sample])}
     columns |= {name: Column(made[name].values[first], made[name].attrs) for name in made if name in alike}
     varying = [name for name in made if name not in alike]
-    notes = [said, "Several rows of an image are its boxes.", *notes]
     if varying:
-        notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
+        draft.notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
     bad = {row: why for row, why in bad.items() if not empty[row]} | wrong
-    return columns, {int(sample[row]): why for row, why in bad.items()}, notes
+    return columns, {int(sample[row]): why for row, why in bad.items()}

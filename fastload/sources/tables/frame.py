@@ -101,7 +101,7 @@ def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes:
     return [], ""
 
 
-def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[str]]:
+def columns_of(frame: Frame, notes: list[str]) -> tuple[dict[str, Column], dict[int, str]]:
     """Returns the columns of a listing made of those of a frame whose rows are samples.
 
     Labels are the columns that the user names; else one with a usual name; else all columns, if there is only one or
@@ -110,14 +110,13 @@ def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[st
     column of numbers or of recurring text keeps its name.
 
     Returns:
-        The columns; row -> reason, for rows without a label; notes.
+        The columns; row -> reason, for rows without a label. Notes are appended.
 
     Raises:
         SourceError: a column that the user names does not exist, or cannot hold labels.
     """
     columns: dict[str, Column] = {}
     bad: dict[int, str] = {}
-    notes: list[str] = []
     ignored = {name: "empty" for name, values in frame.columns.items() if values.missing.all()}
     other = [name for name, values in frame.columns.items() if values.kind == "other"]
     ignored |= dict.fromkeys(other, "nested, or neither numbers nor text")
@@ -147,7 +146,7 @@ def columns_of(frame: Frame) -> tuple[dict[str, Column], dict[int, str], list[st
     if ignored:
         shown = first_few([f"{name} ({why})" for name, why in ignored.items()], 8)
         notes.append(f"Columns ignored: {shown}.")
-    return columns, bad, notes
+    return columns, bad
 
 
 def field_name(name: str, used: Mapping[str, Any]) -> str:

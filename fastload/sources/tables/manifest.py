@@ -53,8 +53,7 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if nested:
         del table[objects]
     frame = Frame(table, draft.where, splits, options.labels, rows.location, sample)
-    columns, lost, notes = columns_with_boxes(frame, draft.on_error)
-    draft.notes += notes
+    columns, lost = columns_with_boxes(frame, draft)
     unlabelled = {int(first[at]): why for at, why in lost.items()}
     rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
     used = np.union1d(named, masks.positions if masks else [])
@@ -260,6 +259,4 @@ def _find_masks(
         return None
     notes.append(f"Masks by column {name!r}.")
     files = index.tree.files.take(np.maximum(positions, 0))
-    fill, filled = fill_value(files, positions >= 0, draft.where)
-    notes += filled
-    return MaskFiles(positions, ignore_index=fill)
+    return MaskFiles(positions, ignore_index=fill_value(draft, files, positions >= 0))

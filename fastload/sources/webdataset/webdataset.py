@@ -133,9 +133,7 @@ def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:
         draft.notes.append(f"Other masks are not packed: {first_few([name for name, _ in others])}.")
     at = np.array([sample.fields.get(field, -1) for sample in grouped.samples], np.int64)
     files, present = grouped.files.take(at), at >= 0
-    fill, filled = fill_value(files, present, draft.where)
-    draft.notes += filled
-    return Masks(files, present, ignore_index=fill)
+    return Masks(files, present, ignore_index=fill_value(draft, files, present))
 
 
 def _splits(draft: Draft, tree: Tree, shards: list[str], samples: list[Sample]) -> Splits:
