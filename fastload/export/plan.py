@@ -77,7 +77,7 @@ def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] =
     images = [above + again.get(row, path) for row, path in enumerate(images)]
     if listing.masks is None:
         return ExportPlan(layout, tuple(images), (), tuple(notes))
-    said = [f"classes are {first_few(list(listing.masks.names))}"] if listing.masks.names else []
+    said = [f"classes are {first_few(listing.masks.names)}"] if listing.masks.names else []
     if listing.masks.ignore_index is not None:
         said.append(f"the value {listing.masks.ignore_index} is no class (ignore_index)")
     if said:

@@ -159,8 +159,8 @@ def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column
         if numbers.dtype.kind != "i" or (numbers.size and not -1 <= numbers.min() <= numbers.max() < len(group)):
             other = next(i for i, others in enumerate(names) if others != names[0])
             raise SourceError(
-                f"Files that differ cannot be merged: names of `{name}` are {first_few(list(names[0]))} in "
-                f"{parts[0][0].path}, {first_few(list(names[other]))} in {parts[other][0].path}, and its values in "
+                f"Files that differ cannot be merged: names of `{name}` are {first_few(names[0])} in "
+                f"{parts[0][0].path}, {first_few(names[other])} in {parts[other][0].path}, and its values in "
                 f"{file.path} are not class numbers that could be mapped."
             )
         # The last item is for -1, which means that there is no class.
@@ -236,7 +236,7 @@ def _join_masks(parts: Sequence[_Part]) -> Masks | None:
 
 
 def _short(value: Any) -> str:
-    return first_few(list(map(str, value))) if isinstance(value, tuple) else str(value)
+    return first_few(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _attrs(parts: Sequence[_Part]) -> dict[str, Any]:

@@ -213,13 +213,13 @@ def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[
             match = re.compile(translate(pattern)).match
             row[:] = [match(key) is not None for key in listing.keys]
             if not row.any():
-                seen = first_few(list(listing.keys[:3]))
+                seen = first_few(listing.keys[:3])
                 raise OptionError(f"{where}: no key fits {pattern!r}; keys look like {seen}.")
         fits &= found.any(axis=0)
     rows = np.arange(len(listing)) if choice.rows is None else _rows_in(choice.rows, len(listing), where)
     rows = rows[fits[rows]]
     if not len(rows):
-        asked = [f"{name} {first_few(list(values))}" for name, values in choice.to_dict().items()]
+        asked = [f"{name} {first_few(values)}" for name, values in choice.to_dict().items()]
         asked += [f"rows in {choice.rows}"] if choice.rows else []
         raise OptionError(f"{where}: no row fits all that was asked for ({'; '.join(asked)}). Ask for less.")
     return rows[np.argsort(listing.split[rows], kind="stable")]
@@ -240,7 +240,7 @@ def _with_labels(listing: Listing, wanted: Sequence[str], where: str | Path) -> 
         elif re.fullmatch(r"-?\d+", label) and (-1 if not vectors else 0) <= int(label) < numbers:
             chosen.append(int(label))
         else:
-            known = f"among them {first_few(list(names))}" if names else "it has no names of classes"
+            known = f"among them {first_few(names)}" if names else "it has no names of classes"
             raise OptionError(f"{where}: no label {label!r}: give a name or a number below {numbers}; {known}.")
     if vectors:
         found: NDArray[np.bool_] = np.any(column.values[:, chosen] != 0, axis=1)

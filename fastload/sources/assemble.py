@@ -39,10 +39,10 @@ class Draft:
         if self.tree:
             self.where, self.trees = str(self.tree.given), [self.tree]
 
-    def note(self, what: str, names: Collection[str], shown: int = 5) -> None:
+    def note(self, what: str, names: Collection[str]) -> None:
         """Notes names of the dataset as "what (N): the first few."; nothing if there are none."""
         if names:
-            self.notes.append(f"{what} ({len(names)}): {first_few(list(names), shown)}.")
+            self.notes.append(f"{what} ({len(names)}): {first_few(names)}.")
 
     def leave_out(self, key: str, reason: str) -> None:
         """Notes a sample and why it is left out; the first reason counts."""

@@ -179,12 +179,12 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
     folders = folders or list(by_folder)
     if len(folders) > 1:
         raise SourceError(
-            f"{tree.path}: there are images in more than one folder: {first_few(list(map(key_of, sorted(folders))))}. "
+            f"{tree.path}: there are images in more than one folder: {first_few(map(key_of, sorted(folders)))}. "
             "Keep the aligned ones in img_align_celeba and move the others away, or give their folder."
         )
     if packed and not folders:
         raise SourceError(
-            f"{tree.path}: the images are packed in {first_few(list(map(key_of, packed)))}, which cannot be read "
+            f"{tree.path}: the images are packed in {first_few(map(key_of, packed))}, which cannot be read "
             "one by one. Unpack it next to the text files, or fetch img_align_celeba.zip."
         )
     if not folders:

@@ -118,10 +118,10 @@ def _read(tree: Tree) -> _Sidecar:
     if len(listed) < len(paths):
         raise sidecar.damaged("it lists a file twice")
     if absent := sorted((listed | {sidecar.folder + FIELDS}) - sidecar.positions.keys()):
-        raise sidecar.damaged(f"files it lists are gone ({len(absent)}): {first_few(list(map(key_of, absent)), 3)}")
+        raise sidecar.damaged(f"files it lists are gone ({len(absent)}): {first_few(map(key_of, absent), 3)}")
     there = {tree.names[i] for i in tree.images().tolist()} | {name for name, _ in tree.broken}
     if others := sorted(there - listed):
-        shown = first_few(list(map(key_of, others)), 3)
+        shown = first_few(map(key_of, others), 3)
         raise sidecar.damaged(f"images were added that it does not list ({len(others)}): {shown}")
     if (table := sidecar.values.get("manifest")) is not None:
         at = sidecar.positions.get(sidecar.folder + TABLE)

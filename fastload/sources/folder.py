@@ -82,7 +82,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     labels = np.array([index.get(top, -1) for top in number], np.int64)[numbers]
     order = np.lexsort((labels, split.index))  # stable: within a class, the order of the tree remains
     shown = tuple(map(key_of, classes))
-    said = f"classes by folder ({len(shown)}): {first_few(list(shown))}."
+    said = f"classes by folder ({len(shown)}): {first_few(shown)}."
     if not shown:
         said = "images without class folders, so without labels."
     if folders:

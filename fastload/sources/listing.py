@@ -192,10 +192,11 @@ def free_name(name: str, used: Collection[str] = ()) -> str:
     return name
 
 
-def first_few(names: list[str], count: int = 5) -> str:
-    """Returns the first names of a list as text for a message, and how many more there are."""
-    shown = ", ".join(names[:count])
-    return f"{shown} and {len(names) - count} more" if len(names) > count else shown
+def first_few(names: Iterable[str], count: int = 5) -> str:
+    """Returns the first names as text for a message, and how many more there are."""
+    every = list(names)
+    shown = ", ".join(every[:count])
+    return f"{shown} and {len(every) - count} more" if len(every) > count else shown
 
 
 def require_unique(keys: Collection[str], where: str) -> None:

@@ -57,7 +57,7 @@ def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     bundles = [tree.names[i] for i in positions if tree.names[i].lower().endswith(".npz")]
     if len(bundles) > 1 and not all(_split_of(name) for name in bundles):
         raise SourceError(
-            f"{tree.given} holds several .npz files ({len(bundles)}): {first_few(list(map(key_of, bundles)))}. "
+            f"{tree.given} holds several .npz files ({len(bundles)}): {first_few(map(key_of, bundles))}. "
             "Give one of them; or name them train.npz, val.npz and test.npz."
         )
     arrays = [array for i in positions for array in (read_npz if tree.names[i] in bundles else _read_npy)(tree, i)]

@@ -342,7 +342,7 @@ def _require_same_classes(shard: Shard, name: str, own: tuple[str, ...], names: 
     if own != names[: len(own)]:
         raise SourceError(
             f"{shard.path}: the classes of column {name!r} are numbered otherwise than in other files: "
-            f"{first_few(list(own), 4)}, not {first_few(list(names), 4)}. Write all files with one list of classes."
+            f"{first_few(own, 4)}, not {first_few(names, 4)}. Write all files with one list of classes."
         )
 
 

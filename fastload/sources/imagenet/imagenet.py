@@ -106,7 +106,7 @@ def list_imagenet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if not keys:
         raise SourceError(
             f"{tree.path} holds no image of ImageNet: neither images nor ILSVRC2012_img_*.tar nor n01440764.tar, ... "
-            f"(found {first_few(list(map(key_of, tree.names))) or 'nothing'}). Is it the right folder?"
+            f"(found {first_few(map(key_of, tree.names)) or 'nothing'}). Is it the right folder?"
         )
     images = [image for part in parts for image in _named_images(part)]
     _refuse_strays(tree, keys, images)

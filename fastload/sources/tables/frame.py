@@ -198,7 +198,7 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
 
 
 def _labels(frame: Frame, table: dict[str, Values], notes: list[str]) -> tuple[dict[str, Column], dict[int, str]]:
-    names, shown = tuple(table), first_few(list(table))
+    names, shown = tuple(table), first_few(table)
     infinite = {name: np.isinf(values.values) for name, values in table.items() if values.kind == "float"}
     table |= {name: replace(table[name], missing=table[name].missing | rows) for name, rows in infinite.items()}
     bad: dict[int, str] = {}
@@ -256,7 +256,7 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
         notes.append(f"Labels are the column {name!r}{extent}.")
         return Column(labels, {"names": values.names} if values.names else {}), "labels"
     column = categories(values)
-    notes.append(f"Labels are the column {name!r}: {first_few(list(column.attrs['names']))}.")
+    notes.append(f"Labels are the column {name!r}: {first_few(column.attrs['names'])}.")
     return column, "labels"
 
 
