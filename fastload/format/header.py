@@ -164,8 +164,8 @@ def open_hdf5(path: Path) -> h5py.File:
     if not path.exists():
         if (part := path.with_name(f"{path.name}.part")).exists():
             raise MissingFileError(
-                f"{path}: not complete yet, only {part.name} is there. Wait for the `fastload pack` that makes it, or "
-                f"run the same command again."
+                f"{path}: not complete yet, only {part.name} is there. Wait for the command that makes it, or run "
+                f"the same one again."
             )
         raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {path}`.")
     if path.is_dir():
