@@ -60,11 +60,13 @@ def test_points_are_pairs(tmp_path: Path) -> None:
 def test_names_of_the_numbers_say_the_form(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = PIXELS
-        for name, names in (("bbox", ("x1", "y1", "x2", "y2")), ("boxes", ("cx", "cy", "w", "h"))):
+        forms = {"bbox": ("x1", "y1", "x2", "y2"), "boxes": ("cx", "cy", "w", "h"), "BBox": ("x", "y", "w", "h")}
+        for name, names in forms.items():
             file[name] = np.full((2, 4), 20)
             file[name].attrs["names"] = names
     columns = list_source(tmp_path / "a.h5").columns
     assert columns["bbox"].moves == "xyxy" and columns["bbox"].attrs["names"] == ("x1", "y1", "x2", "y2")
+    assert columns["BBox"].moves == "xywh" and columns["BBox"].attrs["names"] == ("x", "y", "w", "h")
     assert columns["boxes"].moves == "" and columns["boxes"].attrs["coordinates"] == "unknown"
 
 

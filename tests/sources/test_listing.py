@@ -34,11 +34,11 @@ def test_first_few_says_how_many_more_and_duplicate_keys_are_named() -> None:
     require_unique(["a", "b"], "here")
     with pytest.raises(SourceError, match="here: 2 names occur more than once: a, b"):
         require_unique(["a", "b", "a", "b", "c"], "here")
-    assert first_few(["a", "b"]) == "a, b"
+    assert first_few(["a", "b"]) == "a, b" and first_few("abcdef") == "a, b, c, d, e and 1 more"
     assert first_few(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_sources_import_neither_torch_nor_archive_modules() -> None:
-    code = "import sys, fastload.sources; print({'torch', 'zipfile', 'tarfile', 'PIL'} & sys.modules.keys())"
+    code = "import sys, fastload.sources.tree; print({'torch', 'zipfile', 'tarfile', 'PIL'} & sys.modules.keys())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
