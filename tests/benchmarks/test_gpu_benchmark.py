@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -179,6 +180,27 @@ def test_the_sections_of_a_command_end_within_its_budget_and_each_is_in_one(in_b
     for sections in gpu.SETS.values():
         assert gpu.MACHINE_S + sum(sections.values()) + gpu.PLOTS_S <= gpu.BUDGET_S
     assert set(gpu.LIMITS_S) == set(gpu_sections.SECTIONS) - {"machine", "plots"}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(("lane_bytes", "access"), [(1, "b8"), (4, "b32"), (16, "v4.b32")])
+def test_each_lane_reads_and_writes_so_many_bytes_at_once(in_benchmarks, lane_bytes, access):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    import gpu_lanes
+
+    dtype, values = gpu_lanes.LANES[lane_bytes]
+    pointer = {torch.uint8: "*u8", torch.int32: "*i32"}[dtype]
+    signature = {"source": pointer, "target": pointer, "BLOCK": "constexpr"}
+    hints = {(number,): [["tt.divisibility", 16]] for number in (0, 1)}
+    constants = {(2,): 32 * gpu_lanes.WARPS * values}
+    source = ASTSource(gpu_lanes._copy, signature, constants, hints)
+    # For a GPU that need not be there: the interpreter, by which the section is tried on the CPU, takes more.
+    options = {"num_warps": gpu_lanes.WARPS, "enable_fp_fusion": True}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert [set(re.findall(rf"\b{kind}\.global\.([\w.]+)", ptx)) for kind in ("ld", "st")] == [{access}, {access}]
 
 
 def test_one_figure_that_fails_leaves_the_next(tmp_path, in_benchmarks):
