@@ -22,7 +22,7 @@ from fastload.timing.clocks import Clock, CudaClock
 
 _log = logging.getLogger("fastload")
 
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+_PORTABLE_AND_MAPPED = 3  # of cudaHostRegister: pinned for every device, and readable by kernels
 
 
 class DeviceMemory(NamedTuple):
@@ -65,7 +65,7 @@ class Backend:
         address = memory.ctypes.data
         # Registered for whichever device is current, and without the flag for that one only.
         with torch.cuda.device(self.device):
-            if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)) == 0:
+            if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE_AND_MAPPED)) == 0:
                 return functools.partial(self._unpin, runtime, address)
             try:
                 # The failure stays the runtime's last error, and the next launch would raise it as its own: clear it.
@@ -233,7 +233,8 @@ def _unpin(backend: Backend, pinned: list[tuple[NDArray[np.uint8], Callable[[], 
         return
     backend.drain()  # a copy or a kernel may still read it
     while pinned:
-        pinned.pop()[1]()
+        one = pinned.pop()  # the memory is not freed before it is unpinned
+        one[1]()
 
 
 def open_backend(device: str | torch.device | Backend | None) -> Backend | None:

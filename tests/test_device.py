@@ -28,7 +28,7 @@ class Runtime:
         self.current, self.calls = 0, []
 
     def cudaHostRegister(self, address, num_bytes, flags):
-        self.calls.append(("register", self.current, address, num_bytes))
+        self.calls.append(("register", self.current, address, num_bytes, flags))
         return 0
 
     def cudaHostUnregister(self, address):
@@ -52,7 +52,9 @@ def test_memory_is_registered_and_unregistered_under_its_own_device(monkeypatch)
     undo = backend.pin(memory)
     undo()
     address = memory.ctypes.data
-    assert runtime.calls == [("register", 1, address, 8192), ("unregister", 1, address)] and runtime.current == 0
+    portable, mapped = 1, 2  # the values of cudaHostRegisterPortable and cudaHostRegisterMapped
+    registered = ("register", 1, address, 8192, portable | mapped)
+    assert runtime.calls == [registered, ("unregister", 1, address)] and runtime.current == 0
     alive = weakref.ref(memory)
     del memory
     assert alive() is None, "who unpins memory does not keep it"
