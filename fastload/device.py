@@ -117,6 +117,7 @@ class Backend:
 
         Raises:
             ImportError: torchvision is not installed.
+            torch.OutOfMemoryError: there is no memory for the images.
             RuntimeError: one of the files cannot be decoded; then none is.
         """
         from torchvision.io import ImageReadMode, decode_jpeg
@@ -124,8 +125,10 @@ class Backend:
         mode = ImageReadMode.RGB if channels == 3 else ImageReadMode.GRAY
         try:
             decoded: list[torch.Tensor] = decode_jpeg(list(files), mode=mode, device=self.device)
-        except RuntimeError:
+        except RuntimeError as error:
             torch.cuda.synchronize(self.device)  # it may have left work behind, on memory that is free now
+            if "out of memory" in str(error):  # which torchvision (0.26) says as it says that a file is damaged
+                raise torch.OutOfMemoryError(str(error)) from error
             raise
         return decoded
 
@@ -172,7 +175,8 @@ class Backend:
 
     def record(self) -> Any:
         """Returns an event that is finished when all work that the side stream was given so far is."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        # Who waits for it sleeps: else `synchronize` keeps a CPU busy for as long as a copy takes.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         event.record(self._stream)
         return event
 
