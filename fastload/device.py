@@ -100,7 +100,7 @@ class Backend:
             try:
                 yield
             finally:
-                self._decoding_stream.synchronize()
+                self._marked(self._decoding_stream).synchronize()
 
     def decode_jpegs(self, files: Sequence[torch.Tensor], channels: int) -> list[torch.Tensor]:
         """Decodes JPEG files by nvJPEG, through torchvision; called within `decoding`. Never run on a GPU so far.
@@ -175,9 +175,12 @@ class Backend:
 
     def record(self) -> Any:
         """Returns an event that is finished when all work that the side stream was given so far is."""
+        return self._marked(self._stream)
+
+    def _marked(self, stream: Any) -> Any:
         # Who waits for it sleeps: else `synchronize` keeps a CPU busy for as long as a copy takes.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        event.record(self._stream)
+        event.record(stream)
         return event
 
     def finished(self, event: Any) -> bool:

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -62,7 +63,7 @@ def test_memory_is_registered_and_unregistered_under_its_own_device(monkeypatch)
     assert alive() is None, "who unpins memory does not keep it"
 
 
-def test_the_host_takes_no_cpu_while_it_waits_for_an_event(monkeypatch):
+def test_the_host_takes_no_cpu_while_it_waits_for_copies_or_the_decoder(monkeypatch):
     class Event:
         def __init__(self, *, blocking=False):
             self.blocking = blocking
@@ -70,11 +71,19 @@ def test_the_host_takes_no_cpu_while_it_waits_for_an_event(monkeypatch):
         def record(self, stream):
             self.stream = stream
 
+        def synchronize(self):
+            waited.append(self.stream)
+
+    waited = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     backend = Backend.__new__(Backend)
-    backend._stream = "side"
+    backend._stream, backend._decoding_stream, backend._decoding = "side", "decoding", threading.Lock()
     event = backend.record()
     assert event.blocking and event.stream == "side"
+    with contextlib.suppress(OSError), backend.decoding():
+        raise OSError
+    assert waited == ["decoding"] and not backend._decoding.locked()
 
 
 @pytest.mark.parametrize(
