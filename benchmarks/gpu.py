@@ -54,7 +54,9 @@ SETS = {
     },
     "third": {"data": 80, "plain-resnet50": 60, "plain-resnet18": 60, "parallel": 90, "train-compiled": 120},
 }  # fmt: skip
-"""The sections of each command in order of worth, and the seconds that each may take: a command ends in its budget."""
+"""The sections of each command in order of worth, and the seconds that each may take: a command ends in its budget.
+
+What earlier ones did not take is the next one's, up to twice its own."""
 
 LIMITS_S = {name: limit for sections in SETS.values() for name, limit in sections.items()}
 NEED_DATA = set(LIMITS_S) - {"sanity", "copy", "data", "kernel", "parallel"}
@@ -109,14 +111,16 @@ class Run:
     def sections(self, names: list[str]) -> None:
         """All of them, in order, as far as time allows."""
         built = "data" in names
-        for name in names:
+        for place, name in enumerate(names):
             left = self.left_s() - PLOTS_S
+            spare = left - sum(LIMITS_S[later] for later in names[place + 1 :])
             if left < LEAST_S.get(name, 15.0):
                 self.write({"section": name, "figures": {}, "skipped": f"the budget left {max(0, left):.0f} s"})
             elif name in NEED_DATA and not built:
                 self.write({"section": name, "figures": {}, "error": "the data could not be made"})
             else:
-                limit = self.options.limit.get(name, LIMITS_S[name])
+                usual = LIMITS_S[name]
+                limit = self.options.limit.get(name, max(usual, min(2 * usual, spare)))
                 self.write(self.section(name, min(limit, left)))
             if self.stopped:
                 return

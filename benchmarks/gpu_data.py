@@ -76,7 +76,8 @@ def _decode(file: Path) -> NDArray[np.uint8]:
 
 
 def write_repeated(path: Path, pixels: NDArray[np.uint8], rows: int, workers: int) -> None:
-    """A packed file of so many rows: the pictures, over and over."""
+    """A packed file of so many rows: the pictures, over and over. It has its name when it is whole."""
+    part = path.with_suffix(".part")
     number = np.arange(rows)
     row_bytes = pixels[0].nbytes
     spec = PixelSpec(pixels.shape[1:], pixels.dtype, chunk_rows_for(row_bytes, rows))
@@ -88,19 +89,20 @@ def write_repeated(path: Path, pixels: NDArray[np.uint8], rows: int, workers: in
     }
     attrs: dict[str, Any] = {"decoder": "none", "source_layout": "arrays", "pack_options": "{}", "seed": 0}
     offset = create_file(
-        path, num_rows=rows, pixels={"images": spec}, columns=columns, attrs=attrs | {"shuffled": True}
+        part, num_rows=rows, pixels={"images": spec}, columns=columns, attrs=attrs | {"shuffled": True}
     )["images"]
     block = min(256, len(pixels))
     assert len(pixels) % block == 0, "blocks do not cross the end of the pictures"
 
     def write(fd: int, first: int) -> None:
         at = first % len(pixels)
-        part = pixels[at : at + min(block, rows - first)]
-        if os.pwrite(fd, part.data, offset + first * row_bytes) != part.nbytes:
+        some = pixels[at : at + min(block, rows - first)]
+        if os.pwrite(fd, some.data, offset + first * row_bytes) != some.nbytes:
             raise OSError(f"{path}: the file system is full")
 
-    with open(path, "r+b") as file, ThreadPoolExecutor(workers) as pool:
+    with open(part, "r+b") as file, ThreadPoolExecutor(workers) as pool:
         list(pool.map(partial(write, file.fileno()), range(0, rows, block)))
+    part.rename(path)
 
 
 def build(folder: Path, *, pictures: int, side: int, photo_rows: int, face_rows: Iterable[int]) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class CudaDevice:
             "pinned_bytes": self._registered.peak,
         }
         if hasattr(torch.cuda, "host_memory_stats"):
-            found["pinned_by_torch_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
+            found["pinned_by_torch_bytes"] = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
         return found
 
     def nvml(self) -> Any:

@@ -25,14 +25,18 @@ import gpu_pipelines as pipelines
 import harness
 from fastload import FastLoader, PackedDataset
 from fastload import transforms as fast
+from fastload.device import Backend, open_backend
 from fastload.prefetch.cached_feed import RowCache
+from fastload.prefetch.ring import allocate_aligned
 from fastload.transforms import Draws, apply_transforms
 from gpu_bench import Bench
 from gpu_device import Device
+from gpu_meter import counters
 
 NEEDED = ("h5py", "PIL", "xxhash", "psutil", "fastload.loader", "fastload.pack", "fastload.profiling.meter")
 WELCOME = ("triton", "pynvml", "torchvision", "simplejpeg", "zstandard", "hdf5plugin", "matplotlib")
 SLEEP_S = 0.05
+LATE_S = 0.01  # that the device is behind with each batch: the host lets go of batches that it has not read yet
 
 
 def sanity(bench: Bench) -> None:
@@ -42,15 +46,19 @@ def sanity(bench: Bench) -> None:
     path = bench.data / "sanity.h5"
     pixels = np.random.default_rng(0).integers(0, 256, (sizes.sanity_rows, sizes.photo, sizes.photo, 3), np.uint8)
     gpu_data.write_repeated(path, pixels, len(pixels), 4)
-    ways: dict[str, dict[str, Any]] = {"threads": {}, "pread": {"read": "pread"}, "device cache": {"cache": "device"},
-                                       "host cache": {"cache": "host"}}  # fmt: skip
-    for name, options in ways.items():
-        bench.figure(
-            f"wrong bytes of a batch, {name}", lambda options=options: _wrong_bytes(bench, path, pixels, **options),
-            target="<= 0",
-        )  # fmt: skip
+    # Kernels that read the host's memory come after what needs none: a wrong address ends all work of this process.
     processes = PackedDataset(path, fields=["images"], transform=_as_it_is)
-    bench.figure("wrong bytes of a batch, processes", lambda: _wrong_bytes(bench, processes, pixels), target="<= 0")
+    ways: dict[str, tuple[Any, dict[str, Any]]] = {
+        "threads": (path, {}), "pread": (path, {"read": "pread"}), "device cache": (path, {"cache": "device"}),
+        "processes": (processes, {}), "host cache": (path, {"cache": "host"}),
+    }  # fmt: skip
+    for name, (source, options) in ways.items():
+        if name == "host cache":
+            bench.figure("wrong bytes of memory that the loader pins", lambda: _registered(bench), target="<= 0")
+        bench.figure(
+            f"wrong bytes of a batch, {name}",
+            lambda source=source, options=options: _wrong_bytes(bench, source, pixels, **options), target="<= 0",
+        )  # fmt: skip
     bench.figure("wrong bytes of rows beyond 2^31", lambda: _far_rows(bench), target="<= 0")
     for batch, target in zip(sizes.batches, ("<= 150", "<= 200"), strict=True):
         bench.figure(f"host time of next(), batch {batch}", lambda batch=batch: _next_us(bench, path, batch),
@@ -64,6 +72,8 @@ def sanity(bench: Bench) -> None:
     for lane_bytes in (1, 4, 16):
         bench.figure(f"zero-copy, lanes of {lane_bytes}", lambda lane_bytes=lane_bytes: _zero_copy(bench, lane_bytes))
     bench.figure("zero-copy, rows by gather_rows", lambda: _rows_over_bus(bench))
+    bench.figure("counters of the driver that can be read", lambda: _counters(device), target=">= 4")
+    bench.figure("JPEG files that the device decodes, of two", lambda: _jpegs(device), target=">= 2")
     path.unlink()
 
 
@@ -92,18 +102,80 @@ def _loader(bench: Bench, source: Any, batch: int, transform: Sequence[Any] = ()
 
 
 def _wrong_bytes(bench: Bench, source: Any, pixels: NDArray[np.uint8], **options: Any) -> dict[str, Any]:
-    """Bytes of two epochs that are not those of the file; the second one is read ahead, or gathered from a cache."""
+    """Bytes of two epochs that are not those of the file; the second one is read ahead, or gathered from a cache.
+
+    The device reads each batch when the host is some batches ahead: memory that is used again too early is seen.
+    """
     loader = _loader(bench, source, bench.sizes.batches[0], **options)
     wrong = count = 0
     try:
         for _ in range(2):
-            for batch in loader:
-                found = batch[0].permute(0, 2, 3, 1).cpu().numpy()
-                wrong += int(np.count_nonzero(found != pixels[batch.rows.cpu().numpy()]))
+            read = []
+            for images, rows in ((batch[0], batch.rows) for batch in loader):
+                bench.device.delay(LATE_S)
+                read.append((images.clone(), rows.clone()))
+                del images, rows
+            for images, rows in read:
+                found = images.permute(0, 2, 3, 1).cpu().numpy()
+                wrong += int(np.count_nonzero(found != pixels[rows.cpu().numpy()]))
                 count += len(found)
     finally:
         loader.close()
     return {"value": wrong, "unit": f"bytes of {count:,} images"}
+
+
+def _registered(bench: Bench) -> dict[str, Any]:
+    """Wrong bytes of memory pinned as the loader pins its own, brought to the device by a copy and by a kernel.
+
+    Memory is refused that is pinned already; a launch after that fails for no reason of its own.
+    """
+    device, cuda = bench.device, bench.device.kind == "cuda"
+    with _triton(bench):
+        from gpu_lanes import copy
+    backend = _backend(device)
+    memory = allocate_aligned(bench.sizes.lane_bytes)
+    memory[:] = np.random.default_rng(3).integers(0, 256, len(memory), np.uint8)
+    host = torch.from_numpy(memory)
+    begin = time.perf_counter()
+    unpin = backend.pin(memory)
+    seconds = time.perf_counter() - begin
+    if unpin is None:
+        raise RuntimeError(f"the system does not let {memory.nbytes:,} bytes be pinned")
+    try:
+        again = backend.pin(memory) if cuda else None
+        copied, read = (torch.empty_like(host, device=device.torch) for _ in range(2))
+        copied.copy_(host, non_blocking=True)
+        copy(host, read, 16)
+        wrong = sum(int(np.count_nonzero(one.cpu().numpy() != memory)) for one in (copied, read))
+        told = {"is_pinned": host.is_pinned(), "pinned_twice": again is not None}
+    finally:
+        unpin()
+    told |= {"is_pinned_afterwards": host.is_pinned(), "pin_gb_per_s": memory.nbytes / seconds / 1e9}
+    if cuda and (told["is_pinned"], told["pinned_twice"], told["is_pinned_afterwards"]) != (True, False, False):
+        raise AssertionError(f"pinned once, then, not again, and not afterwards: {told}")
+    return {"value": wrong, "unit": f"bytes of {memory.nbytes:,}, twice", **told}
+
+
+def _backend(device: Device) -> Backend:
+    backend = open_backend(device.loader)
+    assert backend is not None, "it is no CPU"
+    return backend
+
+
+def _counters(device: Device) -> dict[str, Any]:
+    """What the driver (NVML) says while the device is busy."""
+    with counters(device.nvml(), every_s=0.05, visible="0" if device.kind == "cpu" else None) as found:
+        device.delay(0.5)
+        time.sleep(0.5)
+    device.synchronize()
+    absent = found.pop("error", "")
+    return {"value": len(found), "unit": f"counters{absent and ': '}{absent}", "counters": found}
+
+
+def _jpegs(device: Device) -> dict[str, Any]:
+    """Whether `decode="device"` would be taken; why not."""
+    reason = _backend(device).why_no_jpegs()
+    return {"value": 0 if reason else 2, "unit": f"files{reason and ': '}{reason}"}
 
 
 def _far_rows(bench: Bench) -> dict[str, Any]:

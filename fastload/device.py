@@ -22,7 +22,7 @@ from fastload.timing.clocks import Clock, CudaClock
 
 _log = logging.getLogger("fastload")
 
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+_PORTABLE_AND_MAPPED = 3  # of cudaHostRegister: pinned for every device, and readable by kernels
 
 
 class DeviceMemory(NamedTuple):
@@ -65,7 +65,7 @@ class Backend:
         address = memory.ctypes.data
         # Registered for whichever device is current, and without the flag for that one only.
         with torch.cuda.device(self.device):
-            if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)) == 0:
+            if int(runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE_AND_MAPPED)) == 0:
                 return functools.partial(self._unpin, runtime, address)
             try:
                 # The failure stays the runtime's last error, and the next launch would raise it as its own: clear it.
@@ -100,7 +100,7 @@ class Backend:
             try:
                 yield
             finally:
-                self._decoding_stream.synchronize()
+                self._marked(self._decoding_stream).synchronize()
 
     def decode_jpegs(self, files: Sequence[torch.Tensor], channels: int) -> list[torch.Tensor]:
         """Decodes JPEG files by nvJPEG, through torchvision; called within `decoding`. Never run on a GPU so far.
@@ -117,6 +117,7 @@ class Backend:
 
         Raises:
             ImportError: torchvision is not installed.
+            torch.OutOfMemoryError: there is no memory for the images.
             RuntimeError: one of the files cannot be decoded; then none is.
         """
         from torchvision.io import ImageReadMode, decode_jpeg
@@ -124,8 +125,10 @@ class Backend:
         mode = ImageReadMode.RGB if channels == 3 else ImageReadMode.GRAY
         try:
             decoded: list[torch.Tensor] = decode_jpeg(list(files), mode=mode, device=self.device)
-        except RuntimeError:
+        except RuntimeError as error:
             torch.cuda.synchronize(self.device)  # it may have left work behind, on memory that is free now
+            if "out of memory" in str(error):  # which torchvision (0.26) says as it says that a file is damaged
+                raise torch.OutOfMemoryError(str(error)) from error
             raise
         return decoded
 
@@ -172,8 +175,12 @@ class Backend:
 
     def record(self) -> Any:
         """Returns an event that is finished when all work that the side stream was given so far is."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        event.record(self._stream)
+        return self._marked(self._stream)
+
+    def _marked(self, stream: Any) -> Any:
+        # Who waits for it sleeps: else `synchronize` keeps a CPU busy for as long as a copy takes.
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        event.record(stream)
         return event
 
     def finished(self, event: Any) -> bool:
@@ -233,7 +240,8 @@ def _unpin(backend: Backend, pinned: list[tuple[NDArray[np.uint8], Callable[[], 
         return
     backend.drain()  # a copy or a kernel may still read it
     while pinned:
-        pinned.pop()[1]()
+        one = pinned.pop()  # the memory is not freed before it is unpinned
+        one[1]()
 
 
 def open_backend(device: str | torch.device | Backend | None) -> Backend | None:

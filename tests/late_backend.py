@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -67,9 +68,11 @@ class LateBackend(Backend):
         self.pinned += memory.nbytes
         first = memory.ctypes.data
         memory_bytes = memory.nbytes  # and not the memory, which would then never be freed
+        held = weakref.ref(memory)
 
         def undo():
             self.note_process()
+            assert held() is not None, "memory was freed, perhaps given to another, while it was pinned"
             assert not self.computing, "a kernel may still read this memory"
             inside = [first <= host.data_ptr() < first + memory_bytes for _, host in self.queue]
             assert not any(inside), "a copy still reads this memory"

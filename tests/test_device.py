@@ -6,7 +6,10 @@ import contextlib
 import gc
 import logging
 import os
+import sys
+import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +31,7 @@ class Runtime:
         self.current, self.calls = 0, []
 
     def cudaHostRegister(self, address, num_bytes, flags):
-        self.calls.append(("register", self.current, address, num_bytes))
+        self.calls.append(("register", self.current, address, num_bytes, flags))
         return 0
 
     def cudaHostUnregister(self, address):
@@ -52,10 +55,56 @@ def test_memory_is_registered_and_unregistered_under_its_own_device(monkeypatch)
     undo = backend.pin(memory)
     undo()
     address = memory.ctypes.data
-    assert runtime.calls == [("register", 1, address, 8192), ("unregister", 1, address)] and runtime.current == 0
+    portable, mapped = 1, 2  # the values of cudaHostRegisterPortable and cudaHostRegisterMapped
+    registered = ("register", 1, address, 8192, portable | mapped)
+    assert runtime.calls == [registered, ("unregister", 1, address)] and runtime.current == 0
     alive = weakref.ref(memory)
     del memory
     assert alive() is None, "who unpins memory does not keep it"
+
+
+def test_the_host_takes_no_cpu_while_it_waits_for_copies_or_the_decoder(monkeypatch):
+    class Event:
+        def __init__(self, *, blocking=False):
+            self.blocking = blocking
+
+        def record(self, stream):
+            self.stream = stream
+
+        def synchronize(self):
+            waited.append(self.stream)
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    backend = Backend.__new__(Backend)
+    backend._stream, backend._decoding_stream, backend._decoding = "side", "decoding", threading.Lock()
+    event = backend.record()
+    assert event.blocking and event.stream == "side"
+    with contextlib.suppress(OSError), backend.decoding():
+        raise OSError
+    assert waited == ["decoding"] and not backend._decoding.locked()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [("CUDA out of memory. Tried to allocate 20 MiB.", torch.OutOfMemoryError), ("nvJPEG refused it: 2", RuntimeError)],
+)
+def test_memory_that_runs_out_while_jpegs_are_decoded_is_no_damaged_file(monkeypatch, said, kind):
+    def decode_jpeg(files, *, mode, device):
+        raise RuntimeError(f"Error while decoding JPEG images: {said}")
+
+    waited = []
+    modes = SimpleNamespace(RGB="RGB", GRAY="GRAY")
+    torchvision_io = SimpleNamespace(decode_jpeg=decode_jpeg, ImageReadMode=modes)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(io=torchvision_io))
+    monkeypatch.setitem(sys.modules, "torchvision.io", torchvision_io)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    backend = Backend.__new__(Backend)
+    backend.device = torch.device("cuda", 1)
+    with pytest.raises(RuntimeError, match="while decoding") as caught:
+        backend.decode_jpegs([torch.zeros(4, dtype=torch.uint8)], 3)
+    assert type(caught.value) is kind and waited == [backend.device]
 
 
 def test_pinned_memory_lives_until_it_is_unpinned_after_the_device_has_done_its_work():

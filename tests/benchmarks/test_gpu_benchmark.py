@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -83,7 +84,7 @@ def test_every_section_gives_its_figures_without_optional_packages_and_leaves_no
     filled = records["device-cache"]["figures"]["device cache, photos to 32, batch 8"]
     assert filled["filled_gb_per_s"] > 0 and filled["workers"] >= 1
     wrong = {name: figure["value"] for name, figure in records["sanity"]["figures"].items() if "wrong" in name}
-    assert len(wrong) == 6
+    assert len(wrong) == 7
     assert set(wrong.values()) == {0}
     assert 0 <= training["stall_share"] <= 1
     pictures = [tmp_path / "out" / f"gpu_{name}.png" for name in ("kernel", "feed", "training", "step_rate")]
@@ -179,6 +180,60 @@ def test_the_sections_of_a_command_end_within_its_budget_and_each_is_in_one(in_b
     for sections in gpu.SETS.values():
         assert gpu.MACHINE_S + sum(sections.values()) + gpu.PLOTS_S <= gpu.BUDGET_S
     assert set(gpu.LIMITS_S) == set(gpu_sections.SECTIONS) - {"machine", "plots"}
+
+
+def test_a_section_gets_what_earlier_ones_left_and_later_ones_do_not_need(in_benchmarks, tmp_path):
+    import gpu
+
+    run, left = gpu.Run.__new__(gpu.Run), [gpu.PLOTS_S + 500.0]
+    run.options, run.data, run.stopped = SimpleNamespace(limit={"copy": 7.0}), tmp_path, False
+    run.left_s, given = lambda: left[0], {}
+
+    def section(name, limit_s):
+        given[name] = limit_s
+        left[0] -= min(limit_s, 60.0)
+        return {}
+
+    run.section, run.write = section, lambda record: None
+    run.sections(["sanity", "kernel", "parallel", "copy"])
+    limits = gpu.LIMITS_S
+    assert given["sanity"] == 2 * limits["sanity"] and given["kernel"] == 2 * limits["kernel"] and given["copy"] == 7.0
+    left[0] = gpu.PLOTS_S + 10.0 + limits["sanity"] + limits["kernel"] + limits["copy"]
+    run.sections(["sanity", "kernel", "copy"])
+    assert given["sanity"] == limits["sanity"] + 10 and given["kernel"] == limits["kernel"]
+
+
+def test_a_packed_file_that_was_not_written_to_its_end_has_no_name(in_benchmarks, tmp_path, monkeypatch):
+    import gpu_data
+
+    pixels, path = np.ones((8, 4, 4, 3), np.uint8), tmp_path / "photos.h5"
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(os, "pwrite", lambda *_: 0)
+        gpu_data.write_repeated(path, pixels, 20, 1)
+    assert not path.exists()
+    gpu_data.write_repeated(path, pixels, 20, 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["photos.h5"]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(("lane_bytes", "access"), [(1, "b8"), (4, "b32"), (16, "v4.b32")])
+def test_each_lane_reads_and_writes_so_many_bytes_at_once(in_benchmarks, lane_bytes, access):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    import gpu_lanes
+
+    dtype, values = gpu_lanes.LANES[lane_bytes]
+    pointer = {torch.uint8: "*u8", torch.int32: "*i32"}[dtype]
+    signature = {"source": pointer, "target": pointer, "BLOCK": "constexpr"}
+    hints = {(number,): [["tt.divisibility", 16]] for number in (0, 1)}
+    constants = {(2,): 32 * gpu_lanes.WARPS * values}
+    source = ASTSource(gpu_lanes._copy, signature, constants, hints)
+    # For a GPU that need not be there: the interpreter, by which the section is tried on the CPU, takes more.
+    options = {"num_warps": gpu_lanes.WARPS, "enable_fp_fusion": True}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    assert [set(re.findall(rf"\b{kind}\.global\.([\w.]+)", ptx)) for kind in ("ld", "st")] == [{access}, {access}]
 
 
 def test_one_figure_that_fails_leaves_the_next(tmp_path, in_benchmarks):

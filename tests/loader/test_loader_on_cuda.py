@@ -63,8 +63,8 @@ def test_the_host_waits_for_nothing_inside_the_loop(packed, name, cache):
     list(loader)  # kernels are compiled, memory is pinned, rows are cached
     torch.cuda.synchronize()
     total = torch.zeros((), device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for images, _ in loader:
             total += images.float().mean()
     finally:
@@ -117,6 +117,7 @@ def test_a_captured_graph_is_fed_right(packed):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # advice of the compiler's, such as TF32 for products
 def test_a_compiled_model_is_fed_right(packed):
     net, transforms = small_net(), PIPELINES["imagenet"]
     compiled = torch.compile(net)

@@ -84,8 +84,8 @@ def in_channels_last_memory(images: torch.Tensor) -> bool:
 def nothing_waits() -> Iterator[None]:
     """Within, whatever waits for the device raises."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
