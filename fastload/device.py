@@ -244,7 +244,7 @@ def _unpin(backend: Backend, pinned: list[tuple[NDArray[np.uint8], Callable[[], 
         one[1]()
 
 
-def open_backend(device: str | torch.device | Backend | None) -> Backend | None:
+def open_backend(device: str | int | torch.device | Backend | None) -> Backend | None:
     """Returns the backend of a device; None for the CPU (`None`, "cpu"), where batches need no copy.
 
     A `Backend` is returned as it is, so that a test can give a loader one that behaves like a GPU.
@@ -255,7 +255,8 @@ def open_backend(device: str | torch.device | Backend | None) -> Backend | None:
     if isinstance(device, Backend):
         return device
     try:
-        wanted = torch.device("cpu" if device is None else device)
+        # A number alone means an accelerator's, which torch only takes where it sees one.
+        wanted = torch.device("cpu" if device is None else f"cuda:{device}" if type(device) is int else device)
     except (RuntimeError, TypeError) as exc:
         raise OptionError(
             f"device={device!r}: torch knows no such device. Give None, 'cpu', 'cuda' or 'cuda:1'."

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 tools/train.py celeba.h5              DDP: nccl on GPUs, gloo on CPUs
     python tools/train.py celeba.h5 --spawn 2                         the same without torchrun
     python tools/train.py celeba.h5 --parallel dp-loss                one process, all its GPUs
-    python tools/train.py celeba.h5 --checkpoint run.pt --resume      goes on where it stopped, mid-epoch too
+    python tools/train.py celeba.h5 --checkpoint run.pt --resume      goes on from the last checkpoint
     python tools/train.py camvid.h5 --epochs 40                       masks: segmentation, mean IoU, a picture
     python tools/train.py reviews.h5                                  tokens and no images: texts
     python tools/train.py photos.h5 --size 160                        images of several sizes, cut to 160x160

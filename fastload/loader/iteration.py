@@ -232,9 +232,9 @@ class Iteration(Iterator[Batch | DictBatch]):
         """Returns what is raised for a pass that is over: the end of the loop, or an error that says how to go on."""
         if self._displaced:
             return OptionError(
-                "this iteration was ended by a newer iter() of the same FastLoader, or its close(): a loader has one "
-                "epoch under way. To look at a batch within the loop, or to iterate twice at once, make another "
-                "FastLoader of the same file."
+                "this iteration was ended by a newer iter() of the same FastLoader, its load_state_dict() or its "
+                "close(): a loader has one epoch under way. To look at a batch within the loop, or to iterate twice at "
+                "once, make another FastLoader of the same file."
             )
         if self._pid != os.getpid():
             return OptionError(

@@ -132,7 +132,7 @@ class ProcessFeed:
             try:
                 if self._workers is None:
                     filler = Filler(options.data, self._memory, self._wanted, options.plan.batch_size)
-                    self._workers = start_workers(filler, self.num_workers, warn=not self.watched)
+                    self._workers = start_workers(filler, self.num_workers)
                 self.receive_all()  # so that it is known which workers are idle
                 stream = ProcessStream(self, coming, number, timed=timed)
             except BaseException:

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pickle import PicklingError
@@ -47,7 +48,7 @@ class Workers(_MultiProcessingDataLoaderIter):
             sampler=(),
             num_workers=number,
             collate_fn=_as_it_is,
-            worker_init_fn=end_with_parent,
+            worker_init_fn=_begin_worker,
             persistent_workers=True,
             multiprocessing_context=worker_context(),
             generator=torch.Generator(device="cpu"),  # the user's global one is not drawn from
@@ -131,6 +132,38 @@ class Workers(_MultiProcessingDataLoaderIter):
             super()._shutdown_workers()
 
 
+def _begin_worker(worker: int) -> None:
+    """Runs in a new worker process: leaves signals to the process that made it, and ends with that."""
+    # SIGINT of Ctrl-C goes to all processes of a terminal. The training process decides what follows: it may go on.
+    for number in {signal.SIGINT, *signal.pthread_sigmask(signal.SIG_BLOCK, ())}:
+        signal.signal(number, _take_no_notice)  # not SIG_IGN, which the programs that a dataset starts would inherit
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    end_with_parent(worker)
+
+
+def _take_no_notice(number: int, frame: Any) -> None:
+    """Handles a signal by doing nothing."""
+
+
+@contextmanager
+def _own_signals_blocked() -> Iterator[None]:
+    """Blocks the signals that this program handles itself; processes that are started meanwhile inherit that.
+
+    A scheduler that announces the end of a job sends SIGUSR1 or so to all its processes. The program's handler saves a
+    checkpoint, and the processes that were started without it would die.
+    """
+    own = {
+        number
+        for number in signal.valid_signals() - {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
+        if callable(signal.getsignal(number))
+    }
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, own)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def end_with_parent(worker: int) -> None:
     """Ends this worker process at once when the process that made it is gone, however that ended.
 
@@ -162,8 +195,8 @@ def _death(workers: Sequence[Any], hint: str) -> WorkerError:
     return WorkerError(f"a worker of the loader died: {'; '.join(said)}. What it wrote is above.{hint}")
 
 
-def start_workers(dataset: Dataset[Any], number: int, *, warn: bool) -> Workers:
-    """Starts `Workers`; `warn`: also if they are more than CPUs, as torch does.
+def start_workers(dataset: Dataset[Any], number: int) -> Workers:
+    """Starts `Workers`.
 
     Raises:
         OptionError: this process may not have workers, or the dataset cannot be sent to them.
@@ -182,11 +215,11 @@ def start_workers(dataset: Dataset[Any], number: int, *, warn: bool) -> Workers:
         )
     try:
         # torch draws a seed, and would on the user's default device.
-        with torch.device("cpu"), warnings.catch_warnings():
+        with torch.device("cpu"), warnings.catch_warnings(), _own_signals_blocked():
             # The error below says it better.
             warnings.filterwarnings("ignore", "Got pickle error")
-            if not warn:
-                warnings.filterwarnings("ignore", "This DataLoader will create")
+            # The user made no DataLoader, and a dataset that waits gains from more workers than CPUs.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
             return Workers(dataset, number)
     except ChildProcessError as error:
         raise OptionError(
@@ -194,7 +227,10 @@ def start_workers(dataset: Dataset[Any], number: int, *, warn: bool) -> Workers:
             'multiprocessing.set_start_method("fork", force=True) here, or make the loader where the server is.'
         ) from error
     except (EOFError, ConnectionError) as error:
-        raise WorkerError(f"the process that starts the workers ended; what it wrote is above. {GUARD}") from error
+        raise WorkerError(
+            f"the process that starts the workers ended, by a signal (Ctrl-C) or an error; what it wrote is above. "
+            f"{GUARD}"
+        ) from error
     except (PicklingError, AttributeError, TypeError) as error:
         raise OptionError(
             f"the dataset or its transform cannot be sent to worker processes: {error}. Define functions and "

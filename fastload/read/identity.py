@@ -42,6 +42,6 @@ def check_open(file: PackedFile, fd: int) -> None:
         before = f"{then.size:,} bytes and mtime {then.mtime_ns} ns"
         what = f"it was written to: {before}, now {now.size:,} and {now.mtime_ns}"
     raise FileChangedError(
-        f"{file.path}: changed while in use: {what}. Open it again to use the new content, and write new files under "
-        f"a new name while training."
+        f"{file.path}: changed while in use: {what}. Make a new PackedDataset or FastLoader of it to use the new "
+        f"content, and write new files under a new name while training."
     )

@@ -374,8 +374,6 @@ def script(folder, text, packed):
 
 
 ENDLESS = """
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # torch's, where there is one CPU
-
     def slow(sample):
         time.sleep(0.01)
         return sample
@@ -425,6 +423,37 @@ def test_nothing_is_left_behind_after_ctrl_c_or_kill(packed, tmp_path, method, h
     while any(map(os.path.exists, named)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [name for name in named if os.path.exists(name)]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_signals_to_all_processes_are_left_to_the_program(packed, tmp_path, method):
+    text = """
+        import os, signal
+
+        if __name__ == "__main__":
+            multiprocessing.set_start_method(METHOD)
+            signal.signal(signal.SIGUSR1, lambda number, frame: print("handled", flush=True))
+            loader = FastLoader(PackedDataset(PACKED, transform=same), 16, workers=2)
+            for number in (signal.SIGUSR1, signal.SIGINT):
+                try:
+                    for batch in loader:
+                        os.killpg(0, number)
+                        time.sleep(0.001)
+                except KeyboardInterrupt:
+                    print("interrupted", flush=True)
+                print(sum(int(batch.valid.sum()) for batch in loader), "rows", flush=True)
+    """
+    done = subprocess.run(
+        **script(tmp_path, text.replace("METHOD", repr(method)), packed),
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=600,
+    )
+    assert done.stderr == "" and done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said == ["handled"] * (len(said) - 3) + ["48 rows", "interrupted", "48 rows"]
+    assert len(said) > 3
 
 
 def shared_names(pid):
