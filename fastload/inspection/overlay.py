@@ -39,14 +39,10 @@ _DRAWN = {*map(chr, range(32, 127)), "·"}
 class Marks:
     """The marks on one image, in its pixels."""
 
-    mask: NDArray[np.uint8] | None
-    """(H, W)."""
-    boxes: NDArray[np.float64]
-    """(M, 4), two corners each."""
-    classes: NDArray[np.int64]
-    """(M,), of the boxes; -1: none."""
-    points: NDArray[np.float64]
-    """(P, 2)."""
+    mask: NDArray[np.uint8] | None  # (H, W)
+    boxes: NDArray[np.float64]  # (M, 4), two corners each
+    classes: NDArray[np.int64]  # (M,), of the boxes; -1: none
+    points: NDArray[np.float64]  # (P, 2)
 
 
 class Entry(NamedTuple):
@@ -54,8 +50,7 @@ class Entry(NamedTuple):
 
     name: str
     colour: Colour
-    kind: str
-    """ "mask", "box" or "more"."""
+    kind: str  # "mask", "box" or "more"
 
 
 def marks_of(

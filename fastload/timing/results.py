@@ -17,25 +17,15 @@ STAGES = ("reading", "decoding", "transform", "collate", "hand-over", "copy to t
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a training loop; times in seconds.
+    """One step of a training loop; times in seconds."""
 
-    Attributes:
-        begin_s: when its batch was asked for, since the measurement began.
-        wait_s: time the loop waited for the batch.
-        copy_s: time of copying it to the device that the loop waited for (on a GPU: time of the device).
-        transform_s: time of augmenting it, likewise.
-        compute_s: the rest, until the next batch is asked for.
-        samples: samples in the batch.
-        queue_depth: batches that were ready when it was asked for; None: not known.
-    """
-
-    begin_s: float
-    wait_s: float
-    copy_s: float
-    transform_s: float
-    compute_s: float
-    samples: int
-    queue_depth: int | None = None
+    begin_s: float  # when its batch was asked for, since the measurement began
+    wait_s: float  # time the loop waited for the batch
+    copy_s: float  # time of copying it to the device that the loop waited for (on a GPU: time of the device)
+    transform_s: float  # time of augmenting it, likewise
+    compute_s: float  # the rest, until the next batch is asked for
+    samples: int  # samples in the batch
+    queue_depth: int | None = None  # batches that were ready when it was asked for; None: not known
 
     @property
     def duration_s(self) -> float:
