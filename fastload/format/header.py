@@ -47,7 +47,6 @@ class Field:
 
     @property
     def varied(self) -> bool:
-        """Whether rows differ in shape."""
         return self.ragged is not None and 0 in self.shape
 
     @property
@@ -75,7 +74,6 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, stat: os.stat_result) -> FileIdentity:
-        """Returns the identity in the result of a stat."""
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 

@@ -72,7 +72,6 @@ class RaggedIndex:
         return len(self.offset)
 
     def part(self, rows: slice | NDArray[Any]) -> RaggedIndex:
-        """Returns the entries of some of the rows."""
         return RaggedIndex(**{name: values[rows] for name, values in vars(self).items()})
 
     def datasets(self, field: str) -> dict[str, tuple[NDArray[Any], dict[str, Any]]]:

@@ -41,7 +41,6 @@ class PixelSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
     def allocated_bytes(self, num_rows: int) -> int:

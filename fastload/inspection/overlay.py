@@ -165,7 +165,6 @@ def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[st
 
 
 def class_name(value: int, names: tuple[str, ...]) -> str:
-    """Returns the name of a class, or its number."""
     if value == -1:
         return "no label"
     if 0 <= value < len(names):
@@ -174,7 +173,6 @@ def class_name(value: int, names: tuple[str, ...]) -> str:
 
 
 def attributes_of(names: list[str]) -> str:
-    """Returns the first few attribute names and the number of the others."""
     if not names:
         return "none"
     more = f" +{len(names) - MAX_ATTRIBUTES}" if len(names) > MAX_ATTRIBUTES else ""

@@ -193,9 +193,9 @@ class _Sampling:
         most, within = max(1, SAMPLED_ROWS // batch_size), np.arange(batch_size)
         # For `file_order`, (P,), sorted, over the whole plan; then of the samples of batches, (K, B): those for
         # `label_mix`, and those that are followed.
-        self.positions = _some(rng, num_rows, SAMPLED_ROWS)
-        self.batches = _some(rng, num_rows // batch_size, most)[:, None] * batch_size + within
-        self.followed = _some(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
+        self.positions = one_from_each_part(rng, num_rows, SAMPLED_ROWS)
+        self.batches = one_from_each_part(rng, num_rows // batch_size, most)[:, None] * batch_size + within
+        self.followed = one_from_each_part(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
 
     def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
         """Returns the measures of one planned epoch and the one after it."""
@@ -236,7 +236,7 @@ class _Sampling:
         }
 
 
-def _some(rng: np.random.Generator, count: int, most: int) -> Ints:
+def one_from_each_part(rng: np.random.Generator, count: int, most: int) -> Ints:
     """Returns all numbers below `count`, or one random number from each of `most` equal parts of that range."""
     if count <= most:
         return np.arange(count)

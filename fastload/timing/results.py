@@ -156,6 +156,5 @@ class BatchWork:
 
 
 def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
-    """Returns the mean cost of a batch by stage."""
     total = functools.reduce(operator.add, batches, BatchWork({}))
     return dict((total / max(1, len(batches))).stages)

@@ -50,7 +50,6 @@ class BenchResult:
 
     @property
     def title(self) -> str:
-        """The title of reports."""
         return f"fastload bench {self.path.name}"
 
     @property

@@ -87,7 +87,6 @@ class DelayedReader(RowReader):
     delays: Delays
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
-        """Sleeps if it is time to, then reads the rows."""
         self.delays.before(len(rows))
         return super().gather(rows, outs)
 
@@ -98,7 +97,6 @@ class DelayedDataset(PackedDataset):
     delays: Delays
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
-        """Opens a `DelayedReader` with the same options."""
         names = [name for name, _, _ in self.layout()]
         reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows)
         reader.delays = self.delays

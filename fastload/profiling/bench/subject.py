@@ -150,7 +150,6 @@ class Subject:
         return run_for(batches, seconds, work, discard=int(len(loader) > 1), synchronize=finish or self.synchronize)
 
     def synchronize(self) -> None:
-        """Waits until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -182,7 +181,6 @@ class Subject:
 
 
 def default_batch_size(num_samples: int) -> int:
-    """Returns 256, or an eighth of the samples if that is less."""
     return max(1, min(256, num_samples // 8))
 
 

@@ -69,7 +69,6 @@ class Totals:
 
     @property
     def duration_s(self) -> float:
-        """Time of all steps."""
         return self.wait_s + self.copy_s + self.transform_s + self.compute_s
 
     @property
@@ -78,7 +77,6 @@ class Totals:
         return self.wait_s / self.duration_s if self.duration_s else 0.0
 
     def mean_stages(self) -> Mapping[str, Work]:
-        """Returns the mean cost of a batch by stage."""
         return {name: work / self.batches for name, work in self.stages.items()}
 
 

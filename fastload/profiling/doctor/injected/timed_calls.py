@@ -71,7 +71,6 @@ class OpenFetch:
         self.at_once = (0, 0.0)
 
     def add(self, part: str, wall: float, cpu: float) -> None:
-        """Adds a call's time to a part."""
         total = self.parts.setdefault(part, [0.0, 0.0])
         total[0] += wall
         total[1] += cpu
