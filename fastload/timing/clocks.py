@@ -125,12 +125,10 @@ class InFlight:
 
     Args:
         clock: marks on the stream that is current where a batch is asked for.
-        most: batches in flight.
     """
 
-    def __init__(self, clock: Clock, most: int = MOST_IN_FLIGHT) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._most = most
         self._uses: deque[_Use] = deque()
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -138,7 +136,7 @@ class InFlight:
     def ask(self, *, fresh: bool) -> Any:
         """Marks that a batch is asked for, and waits on the host until there is room for it; None if not `fresh`."""
         asked = self.clock.mark() if fresh else None
-        self._read(self._most - 1)
+        self._read(MOST_IN_FLIGHT - 1)
         return asked
 
     def add(self, waits: StreamWaits, step: int, asked: Any) -> None:

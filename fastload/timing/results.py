@@ -40,6 +40,10 @@ class Work:
     running_s: float = 0.0
     blocked_s: float = 0.0
 
+    @property
+    def total_s(self) -> float:
+        return self.running_s + self.blocked_s
+
     def __add__(self, other: Work) -> Work:
         return Work(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
 

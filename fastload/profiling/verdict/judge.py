@@ -149,7 +149,7 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     if not remedies:
         return None
     best = remedies[0]
-    unusual_s = max(costs.stages[cause].running_s + costs.stages[cause].blocked_s for cause in _UNUSUAL)
+    unusual_s = max(costs.stages[cause].total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for remedy in remedies:
         is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause == "too many workers"
