@@ -99,12 +99,8 @@ def estimate_encodings(
 ) -> EncodingEstimates | None:
     """Returns what a dataset would be in its encodings; None if no image of the sample can be decoded.
 
-    Takes 1.5 s for making the sample, up to 1.4 s for the disk, and 0.25 s for each encoding.
-
-    Args:
-        folder: folder on the disk to measure.
-        room: bytes free on the disk; None: does not matter.
-        threads: number of threads that decode, by default one for each CPU.
+    Takes 1.5 s for making the sample, up to 1.4 s for the disk of `folder`, on which `room` bytes are free (None: that
+    does not matter), and 0.25 s for each encoding.
     """
     threads = threads or available_cpus()
     known, count = dataset.known, len(dataset.samples)

@@ -85,17 +85,10 @@ class RaggedIndex:
 
 
 def ragged_offsets(lengths: NDArray[np.int64], chunk_bytes: int, start: int = 0) -> tuple[NDArray[np.int64], int]:
-    """Returns where rows of these lengths are written, one after another, each whole inside a chunk.
+    """Returns where rows of these lengths are written, one after another, each whole inside a chunk, and the new end.
 
-    Rows may come in several calls: each continues at the end that the one before returned, with the same result.
-
-    Args:
-        lengths: int64 (n,), bytes of each row, 0 allowed.
-        chunk_bytes: bytes of a chunk of the dataset.
-        start: end of the dataset so far.
-
-    Returns:
-        int64 (n,) offsets, and the new end of the dataset.
+    Lengths, 0 allowed, and offsets are int64 (n,). Rows may come in several calls: each continues at the end that the
+    one before returned, with the same result.
     """
     offsets = np.empty(len(lengths), np.int64)
     ends = np.cumsum(lengths)

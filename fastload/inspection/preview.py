@@ -68,10 +68,6 @@ def make_preview(
     Args:
         path: a packed file, or any HDF5 file with a dataset `images` of uint8 or uint16.
         output: .png to write; it appears complete or not at all.
-        count: images to show.
-        split: name of the split to show; None for all rows.
-        seed: another seed shows other images.
-        overwrite: whether to replace an existing output.
 
     Raises:
         MissingFileError, FormatError: as `read_header`.

@@ -129,7 +129,6 @@ def measure_shuffles(
         path: a packed file, or another HDF5 file with a dataset `images`.
         batch_size: B, 2 or more; at most a quarter of the rows is used.
         windows: chunks of each window to measure.
-        seed: of the orders and of the random permutations.
 
     Raises:
         MissingFileError, FormatError: the file is missing or cannot be read.

@@ -121,10 +121,8 @@ class InFlight:
     So that there are never many, the host waits before it hands over another one. Each holds memory of the device, and
     a loop that launches a captured graph a step could be a thousand batches ahead.
 
-    Used by the thread of the loop; `read` by any. A forked process, where there is no device, finds nothing.
-
-    Args:
-        clock: marks on the stream that is current where a batch is asked for.
+    Used by the thread of the loop; `read` by any. A forked process, where there is no device, finds nothing. The clock
+    marks the stream that is current where a batch is asked for.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -115,11 +115,7 @@ class BenchResult:
 def run_bench(
     path: Path, options: BenchOptions, *, command: str = "", show: Show = lambda figures: None
 ) -> BenchResult:
-    """Measures what the options ask for; Ctrl-C ends it and keeps the results so far.
-
-    Args:
-        command: that repeats the measurement, for reports.
-        show: called with the current figures while it runs.
+    """Measures what the options ask for; Ctrl-C ends it and keeps the results so far. `command` is for reports.
 
     Raises:
         OptionError, MissingFileError, FormatError, SourceError: before anything is measured.

@@ -137,12 +137,9 @@ class Subject:
         loader: FastLoader | None = None,
         finish: Callable[[], object] | None = None,
     ) -> TimedPass:
-        """Runs one pass over the next epochs, from a cold page cache if asked for.
+        """Runs one pass over the next epochs of a loader, by default the shared one, cold if that was asked for.
 
-        Args:
-            work: called with each batch; returns its number of samples.
-            loader: None: the shared one.
-            finish: waits until the work is done; None: until the device is idle.
+        `work` is called with each batch, and returns its number of samples. `finish` waits until all of it is done.
         """
         self.make_cold()
         loader = loader or self.shared_loader()

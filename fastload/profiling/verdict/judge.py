@@ -38,11 +38,7 @@ _SHARED = 1.25
 
 
 def judge(demands: Demands) -> Verdict:
-    """Returns what limits this loop, the change to make first, and how much that gains at most.
-
-    Args:
-        demands: with at least one step.
-    """
+    """Returns what limits this loop of at least one step, the change to make first, and how much that gains at most."""
     steps, ended_s = demands.steps, demands.per_step(demands.ended_s)
     step_s = statistics.fmean(step.duration_s for step in steps) + ended_s
     waited_s = statistics.fmean(step.wait_s for step in steps) + ended_s
