@@ -160,7 +160,12 @@ def test_slow_samples_are_few_and_take_far_longer():
     # Of samples asked for at once the sum is known: here 200 ms, where 50 usual ones take 50 ms.
     at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.2)]
     assert slow_samples(at_once) == (pytest.approx(0.05), ["1 samples took 151 ms each, where most take 1.00 ms"])
-    assert slow_samples([replace(one, samples=(50, 0.14, 0.0028)) for one in at_once]) == (0.0, [])
+    assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.06, 0.0012))]) == (0.0, [])  # a slower batch
+
+
+def test_of_samples_asked_for_at_once_no_slowest_ones_are_known(tmp_path):
+    one_by_one, at_once = fetch(samples=[3, 0.6, 0.01], slow=[0.5]), fetch(samples=[3, 0.6, 0.2])
+    assert [made.slow for made in judged(tmp_path, one_by_one, at_once).fetches] == [(0.5,), None]
 
 
 def test_of_many_steps_an_even_part_is_kept_and_sums_are_of_all(tmp_path, monkeypatch):
