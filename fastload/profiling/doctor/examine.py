@@ -260,7 +260,7 @@ def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
 def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
     """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
 
-    Of samples asked for at once only their time together is known: of 3 times the usual, one of them took the excess.
+    Of samples asked for at once only their time together is known: of 5 times the usual, one of them took the excess.
 
     Returns the seconds per batch that they take beyond usual ones, and a line of evidence; 0.0 and none if there is
     none.
@@ -274,7 +274,7 @@ def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
     slow = []
     for fetch in fetches:
         number, sum_s, _ = fetch.samples
-        alone = [sum_s - (number - 1) * usual_s] if sum_s > 3 * number * usual_s else []
+        alone = [sum_s - (number - 1) * usual_s] if sum_s > 5 * number * usual_s else []
         slow += [value for value in (alone if fetch.slow is None else fetch.slow) if value > least_s]
     if not slow or len(slow) > 0.1 * count:
         return 0.0, []

@@ -157,10 +157,10 @@ def test_slow_samples_are_few_and_take_far_longer():
     extra_s, note = slow_samples([made([0.101]), made([])])
     assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101 ms each, where most take 1.00 ms"]
     assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
-    # Of samples asked for at once the sum is known: here 200 ms, where 50 usual ones take 50 ms.
-    at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.2)]
-    assert slow_samples(at_once) == (pytest.approx(0.05), ["1 samples took 151 ms each, where most take 1.00 ms"])
-    assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.06, 0.0012))]) == (0.0, [])  # a slower batch
+    # Of samples asked for at once the sum is known: here 300 ms, where 50 usual ones take 50 ms.
+    at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.3)]
+    assert slow_samples(at_once) == (pytest.approx(0.25 / 3), ["1 samples took 251 ms each, where most take 1.00 ms"])
+    assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.2, 0.004))]) == (0.0, [])  # a slower batch
 
 
 def test_of_samples_asked_for_at_once_no_slowest_ones_are_known(tmp_path):
