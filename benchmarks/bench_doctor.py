@@ -87,7 +87,7 @@ PLANTS = {
     27: Plant("spawned workers import torch, short epochs", ("worker start-up",)),
     38: Plant("the first sample of each worker opens much, short epochs", ("worker start-up",)),
     14: Plant("one of some 50 samples waits", ("a slow sample now and then",)),
-    51: Plant("the same, samples of a batch asked for at once", ("a slow sample now and then",), counts=False),
+    51: Plant("the same, samples of a batch asked for at once", ("a slow sample now and then",)),
     30: Plant("one of some 50 pictures is huge", ("a slow sample now and then",)),
     23: Plant("a lock of the workers round h5py", ("lock contention",)),
     32: Plant("flock round h5py", ("lock contention",)),

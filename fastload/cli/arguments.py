@@ -26,7 +26,6 @@ def parse_size(text: str) -> int | tuple[int, int]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Parses names between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

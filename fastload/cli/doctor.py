@@ -70,12 +70,11 @@ def _figures(records: Records) -> Mapping[str, str | float]:
     loader = max(records.loaders, key=lambda found: found.elapsed_s, default=None)
     if loader is None:
         return {"steps": "none yet"}
-    last = [record.step for record in loader.steps[-50:]]
-    elapsed_s = sum(step.duration_s for step in last)
+    elapsed_s = sum(step.duration_s for step in loader.last)
     return {
-        "steps": float(len(loader.steps)),
-        "steps/s, last 50": len(last) / elapsed_s if elapsed_s else 0.0,
-        "waiting, last 50": f"{sum(step.wait_s for step in last) / elapsed_s:.0%}" if elapsed_s else "",
+        "steps": float(loader.steps.count),
+        "steps/s, last 50": len(loader.last) / elapsed_s if elapsed_s else 0.0,
+        "waiting, last 50": f"{sum(step.wait_s for step in loader.last) / elapsed_s:.0%}" if elapsed_s else "",
     }
 
 

@@ -157,7 +157,6 @@ def changes(converted: Mapping[str, int], skipped: Sequence[tuple[str, str]]) ->
 
 
 def print_json(value: Any) -> None:
-    """Prints one JSON object."""
     import json
 
     typer.echo(json.dumps(value, indent=2, default=str))

@@ -28,6 +28,7 @@ CLOSE = 0.9
 """Encodings with at least this fraction of the best rate count as equally fast; then the smaller one is picked."""
 WORTH_LOSS = 1.5
 """How many times faster a lossy encoding must be than the best lossless one."""
+_SAMPLE_S = 1.5
 FEW = 8
 """Rates of fewer samples are not compared."""
 
@@ -94,22 +95,17 @@ def estimate_encodings(
     *,
     room: int | None = None,
     threads: int | None = None,
-    seconds: float = 1.5,
     progress: Progress | None = None,
 ) -> EncodingEstimates | None:
     """Returns what a dataset would be in its encodings; None if no image of the sample can be decoded.
 
-    Args:
-        folder: folder on the disk to measure.
-        room: bytes free on the disk; None: does not matter.
-        threads: number of threads that decode, by default one for each CPU.
-        seconds: time for making the sample; measuring takes up to 1.4 s more for the disk, and 0.25 s for each
-            encoding.
+    Takes 1.5 s for making the sample, up to 1.4 s for the disk of `folder`, on which `room` bytes are free (None: that
+    does not matter), and 0.25 s for each encoding.
     """
     threads = threads or available_cpus()
     known, count = dataset.known, len(dataset.samples)
     made = [option for option in dataset.stores if option.kind != "mixed"]
-    found = take_sample(dataset.encode, made, dataset.samples, threads=threads, seconds=seconds, progress=progress)
+    found = take_sample(dataset.encode, made, dataset.samples, threads=threads, seconds=_SAMPLE_S, progress=progress)
     if not found.samples:
         return None
     row = found.rows[made[0]][0]

@@ -134,10 +134,8 @@ def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int
 class DiskRate(NamedTuple):
     """The rate at which a disk is read."""
 
-    bytes_per_s: float | None
-    """None if it cannot be measured."""
-    note: str
-    """How it was measured, or why it cannot be."""
+    bytes_per_s: float | None  # None if it cannot be measured
+    note: str  # how it was measured, or why it cannot be
 
 
 def measure_disk(folder: Path, num_bytes: int, *, seconds: float = 1.4) -> DiskRate:

@@ -108,7 +108,6 @@ def take_sample(
 
 
 def row_bytes(row: EncodedRow) -> int:
-    """Returns the bytes of a sample's image and mask."""
     return len(row.image) + (0 if row.mask is None else len(row.mask))
 
 

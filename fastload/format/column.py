@@ -14,15 +14,11 @@ as two corners. "": no coordinates."""
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One dataset of a packed file other than pixels.
+    """One dataset of a packed file other than pixels."""
 
-    Attributes:
-        values: (N, ...), a fixed-shape numeric array, or S for keys.
-        attrs: HDF5 attributes as plain Python values, e.g. {"names": ("cat", "dog")}.
-        moves: kind of coordinates, in pixels of the upright image before any resizing; the last axis holds x, y (or
-            x, y, x, y, ...) or the 4 numbers of a box. The packer scales them with the image.
-    """
-
-    values: NDArray[Any]
+    values: NDArray[Any]  # (N, ...), a fixed-shape numeric array, or S for keys
+    # HDF5 attributes as plain Python values, e.g. {"names": ("cat", "dog")}
     attrs: dict[str, Any] = field(default_factory=dict)
+    # Kind of coordinates, in pixels of the upright image before any resizing; the last axis holds x, y (or x, y, x, y,
+    # ...) or the 4 numbers of a box. The packer scales them with the image
     moves: Moves = ""

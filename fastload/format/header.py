@@ -29,35 +29,24 @@ PIXEL_FIELDS = ("images", "masks")
 
 @dataclass(frozen=True)
 class Field:
-    """One dataset of N rows, as the header describes it.
+    """One dataset of N rows, as the header describes it."""
 
-    Attributes:
-        name: its name in the root group.
-        dtype: type of its elements in the file.
-        shape: shape of one row; (H, W, C) for images.
-        offset: byte of the file at which row 0 begins if all rows lie back to back in native byte order and without
-            a filter; else None: the rows are read through HDF5.
-        chunks: HDF5 chunk shape, None for contiguous storage.
-        filters: names of its HDF5 filters, in order.
-        names: class, attribute or split names; empty when the dataset has none.
-        attrs: its other attributes as plain Python values.
-        ragged: extent of its encoded rows if they vary in length; dtype and shape are then those of a decoded row, with
-            0 where rows differ, and offset is None.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    name: str  # its name in the root group
+    dtype: np.dtype[Any]  # type of its elements in the file
+    shape: tuple[int, ...]  # shape of one row; (H, W, C) for images
+    # Byte of the file at which row 0 begins if all rows lie back to back in native byte order and without a filter;
+    # else None: the rows are read through HDF5
     offset: int | None = None
-    chunks: tuple[int, ...] | None = None
-    filters: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    attrs: dict[str, Any] = field(default_factory=dict)
+    chunks: tuple[int, ...] | None = None  # HDF5 chunk shape, None for contiguous storage
+    filters: tuple[str, ...] = ()  # names of its HDF5 filters, in order
+    names: tuple[str, ...] = ()  # class, attribute or split names; empty when the dataset has none
+    attrs: dict[str, Any] = field(default_factory=dict)  # its other attributes as plain Python values
+    # Extent of its encoded rows if they vary in length; dtype and shape are then those of a decoded row, with 0 where
+    # rows differ, and offset is None
     ragged: RaggedExtent | None = None
 
     @property
     def varied(self) -> bool:
-        """Whether rows differ in shape."""
         return self.ragged is not None and 0 in self.shape
 
     @property
@@ -85,37 +74,23 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, stat: os.stat_result) -> FileIdentity:
-        """Returns the identity in the result of a stat."""
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """The header of a file: everything but its rows.
+    """The header of a file: everything but its rows."""
 
-    Attributes:
-        path: as given.
-        version: format version, None for an HDF5 file that fastload did not write.
-        num_rows: N.
-        fields: by name: images, masks, labels, then the others by name.
-        splits: name -> its contiguous run of rows; empty when the file has no split dataset.
-        header_digest: hex; identifies the file's content in saved states.
-        shuffled: rows were shuffled within each split when the file was packed.
-        seed: seed of that shuffle.
-        identity: the file's identity when its header was read.
-        attrs: root attributes as plain Python values.
-    """
-
-    path: Path
-    version: int | None
-    num_rows: int
-    fields: dict[str, Field]
-    splits: dict[str, range]
-    header_digest: str
-    shuffled: bool
-    seed: int
-    identity: FileIdentity
-    attrs: dict[str, Any]
+    path: Path  # as given
+    version: int | None  # format version, None for an HDF5 file that fastload did not write
+    num_rows: int  # N
+    fields: dict[str, Field]  # by name: images, masks, labels, then the others by name
+    splits: dict[str, range]  # name -> its contiguous run of rows; empty when the file has no split dataset
+    header_digest: str  # hex; identifies the file's content in saved states
+    shuffled: bool  # rows were shuffled within each split when the file was packed
+    seed: int  # seed of that shuffle
+    identity: FileIdentity  # the file's identity when its header was read
+    attrs: dict[str, Any]  # root attributes as plain Python values
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))

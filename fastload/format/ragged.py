@@ -40,27 +40,16 @@ class RaggedExtent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodedRow:
-    """One sample as it is written: a row of ragged `images` and, if there are masks, of `masks`.
+    """One sample as it is written: a row of ragged `images` and, if there are masks, of `masks`."""
 
-    Attributes:
-        image: encoded bytes: little-endian pixels (H, W, C), a JPEG file, or a zstd frame of pixels.
-        encoding: RAW, JPEG or ZSTD.
-        shape: (H, W, C) of the pixels, decoded and upright.
-        orientation: EXIF orientation still to be applied to a JPEG; else 1.
-        digest: XXH3-64 of the pixels (of a JPEG: of its bytes), then of the mask's.
-        mask: encoded bytes of the mask, if there are masks.
-        mask_encoding: RAW or ZSTD.
-        ended: whether a JPEG has its end marker; one without it may be cut short.
-    """
-
-    image: bytes | memoryview
-    encoding: int
-    shape: tuple[int, int, int]
-    orientation: int
-    digest: int
-    mask: bytes | memoryview | None = None
-    mask_encoding: int = RAW
-    ended: bool = True
+    image: bytes | memoryview  # encoded bytes: little-endian pixels (H, W, C), a JPEG file, or a zstd frame of pixels
+    encoding: int  # RAW, JPEG or ZSTD
+    shape: tuple[int, int, int]  # (H, W, C) of the pixels, decoded and upright
+    orientation: int  # EXIF orientation still to be applied to a JPEG; else 1
+    digest: int  # XXH3-64 of the pixels (of a JPEG: of its bytes), then of the mask's
+    mask: bytes | memoryview | None = None  # encoded bytes of the mask, if there are masks
+    mask_encoding: int = RAW  # RAW or ZSTD
+    ended: bool = True  # whether a JPEG has its end marker; one without it may be cut short
 
 
 def index_names(field: str) -> tuple[str, ...]:
@@ -83,7 +72,6 @@ class RaggedIndex:
         return len(self.offset)
 
     def part(self, rows: slice | NDArray[Any]) -> RaggedIndex:
-        """Returns the entries of some of the rows."""
         return RaggedIndex(**{name: values[rows] for name, values in vars(self).items()})
 
     def datasets(self, field: str) -> dict[str, tuple[NDArray[Any], dict[str, Any]]]:
@@ -97,17 +85,10 @@ class RaggedIndex:
 
 
 def ragged_offsets(lengths: NDArray[np.int64], chunk_bytes: int, start: int = 0) -> tuple[NDArray[np.int64], int]:
-    """Returns where rows of these lengths are written, one after another, each whole inside a chunk.
+    """Returns where rows of these lengths are written, one after another, each whole inside a chunk, and the new end.
 
-    Rows may come in several calls: each continues at the end that the one before returned, with the same result.
-
-    Args:
-        lengths: int64 (n,), bytes of each row, 0 allowed.
-        chunk_bytes: bytes of a chunk of the dataset.
-        start: end of the dataset so far.
-
-    Returns:
-        int64 (n,) offsets, and the new end of the dataset.
+    Lengths, 0 allowed, and offsets are int64 (n,). Rows may come in several calls: each continues at the end that the
+    one before returned, with the same result.
     """
     offsets = np.empty(len(lengths), np.int64)
     ends = np.cumsum(lengths)

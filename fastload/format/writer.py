@@ -36,12 +36,11 @@ class PixelSpec:
     dtype: np.dtype[Any]
     chunk_rows: int
     attrs: dict[str, Any] = field(default_factory=dict)
+    # If not "none", chunks pass through its HDF5 filter, and are not allocated before they are written
     codec: Codec = NONE
-    """If not "none", chunks pass through its HDF5 filter, and are not allocated before they are written."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
     def allocated_bytes(self, num_rows: int) -> int:
@@ -59,8 +58,7 @@ class RaggedSpec:
 
     num_bytes: int
     chunk_bytes: int
-    row_shape: tuple[int, ...]
-    """(H, W, C) or (H, W) of its rows, 0 where they differ."""
+    row_shape: tuple[int, ...]  # (H, W, C) or (H, W) of its rows, 0 where they differ
     row_dtype: np.dtype[Any]
     attrs: dict[str, Any] = field(default_factory=dict)
 

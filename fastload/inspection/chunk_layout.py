@@ -26,46 +26,26 @@ REPACK_FILE = "To fix this: `fastload repack FILE OUT.h5 --codec none`."
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """How one dataset of pixels lies on disk.
+    """How one dataset of pixels lies on disk."""
 
-    Attributes:
-        dataset: its name in the file.
-        shape: (N, ...).
-        chunks: HDF5 chunk shape; None for contiguous storage.
-        linear: whether images lie back to back from `first_offset` on, unfiltered, so that FastLoader reads them
-            without HDF5.
-        first_offset: byte of the file at which image 0 starts; None if not linear.
-        chunk_rows: images that a chunk holds (or cuts through); all images for contiguous storage.
-        chunk_bytes: of one chunk, uncompressed.
-        num_chunks: chunks in the file's index; 1 for contiguous storage.
-        missing_chunks: chunks that were never written and read as the fill value.
-        compressed: whether the chunks pass through a filter.
-        stored_bytes: allocated in the file.
-        pixel_bytes: of all images, uncompressed.
-        image_bytes: of one image, uncompressed.
-        chunks_per_image: chunks that one image touches; more than 1 if chunks cut images.
-        chunk_bytes_per_image: uncompressed bytes of those chunks.
-        read_bytes_per_image: bytes of the file read for one random image, with HDF5's default chunk cache.
-        decoded_bytes_per_image: bytes that HDF5 produces for one random image, with the same cache.
-    """
-
-    dataset: str
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...] | None
+    dataset: str  # its name in the file
+    shape: tuple[int, ...]  # (N, ...)
+    chunks: tuple[int, ...] | None  # HDF5 chunk shape; None for contiguous storage
+    # Whether images lie back to back from `first_offset` on, unfiltered, so that FastLoader reads them without HDF5
     linear: bool
-    first_offset: int | None
-    chunk_rows: int
-    chunk_bytes: int
-    num_chunks: int
-    missing_chunks: int
-    compressed: bool
-    stored_bytes: int
-    pixel_bytes: int
-    image_bytes: int
-    chunks_per_image: int
-    chunk_bytes_per_image: int
-    read_bytes_per_image: int
-    decoded_bytes_per_image: int
+    first_offset: int | None  # byte of the file at which image 0 starts; None if not linear
+    chunk_rows: int  # images that a chunk holds (or cuts through); all images for contiguous storage
+    chunk_bytes: int  # of one chunk, uncompressed
+    num_chunks: int  # chunks in the file's index; 1 for contiguous storage
+    missing_chunks: int  # chunks that were never written and read as the fill value
+    compressed: bool  # whether the chunks pass through a filter
+    stored_bytes: int  # allocated in the file
+    pixel_bytes: int  # of all images, uncompressed
+    image_bytes: int  # of one image, uncompressed
+    chunks_per_image: int  # chunks that one image touches; more than 1 if chunks cut images
+    chunk_bytes_per_image: int  # uncompressed bytes of those chunks
+    read_bytes_per_image: int  # bytes of the file read for one random image, with HDF5's default chunk cache
+    decoded_bytes_per_image: int  # bytes that HDF5 produces for one random image, with the same cache
 
 
 def chunk_layout(name: str, item: h5py.Dataset, offset: int | None) -> ChunkLayout:

@@ -47,27 +47,17 @@ class ChangedRow:
 
 @dataclass(frozen=True)
 class SourceReport:
-    """Result of comparing a file with its source.
+    """Result of comparing a file with its source."""
 
-    Attributes:
-        compared: rows whose image was decoded again.
-        changed: rows whose pixels or other fields differ, or whose image can no longer be decoded.
-        missing: keys in the file that are not in the source (any more).
-        extra: keys in the source that are not in the file: added since, or left out by `--limit` or as unreadable.
-        decoder_now: decoder used to compare.
-        decoder_file: decoder used to pack.
-        inexact: rows equal within MAX_LEVELS, but not to the byte; always 0 with the decoder used to pack.
-        max_levels: largest difference among those, in levels of 8 bits.
-    """
-
-    compared: int
-    changed: tuple[ChangedRow, ...]
-    missing: tuple[str, ...]
+    compared: int  # rows whose image was decoded again
+    changed: tuple[ChangedRow, ...]  # rows whose pixels or other fields differ, or whose image can no longer be decoded
+    missing: tuple[str, ...]  # keys in the file that are not in the source (any more)
+    # Keys in the source that are not in the file: added since, or left out by `--limit` or as unreadable
     extra: tuple[str, ...]
-    decoder_now: str
-    decoder_file: str
-    inexact: int
-    max_levels: float
+    decoder_now: str  # decoder used to compare
+    decoder_file: str  # decoder used to pack
+    inexact: int  # rows equal within MAX_LEVELS, but not to the byte; always 0 with the decoder used to pack
+    max_levels: float  # largest difference among those, in levels of 8 bits
 
     @property
     def same_decoder(self) -> bool:
@@ -80,15 +70,11 @@ class _Task:
     """Rows of a file to compare."""
 
     file: PackedFile
-    plan: RaggedPlan
-    """How its rows were made, as far as it affects their pixels."""
+    plan: RaggedPlan  # how its rows were made, as far as it affects their pixels
     rows: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    """Indices of the rows' samples in the listing."""
-    headers: NDArray[np.void] | None
-    """HEADERS (n,) of the samples; only of a file with ragged fields."""
-    unread: dict[int, str]
-    """Sample -> why its header cannot be read."""
+    samples: NDArray[np.int64]  # indices of the rows' samples in the listing
+    headers: NDArray[np.void] | None  # HEADERS (n,) of the samples; only of a file with ragged fields
+    unread: dict[int, str]  # sample -> why its header cannot be read
 
 
 def compare_source(

@@ -24,29 +24,17 @@ MAX_COUNTED_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """One dataset.
+    """One dataset."""
 
-    Attributes:
-        name: path in the file, without the leading slash.
-        shape: of the whole dataset, (N, ...).
-        dtype: of its elements, as NumPy writes it.
-        bytes: of its elements, uncompressed.
-        stored_bytes: that HDF5 allocated for it in the file.
-        chunks: HDF5 chunk shape; None for contiguous storage.
-        filters: names of its HDF5 filters.
-        linear: whether all rows lie back to back, unfiltered, so that a row can be read without HDF5.
-        num_names: number of class, attribute or split names in its attributes.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    stored_bytes: int
-    chunks: tuple[int, ...] | None
-    filters: tuple[str, ...]
-    linear: bool
-    num_names: int
+    name: str  # path in the file, without the leading slash
+    shape: tuple[int, ...]  # of the whole dataset, (N, ...)
+    dtype: str  # of its elements, as NumPy writes it
+    bytes: int  # of its elements, uncompressed
+    stored_bytes: int  # that HDF5 allocated for it in the file
+    chunks: tuple[int, ...] | None  # HDF5 chunk shape; None for contiguous storage
+    filters: tuple[str, ...]  # names of its HDF5 filters
+    linear: bool  # whether all rows lie back to back, unfiltered, so that a row can be read without HDF5
+    num_names: int  # number of class, attribute or split names in its attributes
 
 
 @dataclass(frozen=True)
@@ -216,49 +204,30 @@ def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class EncodingInfo:
-    """The rows of a ragged dataset that have one encoding.
+    """The rows of a ragged dataset that have one encoding."""
 
-    Attributes:
-        name: "raw", "jpeg" or "zstd".
-        rows: their number.
-        row_bytes: of one row, on average.
-        share_of_raw: their bytes over those of their pixels.
-    """
-
-    name: str
-    rows: int
-    row_bytes: int
-    share_of_raw: float
+    name: str  # "raw", "jpeg" or "zstd"
+    rows: int  # their number
+    row_bytes: int  # of one row, on average
+    share_of_raw: float  # their bytes over those of their pixels
 
 
 @dataclass(frozen=True)
 class RaggedInfo:
-    """A dataset of rows of varying length.
+    """A dataset of rows of varying length."""
 
-    Attributes:
-        encodings: that occur, most rows first.
-        num_sizes: number of different (height, width).
-        smallest, largest: (height, width) of the rows with the fewest and the most pixels.
-        row_bytes: of one row in the file, on average.
-        pixel_bytes: of all rows, decoded.
-        stored_bytes: of all rows in the file.
-        allocated_bytes: of its chunks; the last one counts whole.
-        chunk_bytes: of one chunk.
-        num_chunks: number of chunks.
-        beyond_chunk: rows larger than a chunk, which have chunks of their own.
-    """
-
-    encodings: tuple[EncodingInfo, ...]
-    num_sizes: int
+    encodings: tuple[EncodingInfo, ...]  # that occur, most rows first
+    num_sizes: int  # number of different (height, width)
+    # smallest, largest: (height, width) of the rows with the fewest and the most pixels
     smallest: tuple[int, int]
     largest: tuple[int, int]
-    row_bytes: int
-    pixel_bytes: int
-    stored_bytes: int
-    allocated_bytes: int
-    chunk_bytes: int
-    num_chunks: int
-    beyond_chunk: int
+    row_bytes: int  # of one row in the file, on average
+    pixel_bytes: int  # of all rows, decoded
+    stored_bytes: int  # of all rows in the file
+    allocated_bytes: int  # of its chunks; the last one counts whole
+    chunk_bytes: int  # of one chunk
+    num_chunks: int  # number of chunks
+    beyond_chunk: int  # rows larger than a chunk, which have chunks of their own
 
     @property
     def share_of_raw(self) -> float:

@@ -39,14 +39,10 @@ _DRAWN = {*map(chr, range(32, 127)), "·"}
 class Marks:
     """The marks on one image, in its pixels."""
 
-    mask: NDArray[np.uint8] | None
-    """(H, W)."""
-    boxes: NDArray[np.float64]
-    """(M, 4), two corners each."""
-    classes: NDArray[np.int64]
-    """(M,), of the boxes; -1: none."""
-    points: NDArray[np.float64]
-    """(P, 2)."""
+    mask: NDArray[np.uint8] | None  # (H, W)
+    boxes: NDArray[np.float64]  # (M, 4), two corners each
+    classes: NDArray[np.int64]  # (M,), of the boxes; -1: none
+    points: NDArray[np.float64]  # (P, 2)
 
 
 class Entry(NamedTuple):
@@ -54,8 +50,7 @@ class Entry(NamedTuple):
 
     name: str
     colour: Colour
-    kind: str
-    """ "mask", "box" or "more"."""
+    kind: str  # "mask", "box" or "more"
 
 
 def marks_of(
@@ -170,7 +165,6 @@ def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[st
 
 
 def class_name(value: int, names: tuple[str, ...]) -> str:
-    """Returns the name of a class, or its number."""
     if value == -1:
         return "no label"
     if 0 <= value < len(names):
@@ -179,7 +173,6 @@ def class_name(value: int, names: tuple[str, ...]) -> str:
 
 
 def attributes_of(names: list[str]) -> str:
-    """Returns the first few attribute names and the number of the others."""
     if not names:
         return "none"
     more = f" +{len(names) - MAX_ATTRIBUTES}" if len(names) > MAX_ATTRIBUTES else ""

@@ -24,6 +24,7 @@ from fastload.errors import ImageError, OptionError
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
+from fastload.inspection.shuffle_quality import one_from_each_part
 from fastload.read.checked import CheckedSamples
 from fastload.read.ragged_rows import sample_error
 from fastload.system.files import check_new_file, save_bytes
@@ -67,10 +68,6 @@ def make_preview(
     Args:
         path: a packed file, or any HDF5 file with a dataset `images` of uint8 or uint16.
         output: .png to write; it appears complete or not at all.
-        count: images to show.
-        split: name of the split to show; None for all rows.
-        seed: another seed shows other images.
-        overwrite: whether to replace an existing output.
 
     Raises:
         MissingFileError, FormatError: as `read_header`.
@@ -111,9 +108,7 @@ def make_preview(
 
 def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
     """Returns `count` different rows (all if there are fewer), ascending, one from each of as many equal parts."""
-    count = min(count, len(rows))
-    edges = np.arange(count + 1) * len(rows) // count
-    return tuple(rows[int(at)] for at in np.random.default_rng(seed).integers(edges[:-1], edges[1:]))
+    return tuple(rows[int(at)] for at in one_from_each_part(np.random.default_rng(seed), len(rows), count))
 
 
 def _thumbnails(
@@ -143,7 +138,6 @@ def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def draw_sheet(file: PackedFile, thumbnails: list[Thumbnail], split: str | None) -> Image.Image:
-    """Returns the sheet: title, grid, legend."""
     title_font, font, small = (ImageFont.load_default(size) for size in (24, 14, 12))
     sizes = [_shown_size(*thumbnail.pixels.shape[:2]) for thumbnail in thumbnails]
     width, height = max(size[0] for size in sizes), max(size[1] for size in sizes)

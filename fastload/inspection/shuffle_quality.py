@@ -49,21 +49,15 @@ _WORSE = {
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure of one order, and the same of uniformly random orders.
+    """One measure of one order, and the same of uniformly random orders."""
 
-    Attributes:
-        value: mean over the epochs measured.
-        full: mean of uniformly random permutations.
-        spread: standard deviation of one random epoch, combined with that of `value`, the mean of the epochs measured
-            (not for `file_order`). The former does not shrink with more epochs: where chunks stay together, all epochs
-            share the luck of the file.
-        as_good: whether it is at most `SPREADS` spreads worse than `full`.
-    """
-
-    value: float
-    full: float
+    value: float  # mean over the epochs measured
+    full: float  # mean of uniformly random permutations
+    # Standard deviation of one random epoch, combined with that of `value`, the mean of the epochs measured (not for
+    # `file_order`). The former does not shrink with more epochs: where chunks stay together, all epochs share the luck
+    # of the file
     spread: float
-    as_good: bool
+    as_good: bool  # whether it is at most `SPREADS` spreads worse than `full`
 
     @property
     def times(self) -> str:
@@ -76,18 +70,12 @@ class Measure:
 
 @dataclass(frozen=True)
 class OrderQuality:
-    """The measures of one shuffle.
+    """The measures of one shuffle."""
 
-    Attributes:
-        shuffle: `full`, `ChunkWindow(16)`, `False`.
-        window_chunks: chunks mixed with each other; None for full and no shuffle.
-        window_rows: rows mixed with each other: all for full shuffle, 1 for none.
-        measures: by name; None if a measure does not apply, as `label_mix` without labels.
-    """
-
-    shuffle: str
-    window_chunks: int | None
-    window_rows: int
+    shuffle: str  # `full`, `ChunkWindow(16)`, `False`
+    window_chunks: int | None  # chunks mixed with each other; None for full and no shuffle
+    window_rows: int  # rows mixed with each other: all for full shuffle, 1 for none
+    # By name; None if a measure does not apply, as `label_mix` without labels
     measures: dict[MeasureName, Measure | None]
 
     @property
@@ -111,31 +99,18 @@ class OrderQuality:
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """Result of `measure_shuffles`; `to_dict` returns it as values for JSON.
+    """Result of `measure_shuffles`; `to_dict` returns it as values for JSON."""
 
-    Attributes:
-        split: name of the split measured; None for all rows.
-        num_rows: rows of an epoch, N.
-        chunk_rows: rows of a chunk; 0: the file has no chunks.
-        batch_size: B.
-        labels: what `label_mix` uses: `classes`, `attributes`, or None.
-        default: the shuffle that shuffle=True means for this file.
-        sampled_rows: samples looked at in an epoch; num_rows if all were.
-        epochs: epochs measured, each with the one after it.
-        orders: full shuffle, chunk windows from large to small, no shuffle.
-        notes: sentences on what was left out, sampled or adapted.
-    """
-
-    split: str | None
-    num_rows: int
-    chunk_rows: int
-    batch_size: int
-    labels: str | None
-    default: str
-    sampled_rows: int
-    epochs: int
-    orders: tuple[OrderQuality, ...]
-    notes: tuple[str, ...]
+    split: str | None  # name of the split measured; None for all rows
+    num_rows: int  # rows of an epoch, N
+    chunk_rows: int  # rows of a chunk; 0: the file has no chunks
+    batch_size: int  # B
+    labels: str | None  # what `label_mix` uses: `classes`, `attributes`, or None
+    default: str  # the shuffle that shuffle=True means for this file
+    sampled_rows: int  # samples looked at in an epoch; num_rows if all were
+    epochs: int  # epochs measured, each with the one after it
+    orders: tuple[OrderQuality, ...]  # full shuffle, chunk windows from large to small, no shuffle
+    notes: tuple[str, ...]  # sentences on what was left out, sampled or adapted
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
@@ -154,7 +129,6 @@ def measure_shuffles(
         path: a packed file, or another HDF5 file with a dataset `images`.
         batch_size: B, 2 or more; at most a quarter of the rows is used.
         windows: chunks of each window to measure.
-        seed: of the orders and of the random permutations.
 
     Raises:
         MissingFileError, FormatError: the file is missing or cannot be read.
@@ -218,9 +192,9 @@ class _Sampling:
         most, within = max(1, SAMPLED_ROWS // batch_size), np.arange(batch_size)
         # For `file_order`, (P,), sorted, over the whole plan; then of the samples of batches, (K, B): those for
         # `label_mix`, and those that are followed.
-        self.positions = _some(rng, num_rows, SAMPLED_ROWS)
-        self.batches = _some(rng, num_rows // batch_size, most)[:, None] * batch_size + within
-        self.followed = _some(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
+        self.positions = one_from_each_part(rng, num_rows, SAMPLED_ROWS)
+        self.batches = one_from_each_part(rng, num_rows // batch_size, most)[:, None] * batch_size + within
+        self.followed = one_from_each_part(rng, self.scanned // batch_size, most)[:, None] * batch_size + within
 
     def planned(self, rows: range, chunk_rows: int, shuffle: ResolvedShuffle, epoch: int) -> Values:
         """Returns the measures of one planned epoch and the one after it."""
@@ -261,7 +235,7 @@ class _Sampling:
         }
 
 
-def _some(rng: np.random.Generator, count: int, most: int) -> Ints:
+def one_from_each_part(rng: np.random.Generator, count: int, most: int) -> Ints:
     """Returns all numbers below `count`, or one random number from each of `most` equal parts of that range."""
     if count <= most:
         return np.arange(count)

@@ -44,7 +44,6 @@ class Position:
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left."""
         return self.steps >= self.uses.num_steps
 
     def after(self, done: int | None, name: str) -> Position:
@@ -92,7 +91,6 @@ class EpochCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of `standing`."""
         return self.standing.plan.epoch
 
     def coming(self, *, running: bool = False) -> Position:

@@ -240,7 +240,6 @@ class PieceOrder:
     _orders: dict[int, RowsAt] = field(init=False, default_factory=dict)
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Returns rows of the file at positions of the epoch's sequence."""
         if not positions.size:
             return positions.copy()
         ends = np.array([positions.min(), positions.max()])

@@ -82,8 +82,9 @@ def state_from_dict(data: object) -> PlanState:
     if data.keys() != _KEYS:
         missing, unknown = sorted(_KEYS - data.keys()), sorted(map(str, data.keys() - _KEYS))
         raise StateError(f"the loader state is damaged: keys missing: {missing}, unknown: {unknown}")
-    if not isinstance(data["header_digest"], str):
-        raise _bad("header_digest", data)
+    for name in ("header_digest", "ends"):
+        if not isinstance(data[name], str):
+            raise _bad(name, data)
     for name in ("seed", "epoch", "echo_position"):
         if not is_whole(data[name]) or not 0 <= data[name] < 2**64:
             raise _bad(name, data)
@@ -103,8 +104,6 @@ def state_from_dict(data: object) -> PlanState:
         segments = checked_segments(data["segments"])
     except OptionError as error:
         raise StateError(f"the loader state is damaged: {error}") from error
-    if data["ends"] is None:
-        raise _bad("ends", data)
     return PlanState(
         **{name: data[name] for name in ("header_digest", "seed", "epoch", "echo_position")},
         shuffle=shuffle,

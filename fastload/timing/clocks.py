@@ -121,16 +121,12 @@ class InFlight:
     So that there are never many, the host waits before it hands over another one. Each holds memory of the device, and
     a loop that launches a captured graph a step could be a thousand batches ahead.
 
-    Used by the thread of the loop; `read` by any. A forked process, where there is no device, finds nothing.
-
-    Args:
-        clock: marks on the stream that is current where a batch is asked for.
-        most: batches in flight.
+    Used by the thread of the loop; `read` by any. A forked process, where there is no device, finds nothing. The clock
+    marks the stream that is current where a batch is asked for.
     """
 
-    def __init__(self, clock: Clock, most: int = MOST_IN_FLIGHT) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._most = most
         self._uses: deque[_Use] = deque()
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -138,7 +134,7 @@ class InFlight:
     def ask(self, *, fresh: bool) -> Any:
         """Marks that a batch is asked for, and waits on the host until there is room for it; None if not `fresh`."""
         asked = self.clock.mark() if fresh else None
-        self._read(self._most - 1)
+        self._read(MOST_IN_FLIGHT - 1)
         return asked
 
     def add(self, waits: StreamWaits, step: int, asked: Any) -> None:

@@ -24,8 +24,7 @@ class WorkerInfo(NamedTuple):
 class Probe:
     """A record of the batch that is being asked for. Only the thread of the training loop writes it; no lock.
 
-    Args:
-        mark: returns the present moment, as a `Clock` of the meter marks it.
+    `mark` returns the present moment, as a `Clock` of the meter marks it.
     """
 
     def __init__(self, mark: Callable[[], Any]) -> None:

@@ -17,25 +17,15 @@ STAGES = ("reading", "decoding", "transform", "collate", "hand-over", "copy to t
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a training loop; times in seconds.
+    """One step of a training loop; times in seconds."""
 
-    Attributes:
-        begin_s: when its batch was asked for, since the measurement began.
-        wait_s: time the loop waited for the batch.
-        copy_s: time of copying it to the device that the loop waited for (on a GPU: time of the device).
-        transform_s: time of augmenting it, likewise.
-        compute_s: the rest, until the next batch is asked for.
-        samples: samples in the batch.
-        queue_depth: batches that were ready when it was asked for; None: not known.
-    """
-
-    begin_s: float
-    wait_s: float
-    copy_s: float
-    transform_s: float
-    compute_s: float
-    samples: int
-    queue_depth: int | None = None
+    begin_s: float  # when its batch was asked for, since the measurement began
+    wait_s: float  # time the loop waited for the batch
+    copy_s: float  # time of copying it to the device that the loop waited for (on a GPU: time of the device)
+    transform_s: float  # time of augmenting it, likewise
+    compute_s: float  # the rest, until the next batch is asked for
+    samples: int  # samples in the batch
+    queue_depth: int | None = None  # batches that were ready when it was asked for; None: not known
 
     @property
     def duration_s(self) -> float:
@@ -49,6 +39,10 @@ class Work:
 
     running_s: float = 0.0
     blocked_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.running_s + self.blocked_s
 
     def __add__(self, other: Work) -> Work:
         return Work(self.running_s + other.running_s, self.blocked_s + other.blocked_s)
@@ -166,6 +160,5 @@ class BatchWork:
 
 
 def mean_stages(batches: Sequence[BatchWork]) -> dict[str, Work]:
-    """Returns the mean cost of a batch by stage."""
     total = functools.reduce(operator.add, batches, BatchWork({}))
     return dict((total / max(1, len(batches))).stages)

@@ -72,7 +72,6 @@ class Stopwatch:
         return self
 
     def begin(self) -> None:
-        """Begins a batch."""
         self._running: dict[str, float] = defaultdict(float)
         self._blocked: dict[str, float] = defaultdict(float)
         self._lock_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,6 @@ class BenchResult:
 
     @property
     def title(self) -> str:
-        """The title of reports."""
         return f"fastload bench {self.path.name}"
 
     @property
@@ -115,11 +115,7 @@ class BenchResult:
 def run_bench(
     path: Path, options: BenchOptions, *, command: str = "", show: Show = lambda figures: None
 ) -> BenchResult:
-    """Measures what the options ask for; Ctrl-C ends it and keeps the results so far.
-
-    Args:
-        command: that repeats the measurement, for reports.
-        show: called with the current figures while it runs.
+    """Measures what the options ask for; Ctrl-C ends it and keeps the results so far. `command` is for reports.
 
     Raises:
         OptionError, MissingFileError, FormatError, SourceError: before anything is measured.
@@ -156,31 +152,28 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
             device=subject.device, loader_samples_per_s=result.alone.samples_per_s["median"],
         )  # fmt: skip
 
-    def train(name: str, loader: Any, title: str) -> LoopFigures:
+    def train(part: str, title: str, loader: Any, seconds: float = options.seconds) -> LoopFigures:
         subject.make_cold()
-        return run_loop(
-            loader, step, options.seconds, title=title, command=result.command, epochs=subject.epochs,
-            part=name, show=show,
-        )  # fmt: skip
+        command, epochs = result.command, subject.epochs
+        return run_loop(loader, step, seconds, title=title, command=command, epochs=epochs, part=part, show=show)
 
     if choice is not None:
-        result.loop = train("the training loop", subject.shared_loader(), title)
+        result.loop = train("the training loop", title, subject.shared_loader())
         result.headspace = headspace_in_turn(subject, step, show)
         rate = result.headspace["base"]["median"]
         measured = replace(result.loop.measured, headspace_samples_per_s=rate, headspace_how=HOW_IN_TURN)
         result.loop = replace(result.loop, measured=measured)
     if options.compare:
         for rival in measure_rivals(
-            subject, show, lambda name, loader: train(name, loader, f"{title}: {name}") if choice is not None else None
+            subject, show, lambda name, loader: train(name, f"{title}: {name}", loader) if choice is not None else None
         ):
             result.rivals.append(rival)
     for fault in faults:
         if not fault.every:
             result.faults.append(measure_kill(subject, step, fault))
         else:
-            of_fault = f"{title}, {fault.text}"
-            found = measure_fault(subject, step, fault, title=of_fault, command=result.command, show=show)
-            result.faults.append(found)
+            train_slowed = partial(train, fault.text, f"{title}, {fault.text}")
+            result.faults.append(measure_fault(subject, step, fault, train_slowed))
 
 
 def _cold_text(left: list[float]) -> str:

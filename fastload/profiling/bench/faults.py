@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError, WorkerError
 from fastload.loader.loader import FastLoader
-from fastload.profiling.bench.passes import Show, Spread, compare
+from fastload.profiling.bench.passes import Spread, compare
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
-from fastload.profiling.bench.training_loop import LoopFigures, run_loop
+from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.reader import Read, RowReader
 
 KILL_WORKER = "kill-worker"
@@ -87,7 +87,6 @@ class DelayedReader(RowReader):
     delays: Delays
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
-        """Sleeps if it is time to, then reads the rows."""
         self.delays.before(len(rows))
         return super().gather(rows, outs)
 
@@ -98,7 +97,6 @@ class DelayedDataset(PackedDataset):
     delays: Delays
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
-        """Opens a `DelayedReader` with the same options."""
         names = [name for name, _, _ in self.layout()]
         reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows)
         reader.delays = self.delays
@@ -141,9 +139,12 @@ class KillFigures:
 
 
 def measure_fault(
-    subject: Subject, step: TrainingStep, fault: Fault, *, title: str, command: str, show: Show
+    subject: Subject, step: TrainingStep, fault: Fault, train: Callable[[FastLoader, float], LoopFigures]
 ) -> FaultFigures:
-    """Measures a loop with slow reads, half of `options.seconds` in turn with the loop without, half under a meter."""
+    """Measures a loop with slow reads, half of `options.seconds` in turn with the loop without, half under a meter.
+
+    `train` is called for the latter, with the loader and the seconds.
+    """
     seconds = subject.options.seconds / 2
     dataset = DelayedDataset(subject.path, subject.options.split)
     delays = dataset.delays = Delays(fault, subject.batch_size)
@@ -160,10 +161,7 @@ def measure_fault(
         before = delays.count, delays.seconds
         if subject.options.cold:
             loader.close()
-            subject.make_cold()
-        loop = run_loop(
-            loader, step, seconds, title=title, command=command, epochs=subject.epochs, part=fault.text, show=show
-        )
+        loop = train(loader, seconds)
     finally:
         loader.close()
     return FaultFigures(

@@ -39,7 +39,6 @@ class TimedPass:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second of the pass."""
         return self.samples / self.seconds if self.seconds else 0.0
 
 
@@ -115,7 +114,6 @@ Spread = dict[str, float]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Returns median, lowest, highest and count of some values."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values), "count": len(values)}
 
 

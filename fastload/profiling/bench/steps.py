@@ -88,7 +88,6 @@ class TouchStep(TrainingStep):
     device = "cpu"
 
     def __call__(self, batch: Sequence[torch.Tensor]) -> int:
-        """Reads the batch."""
         return touch_batch(batch)
 
 
@@ -112,7 +111,6 @@ class NetworkStep(TrainingStep):
         self._optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
     def __call__(self, batch: Sequence[torch.Tensor]) -> int:
-        """Trains on the batch."""
         labels = batch[1] if len(batch) > 1 else None
         if labels is None or labels.ndim != 1 or labels.is_floating_point():
             labels = torch.zeros(len(batch[0]))
@@ -129,7 +127,6 @@ class NetworkStep(TrainingStep):
         return len(images)
 
     def finish(self) -> None:
-        """Waits until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -181,29 +178,20 @@ class SimulatedAccelerator(Clock):
         self.idle_s = 0.0
 
     def __call__(self, batch: Sequence[Any]) -> int:
-        """Launches a step on a batch, images first, and returns its number of samples."""
-        self.launch(len(batch[0]))
-        return len(batch[0])
-
-    def launch(self, samples: int) -> float:
-        """Launches a step on so many samples and returns before it ends; waits while `ahead` steps are unfinished.
-
-        Returns the seconds that the accelerator had been idle when the step started.
-        """
+        """Launches a step on a batch and returns before it ends; waits while `ahead` steps are unfinished."""
+        samples = len(batch[0])
         while len(self._ends) >= self._ahead:
             self.wait(self._ends.popleft())
         now = self._clock()
-        idle_s = max(0.0, now - self._busy_until)
         step_s = samples / self._samples_per_s
+        self.idle_s += max(0.0, now - self._busy_until)
         self._busy_until = max(now, self._busy_until) + step_s
         self._ends.append(self._busy_until)
         self.samples += samples
         self.busy_s += step_s
-        self.idle_s += idle_s
-        return idle_s
+        return samples
 
     def finish(self) -> None:
-        """Waits until all steps are done."""
         self.wait(self._busy_until)
         self._ends.clear()
 
@@ -218,7 +206,6 @@ class SimulatedAccelerator(Clock):
         return max(self._clock(), self._busy_until)
 
     def is_done(self, mark: float) -> bool:
-        """Whether that time has passed."""
         return self._clock() >= mark
 
     def wait(self, mark: float) -> None:

@@ -137,12 +137,9 @@ class Subject:
         loader: FastLoader | None = None,
         finish: Callable[[], object] | None = None,
     ) -> TimedPass:
-        """Runs one pass over the next epochs, from a cold page cache if asked for.
+        """Runs one pass over the next epochs of a loader, by default the shared one, cold if that was asked for.
 
-        Args:
-            work: called with each batch; returns its number of samples.
-            loader: None: the shared one.
-            finish: waits until the work is done; None: until the device is idle.
+        `work` is called with each batch, and returns its number of samples. `finish` waits until all of it is done.
         """
         self.make_cold()
         loader = loader or self.shared_loader()
@@ -150,7 +147,6 @@ class Subject:
         return run_for(batches, seconds, work, discard=int(len(loader) > 1), synchronize=finish or self.synchronize)
 
     def synchronize(self) -> None:
-        """Waits until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -182,7 +178,6 @@ class Subject:
 
 
 def default_batch_size(num_samples: int) -> int:
-    """Returns 256, or an eighth of the samples if that is less."""
     return max(1, min(256, num_samples // 8))
 
 

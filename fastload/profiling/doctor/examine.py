@@ -126,22 +126,21 @@ class Recording:
         local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
         cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
-        steps = [record.step for record in loader.steps]
+        steps = [record.step for record in loader.steps.kept]
         begun_s = steps[0].begin_s
         elapsed_s = loader.elapsed_s
-        num_samples = sum(step.samples for step in steps)
         every = max(1, len(steps) // _SHOWN_STEPS)
-        own_s = elapsed_s - sum(step.wait_s for step in steps) - demands.ended_s
+        own_s = elapsed_s - loader.wait_s - demands.ended_s
         copy_s = statistics.fmean(step.copy_s for step in demands.steps)
         return Measured(
             title=title,
             command=command,
             steps=tuple(replace(step, begin_s=step.begin_s - begun_s) for step in steps[::every]),
-            num_steps=len(steps),
+            num_steps=loader.steps.count,
             elapsed_s=elapsed_s,
-            samples_per_s=num_samples / elapsed_s if elapsed_s else 0.0,
+            samples_per_s=loader.samples / elapsed_s if elapsed_s else 0.0,
             stages=mean_stages(demands.batches) | {"copy to the device": Work(copy_s)},
-            headspace_samples_per_s=num_samples / own_s if own_s > 0 and num_samples else None,
+            headspace_samples_per_s=loader.samples / own_s if own_s > 0 and loader.samples else None,
             headspace_how="the steps' own time, without their waits",
             readings=self.readings_from(begun_s),
             verdict=judge(demands),
@@ -191,7 +190,7 @@ def loader_that_binds(records: Records) -> LoaderRecord | None:
     most = max(records.loaders, key=lambda loader: loader.elapsed_s)
     names = ("id", "kind", "workers", "dataset")  # the same loader of another rank has the same
     same = [loader for loader in records.loaders if all(loader.facts[name] == most.facts[name] for name in names)]
-    return max(same, key=lambda loader: sum(record.step.wait_s for record in loader.steps))
+    return max(same, key=lambda loader: loader.wait_s)
 
 
 def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = None) -> Demands:
@@ -202,8 +201,8 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     """
     facts, trials = loader.facts, loader.trials
     held_back = [(a["t"], b["t"]) for a, b in itertools.pairwise(trials) if b["limit"] and not a["limit"]]
-    undisturbed = [one for one in loader.steps if not any(a <= one.step.begin_s < b for a, b in held_back)]
-    records = undisturbed or loader.steps
+    undisturbed = [one for one in loader.steps.kept if not any(a <= one.step.begin_s < b for a, b in held_back)]
+    records = undisturbed or loader.steps.kept
     steps = [record.step for record in records]
     if len(steps) >= _MIN_STEPS:  # the first ones are limited to 3 times the usual, to leave out warm-up
         usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
@@ -232,7 +231,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         workers=workers,
         ahead=facts.get("ahead", workers * facts["prefetch"]),
         cpus=cpus,
-        num_steps=len(steps),
+        num_steps=len(steps) * loader.steps.stride,
         epochs=tuple(loader.epochs),
         receive_s=statistics.fmean(record.receive.running_s for record in records) if workers else 0.0,
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in records) if workers else 0.0,
@@ -261,6 +260,8 @@ def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
 def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
     """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
 
+    Of samples asked for at once only their time together is known: of 5 times the usual, one of them took the excess.
+
     Returns the seconds per batch that they take beyond usual ones, and a line of evidence; 0.0 and none if there is
     none.
     """
@@ -270,7 +271,11 @@ def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
     counts, sums_s, usuals_s = zip(*(fetch.samples for fetch in fetches), strict=True)
     count, usual_s = sum(counts), statistics.median(usuals_s)
     least_s = max(5 * usual_s, 2 * sum(sums_s) / count)
-    slow = [value for fetch in fetches for value in fetch.slow if value > least_s]
+    slow = []
+    for fetch in fetches:
+        number, sum_s, _ = fetch.samples
+        alone = [sum_s - (number - 1) * usual_s] if sum_s > 5 * number * usual_s else []
+        slow += [value for value in (alone if fetch.slow is None else fetch.slow) if value > least_s]
     if not slow or len(slow) > 0.1 * count:
         return 0.0, []
     extra_s = sum(value - usual_s for value in slow) / len(fetches)

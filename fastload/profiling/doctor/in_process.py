@@ -21,15 +21,10 @@ from fastload.timing.results import Measured, Verdict
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict on a loop over a loader. Printing it shows the verdict and its evidence.
+    """The verdict on a loop over a loader. Printing it shows the verdict and its evidence."""
 
-    Attributes:
-        measured: everything measured.
-        verdict: what limits the loop.
-    """
-
-    measured: Measured
-    verdict: Verdict
+    measured: Measured  # everything measured
+    verdict: Verdict  # what limits the loop
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {line}" for line in self.verdict.evidence), f"verdict: {self.verdict.sentence}."])

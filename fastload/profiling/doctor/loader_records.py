@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastload.profiling.meter.loops import Thinned
 from fastload.timing.results import BatchWork, Step, Work
 
-MOST_FETCHES = 16_384
-"""Number of batches of a loader whose making is read. Of more, an evenly spaced part is."""
+MOST_FETCHES = MOST_STEPS = 16_384
+"""Number of batches of a loader whose making is read, and of steps kept (8 MB). Of more, an evenly spaced part is."""
 
 Event = dict[str, Any]
 
@@ -43,7 +44,7 @@ class Fetch:
     wall_s: float
     work: BatchWork
     unknown_blocked_s: float = 0.0  # blocked time of reading that no timed call explains
-    slow: tuple[float, ...] = ()  # seconds of its slowest samples
+    slow: tuple[float, ...] | None = ()  # seconds of its slowest samples; None: of samples asked for at once
     samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
 
 
@@ -126,7 +127,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         wall_s=wall,
         work=BatchWork(stages, lock_s=lock_s, runnable_s=delay),
         unknown_blocked_s=unknown,
-        slow=tuple(event.get("slow", ())),
+        slow=tuple(event["slow"]) if "slow" in event else None,
         samples=tuple(event.get("samples", (0, 0.0, 0.0))),
     )
 
@@ -156,7 +157,11 @@ class LoaderRecord:
 
     process: Event  # the `process` event of the one that iterates it
     facts: Event  # its `loader` event
-    steps: list[StepRecord] = field(default_factory=list)  # that have ended
+    steps: Thinned[StepRecord] = field(default_factory=lambda: Thinned(MOST_STEPS))  # that have ended
+    last: deque[Step] = field(default_factory=lambda: deque(maxlen=50))  # the latest of them
+    # Of all steps: samples, and the time that they waited
+    samples: int = 0
+    wait_s: float = 0.0
     elapsed_s: float = 0.0  # time that the loop spent with this loader
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
     trials: list[Event] = field(default_factory=list)  # its `trial` events
@@ -187,7 +192,7 @@ class Records:
             file.read(self._makers)
         known = [file for file in self._files.values() if file.process]
         self.num_processes, self.saw_torch = len(known), any(file.saw_torch for file in known)
-        loaders = [loader for file in known for loader in file.loaders.values() if loader.steps]
+        loaders = [loader for file in known for loader in file.loaders.values() if loader.steps.count]
         self.loaders = tuple(dict.fromkeys(loaders))
         self.faults = tuple(fault for file in known for fault in file.faults)
         return self
@@ -267,8 +272,12 @@ class _File:
         elif kind in ("next", "end") and before is not None:
             is_first = before["e"] == "iter"
             if event["step"] is not None and not is_first:
-                loader.steps.append(step_of(before, event["step"]))
-                loader.elapsed_s += loader.steps[-1].step.duration_s
+                record = step_of(before, event["step"])
+                loader.steps.add(record)
+                loader.last.append(record.step)
+                loader.samples += record.step.samples
+                loader.wait_s += record.step.wait_s
+                loader.elapsed_s += record.step.duration_s
             if kind == "next":
                 self._last[number] = event
                 loader.facts |= event.get("inside", {}).get("worker_info", {})

@@ -113,7 +113,6 @@ class Gpus:
         return found
 
     def close(self) -> None:
-        """Releases NVML."""
         with suppress(Exception):  # NVMLError, or an object without it: nothing depends on it
             if "gpu" not in self.absent:
                 self._nvml.nvmlShutdown()

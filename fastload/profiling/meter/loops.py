@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastload.profiling.verdict import Demands
 from fastload.system.machine import available_cpus
@@ -27,7 +27,28 @@ def num_samples(batch: Any) -> int:
 
 
 MOST_STEPS = 8192
-"""Number of steps kept. When there are more, every second one is dropped, and from then on every second one is kept."""
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class Thinned(Generic[Item]):
+    """An evenly spaced part of what was added, in bounded memory: at first all, then every second, every fourth, ..."""
+
+    most: int = MOST_STEPS  # number of items kept, even
+    kept: list[Item] = field(default_factory=list)
+    stride: int = 1  # every so many are kept
+    count: int = 0  # of all that were added
+
+    def add(self, item: Item) -> None:
+        if self.count % self.stride == 0:
+            if len(self.kept) == self.most:
+                del self.kept[1::2]
+                self.stride *= 2
+            if self.count % self.stride == 0:
+                self.kept.append(item)
+        self.count += 1
+
 
 Times = tuple[float, float, float, float, float, int, int | None]
 """The fields of a `Step`, which takes longer to make."""
@@ -48,7 +69,6 @@ class Totals:
 
     @property
     def duration_s(self) -> float:
-        """Time of all steps."""
         return self.wait_s + self.copy_s + self.transform_s + self.compute_s
 
     @property
@@ -57,7 +77,6 @@ class Totals:
         return self.wait_s / self.duration_s if self.duration_s else 0.0
 
     def mean_stages(self) -> Mapping[str, Work]:
-        """Returns the mean cost of a batch by stage."""
         return {name: work / self.batches for name, work in self.stages.items()}
 
 
@@ -79,13 +98,11 @@ class Mean:
 
 @dataclass(eq=False)  # two loops are never equal, even over the same loader
 class Loop:
-    """The figures of one loader's loop; times in seconds. "Its thread" is the loop's.
-
-    Steps are kept in bounded memory: all while they are few, then an evenly spaced part; the sums are over all.
-    """
+    """The figures of one loader's loop, sums over all its steps; times in seconds. "Its thread" is the loop's."""
 
     loader: Callable[[], Any]  # returns the watched loader, None when it no longer exists
-    most: int = MOST_STEPS  # number of steps kept
+    # Steps, and what their batches cost
+    kept: Thinned[tuple[Times, BatchWork | None]] = field(default_factory=Thinned)
     totals: Totals = field(default_factory=Totals)
     elapsed_s: float = 0.0  # of all passes, without other watched loops inside the loop's body
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
@@ -96,8 +113,6 @@ class Loop:
     process_s: float = 0.0  # CPU time of the process, all threads, during the passes
     transform_running_s: Mean = field(default_factory=Mean)  # CPU time of its thread for transforming a received batch
     probe: Probe | None = None  # of the last pass; None: the loader is not a FastLoader
-    _stride: int = 1
-    _kept: list[tuple[Times, BatchWork | None]] = field(default_factory=list)
 
     @classmethod
     def of(cls, loader: Any) -> Loop:
@@ -110,13 +125,8 @@ class Loop:
     def add(self, step: Times, work: BatchWork | None) -> None:
         """Adds a step, and the cost of its batch if known."""
         _, wait_s, copy_s, transform_s, compute_s, samples, _ = step
+        self.kept.add((step, work))
         totals = self.totals
-        if totals.steps % self._stride == 0:
-            if len(self._kept) == self.most:
-                del self._kept[1::2]
-                self._stride *= 2
-            if totals.steps % self._stride == 0:
-                self._kept.append((step, work))
         totals.steps += 1
         totals.samples += samples
         totals.wait_s += wait_s
@@ -132,8 +142,8 @@ class Loop:
     @property
     def numbered(self) -> list[tuple[int, Step]]:
         """The steps that were kept, with their numbers from 0."""
-        stride = self._stride
-        return [(stride * index, Step(*times)) for index, (times, _) in enumerate(list(self._kept))]
+        stride = self.kept.stride
+        return [(stride * index, Step(*times)) for index, (times, _) in enumerate(list(self.kept.kept))]
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -143,7 +153,7 @@ class Loop:
     @property
     def works(self) -> tuple[BatchWork, ...]:
         """The costs of their batches in the same order, where known."""
-        return tuple(work for _, work in list(self._kept) if work is not None)
+        return tuple(work for _, work in list(self.kept.kept) if work is not None)
 
 
 def demands_of(loop: Loop) -> Demands:

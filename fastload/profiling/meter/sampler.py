@@ -135,7 +135,7 @@ class Sampler:
             # A single process shares no pages, and these counters cost 15 us where PSS costs 10 ms.
             memory = 1024 * sum(_proc_numbers(self._family[0], "status", "RssAnon:", "RssShmem:"))
         else:
-            memory = sum(map(process_memory, self._family))
+            memory = process_memory(*self._family)
         return {"memory_bytes": float(memory)} if memory else {}
 
     def _read_bytes(self) -> dict[str, float]:
@@ -183,13 +183,13 @@ def _proc_numbers(pid: int, file: str, *names: str) -> list[int]:
     return [int(line.split()[1]) for line in lines if line.startswith(names)]
 
 
-def process_memory(pid: int) -> int:
-    """Returns the anonymous and shared memory of a process in bytes, 0 if it has ended.
+def process_memory(*pids: int) -> int:
+    """Returns the anonymous and shared memory of processes in bytes, 0 for those that have ended.
 
     Mapped files do not count: they are the kernel's page cache. A page shared by n processes counts as 1/n in each
     (PSS).
     """
-    return 1024 * sum(_proc_numbers(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:"))
+    return 1024 * sum(sum(_proc_numbers(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")) for pid in pids)
 
 
 class Rates:
@@ -207,7 +207,6 @@ class Rates:
 
 
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
-    """Returns the CPU seconds of each process that is alive."""
     return {pid: seconds for pid in pids if (seconds := process_cpu_s(pid)) is not None}
 
 
@@ -241,7 +240,7 @@ def peak_memory(pid: int, period_s: float = 0.05) -> Iterator[list[int]]:
 
     def sample() -> None:
         while True:
-            peak[0] = max(peak[0], sum(map(process_memory, family_of(pid))))
+            peak[0] = max(peak[0], process_memory(*family_of(pid)))
             if stop.wait(period_s):
                 return
 

@@ -46,10 +46,6 @@ def write_report(measured: Measured | Sequence[Measured], path: str | Path, *, f
 def check_report_path(path: str | Path, *, force: bool = False) -> None:
     """Raises an error now, not after minutes of measuring, if a report cannot be written to `path`.
 
-    Args:
-        path: file to be written.
-        force: whether an existing file may be replaced.
-
     Raises:
         OptionError: the name does not end in .html.
         OutputError: as `check_new_file`.

@@ -202,12 +202,12 @@ def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
 def plot_stages(run: Measured) -> Plot:
     """Plots a bar for each stage: the time that a batch took on a CPU, and blocked."""
     stages = in_order(run.stages)
-    highest_s = max(work.running_s + work.blocked_s for _, work in stages)
+    highest_s = max(work.total_s for _, work in stages)
     factor, unit = _unit(highest_s)
     percent = _LONGEST / (highest_s or 1)
     bars, texts = [], []
     for stage, work in stages:
-        together = number_text((work.running_s + work.blocked_s) * factor)
+        together = number_text(work.total_s * factor)
         bars.append((stage, percent * work.running_s, percent * work.blocked_s, together))
         texts.append(f"{stage}: {seconds_text(work.running_s)} running, {seconds_text(work.blocked_s)} blocked")
     legend = (("running", "on a CPU"), ("blocked", "blocked: waiting for a disk, a lock or a queue"))

@@ -165,12 +165,10 @@ def _stages(run: Measured) -> Section:
     if not run.stages:
         return Section(heading, anchor, missing="The stages of this loader could not be measured separately.")
     whole = sum(run.stages.values(), Work())
-    total = whole.running_s + whole.blocked_s
     rows = []
     for stage, work in [*in_order(run.stages), ("all stages", whole)]:
-        together = work.running_s + work.blocked_s
-        times = (seconds_text(seconds) for seconds in (work.running_s, work.blocked_s, together))
-        rows.append((stage, *times, share_text(together / total if total else 0.0)))
+        times = (seconds_text(seconds) for seconds in (work.running_s, work.blocked_s, work.total_s))
+        rows.append((stage, *times, share_text(work.total_s / whole.total_s if whole.total_s else 0.0)))
     note = (
         "Time of the threads or processes that did it. Several work at once, so the sum may be longer than a step; it "
         "is hidden as long as enough of them work ahead."

@@ -48,12 +48,10 @@ class Row:
 
     @property
     def cpu_s_per_1000(self) -> float:
-        """CPU seconds for 1,000 samples."""
         return statistics.median(trial.cpu_s_per_1000 for trial in self.trials)
 
     @property
     def cpu_share(self) -> float:
-        """Share of the CPUs."""
         return statistics.median(trial.cpu_share for trial in self.trials)
 
     @property
@@ -68,7 +66,6 @@ class Row:
         return self.stall_share is not None and self.stall_share < FED
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, the medians among them."""
         return asdict(self) | {name: getattr(self, name) for name in Trial.__dataclass_fields__}
 
 

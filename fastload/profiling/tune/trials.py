@@ -56,7 +56,6 @@ class Runner:
         self.memory_bytes = 0
 
     def row(self, since: int = 0) -> Row:
-        """Returns the trials from number `since` on; at least one."""
         return Row(self.candidate, tuple(self.trials[since:]), self.first_batch_s, self.memory_bytes)
 
     def run(self, seconds: float) -> Trial:
@@ -96,7 +95,7 @@ class Runner:
         self._meter = self._loader = None
 
     def _open(self, seconds: float) -> None:
-        before = _memory()
+        before = process_memory(*family_of(os.getpid()))
         begin = time.perf_counter()
         with warnings.catch_warnings():
             # torch warns of more processes than CPUs; here that is only a candidate.
@@ -113,7 +112,7 @@ class Runner:
                     break
                 touch_batch(batch)
                 batch = next(batches, None)
-        self.memory_bytes = max(self.memory_bytes, _memory() - before)
+        self.memory_bytes = max(self.memory_bytes, process_memory(*family_of(os.getpid())) - before)
         if self._metered:
             self._meter = self._stack.enter_context(Meter(device=self._step.device, sample_every_s=0))
         elif self._traits.processes:
@@ -136,7 +135,3 @@ class Runner:
         batches, self._batches = self._batches, None
         if isinstance(batches, Generator):
             batches.close()
-
-
-def _memory() -> int:
-    return sum(map(process_memory, family_of(os.getpid())))

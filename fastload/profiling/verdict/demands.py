@@ -168,7 +168,7 @@ def costs_of(demands: Demands) -> Costs:
 
 
 def _whole_s(batch: BatchWork) -> float:
-    return sum(work.running_s + work.blocked_s for work in batch.stages.values())
+    return sum(work.total_s for work in batch.stages.values())
 
 
 def _move(stages: dict[str, Work], cause: str, cost_s: float, *, running: bool) -> None:

@@ -38,11 +38,7 @@ _SHARED = 1.25
 
 
 def judge(demands: Demands) -> Verdict:
-    """Returns what limits this loop, the change to make first, and how much that gains at most.
-
-    Args:
-        demands: with at least one step.
-    """
+    """Returns what limits this loop of at least one step, the change to make first, and how much that gains at most."""
     steps, ended_s = demands.steps, demands.per_step(demands.ended_s)
     step_s = statistics.fmean(step.duration_s for step in steps) + ended_s
     waited_s = statistics.fmean(step.wait_s for step in steps) + ended_s
@@ -149,7 +145,7 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     if not remedies:
         return None
     best = remedies[0]
-    unusual_s = max(costs.stages[cause].running_s + costs.stages[cause].blocked_s for cause in _UNUSUAL)
+    unusual_s = max(costs.stages[cause].total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for remedy in remedies:
         is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause == "too many workers"

@@ -104,10 +104,10 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
         f"that costs nothing it would take {seconds_text(best_s)}"
     ]
     stages = [
-        f"{stage} {seconds_text(work.running_s + work.blocked_s)}"
+        f"{stage} {seconds_text(work.total_s)}"
         + (f" ({seconds_text(work.blocked_s)} blocked)" if work.blocked_s > work.running_s else "")
         for stage, work in costs.stages.items()
-        if work.running_s + work.blocked_s > 0.02 * costs.make_s
+        if work.total_s > 0.02 * costs.make_s
     ]
     if stages:
         workers = f"each of {demands.workers} {'threads' if demands.by_threads else 'workers'}"

@@ -38,7 +38,7 @@ def test_it_works_no_more_than_all_the_time_counts_every_sample_and_lets_a_loop_
     began, ends = time.now, []
     for wait_s, samples in steps:
         time.now += wait_s
-        gpu.launch(samples)
+        assert gpu([range(samples)]) == samples
         ends.append(gpu.mark())
         assert sum(end > time.now + 1e-9 for end in ends) <= ahead
     end = gpu.mark()
@@ -54,7 +54,7 @@ def test_a_launch_returns_at_once_until_too_many_are_under_way_and_sleeps_too_lo
     time = Time(late_s=0.02)
     gpu = accelerator(time)
     for number in range(200):
-        gpu.launch(100)
+        gpu([range(100)])
         assert number >= 3 or time.now == 100.0
     gpu.finish()
     assert gpu.utilization == 1
@@ -64,10 +64,11 @@ def test_a_launch_returns_at_once_until_too_many_are_under_way_and_sleeps_too_lo
 def test_work_left_over_counts_as_work_after_begin():
     time = Time()
     gpu = accelerator(time)
-    gpu.launch(1000)
+    gpu([range(1000)])
     gpu.begin()
     time.now += 2.0
-    assert gpu.launch(1000) == pytest.approx(1.0)
+    gpu([range(1000)])
+    assert gpu.idle_s == pytest.approx(1.0)
     assert gpu.utilization == pytest.approx(2 / 3)
     assert gpu.samples == 1000
 
@@ -84,7 +85,7 @@ def test_a_meter_that_has_it_as_its_clock_sees_what_the_accelerator_waited_for()
 
     with Meter(device=gpu, sample_every_s=0) as meter:
         for batch in meter.watch(loader()):
-            gpu.launch(len(batch))
+            gpu([batch])
     waits = [round(step.wait_s, 6) for step in meter.measured().steps]
     assert waits == [0.0, 0.0, 0.2]
     assert [round(step.compute_s, 6) for step in meter.measured().steps] == [0.1] * 3

@@ -86,7 +86,7 @@ def test_a_script_sees_nothing_of_it(tmp_path):
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
     records = Records(tmp_path / "records").read()
     assert [fault for fault in records.faults if "LOCAL_WORLD_SIZE" not in fault] == []
-    assert sum(len(loader.steps) for loader in records.loaders) == 24
+    assert sum(loader.steps.count for loader in records.loaders) == 24
 
 
 TRIAL = """

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from fastload.profiling.doctor import injected
-from fastload.profiling.doctor.injected import timed_calls
-from fastload.profiling.doctor.injected.batch_making import user_line
+from fastload.profiling.doctor.injected import batch_making, timed_calls
+from fastload.profiling.doctor.injected.batch_making import TimedDataset, user_line
 from fastload.profiling.doctor.injected.event_file import EventFile, events
-from fastload.profiling.doctor.injected.timed_calls import DECODING, H5, READING, metering, passing, timed
+from fastload.profiling.doctor.injected.timed_calls import DECODING, H5, READING, OpenFetch, metering, passing, timed
 from fastload.profiling.doctor.injected.worker_trial import WorkerTrial
 
 
@@ -67,6 +67,23 @@ def test_h5py_with_filters_is_a_part_of_its_own_and_of_several_threads_inside_al
     assert set(metering.parts) == {"h5py-filtered", "h5py", "inside h5py"}
 
 
+def test_samples_asked_for_at_once_are_timed_together_and_others_one_by_one(ticks, monkeypatch):
+    monkeypatch.setattr(batch_making, "clock", timed_calls.clock)
+    monkeypatch.setattr(batch_making, "waited_s", timed_calls.waited_s)
+    for dataset, ask, samples in (
+        (SimpleNamespace(__getitems__=lambda many: [2 * n for n in many]), lambda data: data.__getitems__([1, 2]), 0.5),
+        (range(0, 10, 2), lambda data: [data[1], data[2]], 1.0),
+    ):
+        thread, data = timed_calls.thread, TimedDataset(dataset)
+        fetch = thread.fetch = OpenFetch()
+        assert ask(data) == [2, 4]
+        thread.fetch = None
+        assert ask(data) == [2, 4], "outside of a fetch"
+        event = batch_making._event(fetch, {}, 0.0, (2.0, 0.0, 0.0))
+        assert event["samples"] == [2, 2 * samples, samples] and ("slow" in event) == (samples == 1.0)
+    assert not hasattr(TimedDataset(range(3)), "__getitems__")
+
+
 def test_functions_are_wrapped_at_once_or_when_their_module_was_imported_and_put_back(folder, monkeypatch):
     (folder / "simplejpeg.py").write_text("def decode_jpeg(data):\n    return data\nplain = decode_jpeg\n")
     monkeypatch.syspath_prepend(folder)
@@ -82,7 +99,7 @@ def test_functions_are_wrapped_at_once_or_when_their_module_was_imported_and_put
         assert simplejpeg.decode_jpeg.__wrapped__ is simplejpeg.plain and simplejpeg.decode_jpeg(3) == 3
     finally:
         injected.uninstall()
-        monkeypatch.delitem(sys.modules, "simplejpeg")
+        del sys.modules["simplejpeg"]  # not by monkeypatch, which would bring this one back
     assert zlib.decompress is before and not injected.is_installed()
     assert [event["what"] for event in written(folder) if event["e"] == "fault"] == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -69,7 +70,7 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
     records = read_records(tmp_path)
     assert records.num_processes == 2
     [found] = records.loaders
-    assert len(found.steps) == 3 and len(found.fetches) == 2
+    assert found.steps.count == 3 and len(found.fetches) == 2
 
 
 def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
@@ -132,8 +133,8 @@ def test_an_epochs_start_is_part_of_its_first_wait_and_its_end_of_no_step(tmp_pa
     write(tmp_path, 1, LOADER, *first, *loop(1, [step(0.01)] * 2, begin=5.0))
     [found] = read_records(tmp_path).loaders
     assert [value for epoch in found.epochs for value in epoch] == pytest.approx([0.55, 0.25, 0.05, 0.0])
-    assert [one.step.begin_s for one in found.steps] == pytest.approx([0.5, 1.06, 1.12, 5.0, 5.06])
-    assert (found.steps[0].step.wait_s, found.elapsed_s) == pytest.approx((0.55, 0.56 + 4 * 0.06 + 0.25))
+    assert [one.step.begin_s for one in found.steps.kept] == pytest.approx([0.5, 1.06, 1.12, 5.0, 5.06])
+    assert (found.steps.kept[0].step.wait_s, found.elapsed_s) == pytest.approx((0.55, 0.56 + 4 * 0.06 + 0.25))
 
 
 def test_the_rank_that_waits_longest_is_judged(tmp_path):
@@ -144,7 +145,7 @@ def test_the_rank_that_waits_longest_is_judged(tmp_path):
 
 
 def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
-    found = judged(tmp_path, steps=6, gpu=0.045).steps[-1].step
+    found = judged(tmp_path, steps=6, gpu=0.045).steps.kept[-1].step
     assert (found.wait_s, found.compute_s) == pytest.approx((0.015, 0.045))
 
 
@@ -156,6 +157,24 @@ def test_slow_samples_are_few_and_take_far_longer():
     extra_s, note = slow_samples([made([0.101]), made([])])
     assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101 ms each, where most take 1.00 ms"]
     assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
+    # Of samples asked for at once the sum is known: here 300 ms, where 50 usual ones take 50 ms.
+    at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.3)]
+    assert slow_samples(at_once) == (pytest.approx(0.25 / 3), ["1 samples took 251 ms each, where most take 1.00 ms"])
+    assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.2, 0.004))]) == (0.0, [])  # a slower batch
+
+
+def test_of_samples_asked_for_at_once_no_slowest_ones_are_known(tmp_path):
+    one_by_one, at_once = fetch(samples=[3, 0.6, 0.01], slow=[0.5]), fetch(samples=[3, 0.6, 0.2])
+    assert [made.slow for made in judged(tmp_path, one_by_one, at_once).fetches] == [(0.5,), None]
+
+
+def test_of_many_steps_an_even_part_is_kept_and_sums_are_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastload.profiling.doctor.loader_records.MOST_STEPS", 8)
+    found = judged(tmp_path, fetch(), steps=40)
+    assert (found.steps.count, len(found.steps.kept), len(found.last)) == (40, 5, 40)
+    assert found.elapsed_s == pytest.approx(40 * 0.06)
+    assert (found.samples, found.wait_s) == (320, pytest.approx(40 * 0.05))
+    assert (demands := demands_of(found, cpus=1)).num_steps == 40 and len(demands.steps) == 5
 
 
 def test_the_gpus_time_of_a_step_is_read_when_it_is_known_and_never_waited_for():

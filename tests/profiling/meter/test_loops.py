@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.meter.loops import Loop
+from fastload.profiling.meter.loops import Loop, Thinned
 from fastload.timing.probe import LoaderStats
 from fastload.timing.results import BatchWork, Work
 
@@ -17,7 +17,7 @@ WORKS = (None, BatchWork({}), BatchWork({"reading": Work(0.5, 0.25)}))
 
 @given(count=st.integers(0, 700), most=st.integers(1, 40))
 def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
-    loop = Loop(lambda: None, 2 * most)
+    loop = Loop(lambda: None, Thinned(2 * most))
     for number in range(count):
         loop.add((float(number), 1.0, 2.0, 3.0, 4.0, 10, None), WORKS[number % 3])
     begins = [int(one.begin_s) for one in loop.steps]

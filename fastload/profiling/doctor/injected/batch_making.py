@@ -41,7 +41,17 @@ class TimedDataset:
             fetch.samples.append(clock() - begin - (waited_s() - delay))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
+        found = getattr(self._dataset, name)  # __getitems__ is there if the dataset has it
+        return functools.partial(self._at_once, found) if name == "__getitems__" and found else found
+
+    def _at_once(self, get: Callable[[Any], Any], indices: Any) -> Any:
+        """Asks for the samples of a batch at once, as `Subset` does; then only their time together is known."""
+        fetch, begin, delay = thread.fetch, clock(), waited_s()
+        try:
+            return get(indices)
+        finally:
+            if fetch is not None:
+                fetch.at_once = len(indices), clock() - begin - (waited_s() - delay)
 
 
 def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +118,10 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "h5": [*h5, num_h5_threads],
     }
     durations = sorted(fetch.samples)
-    if durations:
+    count, together = fetch.at_once
+    if count:
+        event["samples"] = [count, together, together / count]
+    elif durations:
         middle = durations[len(durations) // 2]
         # Samples timed by one clock: a wait for a CPU falls into one of them, most of the time.
         unseen = max(0.0, min(delay, sum(durations) - (wall - delay)))

@@ -60,14 +60,17 @@ class Span:
 
 
 class OpenFetch:
-    """One batch while it is made: [seconds, CPU seconds] by part, and the seconds of each sample."""
+    """One batch while it is made: [seconds, CPU seconds] by part, and the seconds of each sample.
+
+    Of samples that were asked for at once, `at_once`: their number, and their seconds together.
+    """
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = {}
         self.samples: list[float] = []
+        self.at_once = (0, 0.0)
 
     def add(self, part: str, wall: float, cpu: float) -> None:
-        """Adds a call's time to a part."""
         total = self.parts.setdefault(part, [0.0, 0.0])
         total[0] += wall
         total[1] += cpu
