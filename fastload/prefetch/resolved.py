@@ -25,7 +25,7 @@ from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SlotField
 from fastload.read.reader import Read
-from fastload.system.machine import available_cpus
+from fastload.system.machine import available_cpus, available_memory
 from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
@@ -42,7 +42,9 @@ _MAX_COPYING = 2
 # For a device they have to keep up with its bus: some 50 GB/s over PCIe 5. Alone on a machine of two CPUs one thread
 # copies 11 (rows of 3 KB) to 15 GB/s (116 KB) from the page cache, beside others less: eight at 6 GB/s fill the bus.
 _MAX_FEEDING = 8
-# Slots are pinned, which takes them from all other processes; large batches are read by fewer threads, but by these.
+# Slots are pinned, which takes them from all other processes: as much as this part of the free memory of a machine, or
+# these bytes if that is more. Larger batches are read by fewer threads, but by these.
+_PINNED_PART = 1 / 32
 _PINNED_BYTES = 2**30
 _LEAST_FEEDING = 2
 
@@ -291,20 +293,23 @@ def default_workers(data: Input, batch_size: int, *, computing: bool, to_device:
         to_device: whether batches go to a device.
     """
     if isinstance(data, PackedInput) and not (data.runs_python or computing):
-        return copying_threads(_cpus_of_rank(), data.row_bytes * batch_size if to_device else None)
+        batch_bytes = data.row_bytes * batch_size if to_device else None
+        return copying_threads(_cpus_of_rank(), batch_bytes, available_memory() // local_world_size())
     return min(_MAX_WORKERS, _cpus_of_rank())
 
 
-def copying_threads(cpus: int, batch_bytes: int | None) -> int:
+def copying_threads(cpus: int, batch_bytes: int | None, free_bytes: int) -> int:
     """Returns how many threads copy rows, one or more, at most as many as the rank has CPUs.
 
     `batch_bytes` are those of a batch that goes to a device, from pinned memory; None: batches stay on the CPU.
+    `free_bytes` are the rank's part of the machine's free memory.
     """
     if batch_bytes is None:
         return min(_MAX_COPYING, cpus)
     # One CPU is left for the thread that trains, where two threads can copy besides.
     spare = cpus - 1 if cpus > _LEAST_FEEDING else cpus
-    fitting = _PINNED_BYTES // max(1, batch_bytes) - (SLOTS_IN_COPY + 1)
+    pinned_bytes = max(_PINNED_BYTES, int(_PINNED_PART * free_bytes))
+    fitting = pinned_bytes // max(1, batch_bytes) - (SLOTS_IN_COPY + 1)
     return min(spare, _MAX_FEEDING, max(_LEAST_FEEDING, fitting))
 
 

@@ -26,6 +26,7 @@ MB, GIB = 10**6, 2**30
 def with_cpus(monkeypatch):
     def set_cpus(cpus, ranks=1):
         monkeypatch.setattr(fastload.prefetch.resolved, "available_cpus", lambda: cpus)
+        monkeypatch.setattr(fastload.prefetch.resolved, "available_memory", lambda: 32 * GIB)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
 
     return set_cpus
@@ -43,15 +44,20 @@ def with_cpus(monkeypatch):
     ],
 )  # fmt: skip
 def test_threads_that_copy_are_so_many(cpus, batch_bytes, threads):
-    assert copying_threads(cpus, batch_bytes) == threads
+    assert copying_threads(cpus, batch_bytes, 32 * GIB) == threads
 
 
-@given(cpus=st.integers(1, 256), batch_bytes=st.none() | st.integers(0, 4 * GIB))
-def test_threads_that_copy_are_no_more_than_cpus_nor_pin_more_than_is_fair(cpus, batch_bytes):
-    threads = copying_threads(cpus, batch_bytes)
+def test_threads_that_copy_are_more_where_much_memory_is_free():
+    free = [0, 32 * GIB, 48 * GIB, 64 * GIB, 512 * GIB]
+    assert [copying_threads(96, GIB // 5, one) for one in free] == [2, 2, 4, 7, 8]
+
+
+@given(cpus=st.integers(1, 256), batch_bytes=st.none() | st.integers(0, 4 * GIB), free=st.integers(0, 2000 * GIB))
+def test_threads_that_copy_are_no_more_than_cpus_nor_pin_more_than_is_fair(cpus, batch_bytes, free):
+    threads = copying_threads(cpus, batch_bytes, free)
     assert 1 <= threads <= min(cpus, 8)
     if batch_bytes is not None:
-        assert threads <= 2 or (SLOTS_IN_COPY + 1 + threads) * batch_bytes <= GIB
+        assert threads <= 2 or (SLOTS_IN_COPY + 1 + threads) * batch_bytes <= max(GIB, free / 32)
         assert threads >= min(2, cpus)
         assert cpus <= 2 or threads < cpus
 
