@@ -1,8 +1,9 @@
 """How many instructions does the fused kernel take for a value of its output? Counted in machine code, without a GPU.
 
     python benchmarks/kernel_code.py
-    git show ff5a621:fastload/transforms/engine/triton_kernels.py > old.py
-    python benchmarks/kernel_code.py --kernels old.py --blocks 32 256 2
+    python benchmarks/kernel_code.py --blocks 32 4 1
+
+(Kernels of commits before this way of making pixels are counted by the `kernel_code.py` of their commit.)
 
 It compiles the kernel for GPUs that need not be there, and reads what `ptxas` made of it (`nvdisasm`, `cuobjdump`; all
 three come with Triton). Says nothing about time: memory is not in it. Each line has registers and bytes spilled a
@@ -26,7 +27,6 @@ read twice.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import subprocess
 import tempfile
@@ -42,7 +42,7 @@ from triton.compiler import ASTSource
 
 import harness
 from fastload.transforms import Draws, RandomResizedCrop
-from fastload.transforms.engine import gpu
+from fastload.transforms.engine import gpu, triton_kernels
 
 SIDE, CHANNELS = 224, 3
 OUTPUTS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "uint8": "*u8"}
@@ -98,22 +98,21 @@ class Way:
 
     rows: Loop
     before: int
-    halves: bool
 
-    def a_value(self, zoom: float, taps: int, rows: int, block_x: int, *, warps: int = 1, again: bool = False) -> float:
-        """Instructions a value. `again`: whether each output row reads all its source rows anew."""
-        tile = block_x // 2 if self.halves else block_x
-        values = tile / (32 * warps)
-        cover = taps if taps <= 3 and not again else 2 * zoom
-        read = 2 * zoom if again else zoom + (cover - zoom) / rows
+    def a_value(self, zoom: float, taps: int, blocks: gpu.Blocks) -> float:
+        """Instructions a value."""
+        rows, pixels, warps = blocks
+        values = pixels * CHANNELS
+        cover = taps if taps <= 3 else 2 * zoom
+        read = zoom + (cover - zoom) / rows
         cost = self.rows.own + self.before / rows
         loading = [loop for loop in self.rows.all()[1:] if loop.loads]
         if loading:
             cost += read * taps * values * min(loop.own / loop.loads for loop in loading)
             between = [loop for loop in self.rows.inner if not loop.loads and any(part.loads for part in loop.all())]
-            cost += sum(loop.own for loop in between[:1]) * (taps if again else read)
-        made = -(-SIDE * CHANNELS // tile) * tile
-        return cost / values * made / (SIDE * CHANNELS)
+            cost += sum(loop.own for loop in between[:1]) * read
+        tile = 32 * warps * pixels
+        return cost / values * (-(-SIDE // tile) * tile) / SIDE
 
 
 def ways(whole: Loop) -> list[Way]:
@@ -122,7 +121,7 @@ def ways(whole: Loop) -> list[Way]:
     for outer in whole.inner:
         for loop in outer.all():
             if loop.stores:
-                found.append(Way(loop, loop.first - end + (whole.branch if end else 0), loop is not outer))
+                found.append(Way(loop, loop.first - end + (whole.branch if end else 0)))
                 end = outer.last + 1
     return found
 
@@ -130,15 +129,15 @@ def ways(whole: Loop) -> list[Way]:
 def compiled(module: ModuleType, blocks: gpu.Blocks, arch: int, output: str, resampled: bool) -> tuple[str, str]:
     """Returns machine code and usage of the kernel with Normalize (or none, for uint8) for a compute capability."""
     constants = {"outside": None, "rows": None, "ops": None, "factors": None, "sums": None, "rectangles": None,
-                 "value": None, "STRIDE_X": CHANNELS, "STRIDE_C": 1, "CHANNELS": CHANNELS, "LANES": CHANNELS,
-                 "FULL": True, "WORDS": 0 if resampled else 4, "PADDING": None, "RESAMPLED": resampled,
-                 "VARIED": False, "BLOCK_Y": blocks.block_y, "BLOCK_X": blocks.block_x}  # fmt: skip
+                 "value": None, "STRIDE_X": CHANNELS, "STRIDE_C": 1, "CHANNELS": CHANNELS,
+                 "THREADS": 32 * blocks.num_warps, "PIXELS": blocks.pixels, "FULL": True, "WIDE": True,
+                 "WORDS": not resampled and blocks.pixels >= 4, "PADDING": None, "RESAMPLED": resampled,
+                 "VARIED": False, "BLOCK_Y": blocks.rows}  # fmt: skip
     if output == "*u8":
         constants |= {"scale": None, "shift": None}
     types = {"source": "*u8", "windows": "*i32", "scale": "*fp32", "shift": "*fp32", "output": output,
              "stride_n": "i64"}  # fmt: skip
     names = module.augment.arg_names
-    constants = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in ("source", "output")}
     source = ASTSource(module.augment, signature, {(names.index(k),): v for k, v in constants.items()}, aligned)
@@ -158,24 +157,19 @@ def counts(module: ModuleType, blocks: gpu.Blocks, arch: int, output: str) -> di
     """Returns registers, bytes spilled and instructions a value."""
     sass, usage = compiled(module, blocks, arch, output, resampled=True)
     found = ways(loops(sass))
-    once = len(found) == 3
-    rows, block_x, warps = blocks
     drawn = RandomResizedCrop(SIDE).place(np.array([[256, 256]]), Draws(0, 0, np.arange(2000))).window
     kept = (drawn <= SIDE).all(axis=1)
     each = [
-        found[0 if keep else 1].a_value(height / SIDE, 2 if keep else 3, rows, block_x, warps=warps)
+        found[0 if keep else 1].a_value(height / SIDE, 2 if keep else 3, blocks)
         for keep, height in zip(kept.tolist(), drawn[:, 0].tolist(), strict=True)
     ]
     crop_sass, crop_usage = compiled(module, blocks, arch, output, resampled=False)
-    crops = sorted(ways(loops(crop_sass)), key=lambda way: way.rows.loads)  # by words where it can be, by bytes
-    # Kernels with three paths read each source row again for every output row, with a tap to spare.
-    large = found[2].a_value(515 / SIDE, 6 if once else 5, rows, block_x, warps=warps, again=once)
+    mirrored, *upright = ways(loops(crop_sass))
     return {
         "instructions_a_value": {
-            "crop": crops[0].a_value(1, 1, rows, block_x, warps=warps),
-            "mirrored": crops[-1].a_value(1, 1, rows, block_x, warps=warps), "256": float(np.mean(each)),
-            "2 taps": float(np.mean(np.array(each)[kept])), "2.3": large,
-            "4": found[-1].a_value(4, 9 if once else 10, rows, block_x, warps=warps, again=once),
+            "crop": (upright or [mirrored])[0].a_value(1, 1, blocks), "mirrored": mirrored.a_value(1, 1, blocks),
+            "256": float(np.mean(each)), "2 taps": float(np.mean(np.array(each)[kept])),
+            "2.3": found[2].a_value(515 / SIDE, 5, blocks), "4": found[-1].a_value(4, 10, blocks),
         },
         "registers": _used(usage, "REG"), "crop_registers": _used(crop_usage, "REG"),
         "spilled_bytes": _used(usage, "LOCAL") + _used(usage, "STACK"), "instructions": loops(sass).last + 1,
@@ -190,20 +184,17 @@ def _used(usage: str, what: str) -> int:
 def main() -> None:
     """Count, and write the figures."""
     parser = argparse.ArgumentParser(description="Count the fused kernel's instructions a value of its output.")
-    parser.add_argument("--kernels", type=Path, help="another triton_kernels.py (default: the package's)")
-    parser.add_argument("--blocks", type=int, nargs=3, default=list(gpu.BLOCKS), help="rows, lanes, warps of a program")
+    parser.add_argument(
+        "--blocks", type=int, nargs=3, default=list(gpu.BLOCKS), help="rows, pixels a thread, warps of a program"
+    )
     parser.add_argument("--archs", type=int, nargs="+", default=[90, 80], help="compute capabilities times 10")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kernel_code.jsonl")
     options = parser.parse_args()
-    path = options.kernels or Path(gpu.__file__).with_name("triton_kernels.py")
-    spec = importlib.util.spec_from_file_location("counted_kernels", path)
-    assert spec is not None and spec.loader is not None, "a file of Python"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    journal = harness.Journal(options.out, blocks=options.blocks, kernels=path.name, triton=triton.__version__)
+    blocks = gpu.Blocks(*options.blocks)
+    journal = harness.Journal(options.out, blocks=options.blocks, triton=triton.__version__)
     for arch in options.archs:
         for name, output in OUTPUTS.items():
-            found = counts(module, gpu.Blocks(*options.blocks), arch, output)
+            found = counts(triton_kernels, blocks, arch, output)
             journal.note(f"kernel-code sm_{arch} {name}", arch=f"sm_{arch}", output=name, **found)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastload.transforms.engine import gpu
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 SASS = """
@@ -48,17 +50,18 @@ def test_instructions_belong_to_their_innermost_loop(kernel_code):
 def test_a_value_costs_its_row_its_reads_and_its_share_of_what_comes_before(kernel_code):
     (way,) = kernel_code.ways(kernel_code.loops(SASS))
     assert way.before == 3
-    # A thread with one value; 672 values of a row in tiles of 32; 2 rows are read for the first of 4 output rows.
+    # A thread with one pixel, 3 values; 224 pixels of a row in tiles of 64; 2 rows are read for the first of 4 rows.
     read = 0.5 + (2 - 0.5) / 4
-    assert way.a_value(0.5, 2, 4, 32) == pytest.approx(3 + 3 / 4 + read * 2 * 4 / 2)
+    cost = 3 + 3 / 4 + read * 2 * 3 * 4 / 2
+    assert way.a_value(0.5, 2, gpu.Blocks(4, 1, 2)) == pytest.approx(cost / 3 * 256 / 224)
 
 
 def test_the_kernel_compiles_and_its_loops_are_found(kernel_code):
-    from fastload.transforms.engine import gpu, triton_kernels
+    from fastload.transforms.engine import triton_kernels
 
     if not (kernel_code.TOOLS / "nvdisasm").exists():
         pytest.skip("this Triton brings no disassembler")
     sass, usage = kernel_code.compiled(triton_kernels, gpu.BLOCKS, 90, "*u8", resampled=False)
     crops = kernel_code.ways(kernel_code.loops(sass))
-    assert len(crops) == 2, "by words, and mirrored"
-    assert all(0 < way.a_value(1, 1, gpu.BLOCKS.block_y, gpu.BLOCKS.block_x) < 100 for way in crops) and "REG:" in usage
+    assert len(crops) == 2, "mirrored, and upright"
+    assert all(0 < way.a_value(1, 1, gpu.BLOCKS) < 100 for way in crops) and "REG:" in usage

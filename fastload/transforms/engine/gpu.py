@@ -1,6 +1,6 @@
 """Runs crops (padded or not), resizes, flips, colour, erasing and Normalize in one pass on a GPU, and gathers rows.
 
-Calls `triton_kernels.py` and `triton_bytes.py`.
+Calls `triton_kernels.py` and `triton_bytes.py`, which take Triton 3.5 (torch 2.9) or newer: they pass tuples on.
 
 The batch is read once as uint8, from device memory (rows of a cache in host memory are brought there by `gather_rows`
 first), and written once, normalized and channels_last. Triton is imported at the first call: builds of torch for the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import math
 import warnings
@@ -23,19 +24,18 @@ from fastload.transforms.engine.placement import PaddingMode
 
 
 class Blocks(NamedTuple):
-    """Rows, and values of a row (a power of two, at least 32), that one program makes, and its warps."""
+    """Rows that one program makes, the pixels of a row that one of its threads makes (1 to 7), and its warps."""
 
-    block_y: int
-    block_x: int
+    rows: int
+    pixels: int
     num_warps: int
 
 
-BLOCKS = Blocks(32, 256, 1)
-"""8 values and 128 registers a thread; more values a thread save instructions and cost occupancy."""
+BLOCKS = Blocks(32, 7, 1)
+"""224 pixels of a row, with 168 registers a thread: 12 warps a multiprocessor, 42 loads of each under way."""
 
-CONFIGURATIONS = [BLOCKS, Blocks(16, 256, 1), Blocks(56, 256, 1), Blocks(32, 128, 1), Blocks(32, 256, 2)]
-CONFIGURATIONS += [Blocks(32, 512, 2), Blocks(32, 512, 4)]
-"""Block sizes that are worth timing."""
+CONFIGURATIONS = [BLOCKS, Blocks(16, 7, 1), Blocks(56, 7, 1), Blocks(16, 4, 1), Blocks(32, 4, 1), Blocks(32, 4, 2)]
+"""Block sizes that are worth timing; of narrow images, threads make fewer pixels."""
 
 CHANNELS = (1, 3, 4)
 """Numbers of channels that the kernel takes."""
@@ -54,6 +54,9 @@ def kernel_runs(device: torch.device) -> bool:
         pixel = torch.zeros((1, 1, 1, 1), dtype=torch.uint8, device=device)
         windows = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.int32, device=device)
         try:
+            version = importlib.import_module("triton").__version__
+            if tuple(map(int, version.split(".")[:2])) < (3, 5):
+                raise ImportError(f"Triton {version} is installed, 3.5 is needed: torch 2.9 brings it along")
             fused(pixel, None, PassTables(windows), (1, 1), resampled=False)
             return True
         # Triton fails to compile or launch in many ways: no C compiler, a driver too old, a card too old.
@@ -135,14 +138,14 @@ def fused(
         return output.permute(0, 3, 1, 2)
     steps = 0 if tables.ops is None else tables.ops.shape[1]
     ops, factors = (tables.ops, tables.factors) if steps else (None, None)
-    lanes = 4 if steps and channels == 3 else channels
-    block_x = min(blocks.block_x, max(32, 1 << (width * lanes - 1).bit_length()))  # fewer lanes idle in short rows
-    tiles = (-(-height // blocks.block_y), -(-width * lanes // block_x))
+    threads = 32 * blocks.num_warps
+    pixels = _pixels(width, threads, blocks.pixels)
+    tiles = (-(-height // blocks.rows), -(-width // (threads * pixels)))
     sums = torch.zeros(batch, dtype=torch.int64, device=device) if steps and has_contrast else None
     # Offsets within an image are 32 bits wide; between images they are 64.
     stride_n, stride_y, stride_x, stride_c = (1, 0, 1, 0) if varied else source.stride()
-    dense = not varied and stride_x == channels and (channels == 1 or stride_c == 1) and width * channels % 4 == 0
-    words = math.gcd(stride_y, 4) if dense and not resampled and tables.padding is None and not steps else 0
+    dense = not varied and stride_x == channels and (channels == 1 or stride_c == 1)
+    plain = dense and not resampled and tables.padding is None and width % 4 == 0
     from fastload.transforms.engine.triton_kernels import augment  # imports Triton
 
     with _current(device):
@@ -150,13 +153,20 @@ def fused(
             augment[(batch * tiles[0] * tiles[1],)](
                 source, rows, tables.windows, ops, factors, sums, tables.rectangles, tables.value, tables.scale,
                 tables.shift, target, tables.outside, stride_n, stride_y, *image_size, height, width, steps,
-                *tiles, STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, LANES=lanes,
-                FULL=width * lanes >= block_x,
-                WORDS=(0, 1, 1, 1, 4)[words], PADDING=tables.padding, RESAMPLED=resampled,
-                BLOCK_Y=blocks.block_y, BLOCK_X=block_x, VARIED=varied, num_warps=blocks.num_warps,
+                *tiles, STRIDE_X=stride_x, STRIDE_C=stride_c, CHANNELS=channels, THREADS=threads, PIXELS=pixels,
+                FULL=width >= threads * pixels, WIDE=width * channels % 4 == 0, WORDS=plain and pixels >= 4,
+                PADDING=tables.padding, RESAMPLED=resampled, BLOCK_Y=blocks.rows, VARIED=varied,
+                num_warps=blocks.num_warps,
                 enable_fp_fusion=True,  # given, since Triton 3.9 warns that its default changes
             )  # fmt: skip
     return output.permute(0, 3, 1, 2)
+
+
+@functools.cache
+def _pixels(width: int, threads: int, most: int) -> int:
+    """Returns how many pixels each thread makes: few threads shall be idle at the end of a row, and programs be few."""
+    programs = {pixels: -(-width // (threads * pixels)) for pixels in range(1, most + 1)}
+    return min(programs, key=lambda pixels: programs[pixels] * (pixels + 1))
 
 
 _LINE_BYTES = 128  # what a warp asks the bus for at a time, at a multiple of as many

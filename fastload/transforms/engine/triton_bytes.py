@@ -1,6 +1,11 @@
-# mypy: disable-error-code="import-untyped,import-not-found,untyped-decorator,no-untyped-def"
-# ruff: noqa: ANN001, ANN201  # pointers, numbers and blocks are all a `tl.tensor`, or None
-"""How `triton_kernels.py` reads bytes as numbers, one a lane or four, and the kernel of `gpu.gather_rows`."""
+# mypy: disable-error-code="import,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
+# ruff: noqa: ANN001, ANN201, ANN202, RUF005  # all is a `tl.tensor`, a tuple of them or None; Triton knows no (*a, b)
+"""How `triton_kernels.py` loads, keeps and stores the pixels of a tile, and the kernel of `gpu.gather_rows`.
+
+A thread makes up to 7 pixels of a row: 4 neighbours, 2 neighbours and one, as the bits of that number say, so that 32
+threads fit rows of any multiple of 32, and values of neighbours are stored together. What each thread has for its 4, 2
+or 1 neighbours is a block. A tuple holds the blocks of all channels, those of one channel side by side.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +19,155 @@ LOWER = tl.constexpr(2.0**23)
 
 
 @triton.jit
-def bits(pointer):
-    return tl.load(pointer).to(tl.int32).to(tl.float32, bitcast=True)
+def pixels(THREADS: tl.constexpr, PIXELS: tl.constexpr):
+    """Returns the numbers of a tile's pixels in blocks of which each thread has 4, 2 or 1 neighbours, PIXELS in all."""
+    thread, pair = tl.arange(0, THREADS), tl.arange(0, 2)
+    found = ()
+    if PIXELS & 4:
+        found = found + ((thread * 4)[:, None, None] + (pair * 2)[None, :, None] + pair[None, None, :],)
+    if PIXELS & 2:
+        found = found + ((thread * 2 + THREADS * (PIXELS & 4))[:, None] + pair[None, :],)
+    if PIXELS & 1:
+        found = found + (thread + THREADS * (PIXELS & 6),)
+    return found
 
 
 @triton.jit
-def words(line, row, stride_y, word, APART: tl.constexpr):
-    """Returns the aligned words in which 4 bytes begin and end, and the bits between; memory may end behind those."""
-    if APART == 4:
-        address = line.to(tl.int64)
-        ahead = word + row * (stride_y // 4)
-    else:
-        address = (line + row * stride_y).to(tl.int64)
-        ahead = word
+def grouped(parts, PIXELS: tl.constexpr):
+    """Returns blocks of what each thread has for its pixels, in the order of `parted`."""
+    found = ()
+    if PIXELS & 4:
+        found = found + (tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3])),)
+    if PIXELS & 2:
+        found = found + (tl.join(parts[PIXELS & 4], parts[(PIXELS & 4) + 1]),)
+    if PIXELS & 1:
+        found = found + (parts[PIXELS & 6],)
+    return found
+
+
+@triton.jit
+def parted(blocks):
+    """Returns what each thread has for its first pixel, for its second, and so on."""
+    found = ()
+    for at in tl.static_range(len(blocks)):
+        if len(blocks[at].shape) == 3:
+            even, odd = tl.split(blocks[at])
+            first, third = tl.split(even)
+            second, fourth = tl.split(odd)
+            found = found + (first, second, third, fourth)
+        elif len(blocks[at].shape) == 2:
+            found = found + tl.split(blocks[at])
+        else:
+            found = found + (blocks[at],)
+    return found
+
+
+@triton.jit
+def by_block(values, CHANNELS: tl.constexpr):
+    """Returns blocks in another order: those of all channels side by side."""
+    BLOCKS: tl.constexpr = len(values) // CHANNELS
+    found = ()
+    for at in tl.static_range(len(values)):
+        found = found + (values[at % CHANNELS * BLOCKS + at // CHANNELS],)
+    return found
+
+
+@triton.jit
+def times(values, weights):
+    """Returns values times weights, which are repeated for as many values as there are."""
+    found = ()
+    for at in tl.static_range(len(values)):
+        found = found + (values[at] * weights[at % len(weights)],)
+    return found
+
+
+@triton.jit
+def added(values, others, weights):
+    """Returns values to which others were added, times weights, which are repeated for as many as there are."""
+    found = ()
+    for at in tl.static_range(len(values)):
+        found = found + (values[at] + others[at] * weights[at % len(weights)],)
+    return found
+
+
+@triton.jit
+def loaded(pointers, stride_c, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
+    """Returns the bytes of pixels, given pointers to their first ones, as float32 of the same bits: see `LIFT`."""
+    found = ()
+    for channel in tl.static_range(CHANNELS):
+        # Pixel by pixel: loads of a block would choose another layout.
+        parts = [tl.load(pointer + channel * stride_c) for pointer in pointers]
+        found = found + grouped([part.to(tl.int32).to(tl.float32, bitcast=True) for part in parts], PIXELS)
+    return found
+
+
+@triton.jit
+def words(line, THREADS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr, last):
+    """Returns the aligned words around each thread's 4 pixels, and the bits that the first begins before them.
+
+    Threads beyond the last one read as it does; `line` points to the first one's pixels, and STEP, 1 or -1, is where
+    the next one's are. Memory may end with the word that holds the last byte.
+    """
+    address = line.to(tl.int64)
     begin, end = (address & -4).to(tl.pointer_type(tl.uint32)), ((address + 3) & -4).to(tl.pointer_type(tl.uint32))
-    return tl.load(begin + ahead), tl.load(end + ahead), (address.to(tl.uint32) & 3) * 8
+    at = tl.minimum(tl.arange(0, THREADS), last) * (STEP * CHANNELS)
+    found = ()
+    for word in tl.static_range(CHANNELS):
+        found = found + (tl.load(begin + (at + word)),)
+    return found + (tl.load(end + (at + (CHANNELS - 1))),), (address.to(tl.uint32) & 3) * 8
 
 
 @triton.jit
-def levels(begin, end, skew):
-    """Returns the 4 bytes, (1, N, 2, 2), that begin in one word and end in another, times 2**-23."""
-    word = ((begin.to(tl.uint64) | (end.to(tl.uint64) << 32)) >> skew.to(tl.uint64)).to(tl.uint32)
-    first = (word & 0xFF).to(tl.float32, bitcast=True) * LIFT
-    second = (word & 0xFF00).to(tl.float32, bitcast=True) * (LIFT * 2.0**-8)
-    third = (word & 0xFF0000).to(tl.float32, bitcast=True) * (LIFT * 2.0**-16)
-    fourth = (word >> 24).to(tl.float32, bitcast=True) * LIFT
-    return tl.join(tl.join(first, third), tl.join(second, fourth))
+def spread(around, skew, others, STEP: tl.constexpr):
+    """Returns bytes as `loaded` does: of each channel those of `words`, turned around for a STEP of -1, then others."""
+    CHANNELS: tl.constexpr = len(around) - 1
+    OTHERS: tl.constexpr = len(others) // CHANNELS
+    FIRST: tl.constexpr = 0 if STEP == 1 else 3 * CHANNELS
+    whole = ()
+    for word in tl.static_range(CHANNELS):
+        both = around[word].to(tl.uint64) | (around[word + 1].to(tl.uint64) << 32)
+        whole = whole + ((both >> skew.to(tl.uint64)).to(tl.uint32),)
+    found = ()
+    for channel in tl.static_range(CHANNELS):
+        parts = ()
+        for at in tl.static_range(FIRST + channel, FIRST + channel + 4 * STEP * CHANNELS, STEP * CHANNELS):
+            part = (whole[at // 4] >> (at % 4 * 8)) & 0xFF
+            parts = parts + (part.to(tl.float32, bitcast=True),)
+        found = found + grouped(parts, 4) + others[channel * OTHERS : (channel + 1) * OTHERS]
+    return found
+
+
+@triton.jit
+def stored(target, values, width, CHANNELS: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr):
+    """Stores the values of a tile's pixels, in the order of `by_block`, side by side; no more than `width` pixels."""
+    before = 0
+    for group in tl.static_range(len(values) // CHANNELS):
+        parts = parted(values[group * CHANNELS : (group + 1) * CHANNELS])
+        before += _stored_block(target, parts, before, width, CHANNELS, WIDE, FULL)
+
+
+@triton.jit
+def _stored_block(target, parts, before, width, CHANNELS: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr):
+    """Stores one block, `before` pixels behind the target, in pieces of up to 4 values; returns its pixels."""
+    EACH: tl.constexpr = len(parts) // CHANNELS
+    THREADS: tl.constexpr = parts[0].shape[0]
+    PIECE: tl.constexpr = 4 if WIDE and len(parts) % 4 == 0 else 2 if WIDE and len(parts) % 2 == 0 else 1
+    SIZE: tl.constexpr = PIECE * (target.dtype.element_ty.primitive_bitwidth // 8)
+    first = before + tl.arange(0, THREADS) * EACH
+    for begin in tl.static_range(0, len(parts), PIECE):
+        piece = ()
+        for at in tl.static_range(begin, begin + PIECE):
+            piece = piece + (parts[at % CHANNELS * EACH + at // CHANNELS],)
+        made = tl.reshape(grouped(piece, PIECE)[0], [THREADS, PIECE])
+        address = target + (first[:, None] * CHANNELS + begin + tl.arange(0, PIECE)[None, :])
+        if PIECE > 1:
+            address = tl.max_contiguous(tl.multiple_of(address, [1, SIZE]), [1, PIECE])
+        if FULL:
+            tl.store(address, made)
+        else:
+            inside = first + begin // CHANNELS < width
+            tl.store(address, made, mask=tl.broadcast_to(inside[:, None], [THREADS, PIECE]))
+    return THREADS * EACH
 
 
 @triton.jit(do_not_specialize="skew batch row_lanes spans pieces".split(), do_not_specialize_on_alignment=["index"])

@@ -14,42 +14,27 @@ HUE = tl.constexpr(4)
 
 
 @triton.jit
-def coloured(values, ops, factors, sample, steps, mean, CHANNELS: tl.constexpr):
-    """Returns values after all colour steps, and each pixel's gray level before the contrast step, 0 without one."""
-    gray = tl.zeros_like(values)
-    if CHANNELS == 1:
-        for step in range(steps):
-            op, factor = tl.load(ops + sample * steps + step), tl.load(factors + sample * steps + step)
+def coloured(values, ops, factors, steps, mean):
+    """Returns a block for each channel after a sample's colour steps, and the gray levels before contrast."""
+    level = tl.zeros_like(values[0])
+    for step in range(steps):
+        op, factor = tl.load(ops + step), tl.load(factors + step)
+        if len(values) == 1:
             if (op > 0) & (op <= CONTRAST):
                 if op == CONTRAST:
-                    gray = values
-                values = _blend(values, tl.where(op == CONTRAST, mean, 0.0), factor)
-        return values, gray
-    else:
-        PIXELS: tl.constexpr = values.shape[0] * values.shape[1] // 4
-        even, odd = tl.split(tl.reshape(values, [PIXELS, 2, 2]))
-        red, blue = tl.split(even)
-        green, _ = tl.split(odd)
-        level = tl.zeros_like(red)
-        for step in range(steps):
-            op, factor = tl.load(ops + sample * steps + step), tl.load(factors + sample * steps + step)
-            if op > 0:
-                if op == HUE:
-                    red, green, blue = _turned(red, green, blue, factor)
-                else:
-                    other = tl.floor(red * 0.2989 + green * 0.587 + blue * 0.114)
-                    if op == CONTRAST:
-                        level = other
-                    other = tl.where(op == SATURATION, other, tl.where(op == CONTRAST, mean, 0.0))
-                    red, green, blue = (
-                        _blend(red, other, factor),
-                        _blend(green, other, factor),
-                        _blend(blue, other, factor),
-                    )
-        nothing = tl.zeros_like(red)
-        values = tl.reshape(tl.join(tl.join(red, blue), tl.join(green, nothing)), values.shape)
-        gray = tl.reshape(tl.join(tl.join(level, nothing), tl.join(nothing, nothing)), values.shape)
-        return values, gray
+                    level = values[0]
+                values = (_blend(values[0], tl.where(op == CONTRAST, mean, 0.0), factor),)
+        else:
+            red, green, blue = values
+            if op == HUE:
+                values = _turned(red, green, blue, factor)
+            elif op > 0:
+                other = tl.floor(red * 0.2989 + green * 0.587 + blue * 0.114)
+                if op == CONTRAST:
+                    level = other
+                other = tl.where(op == SATURATION, other, tl.where(op == CONTRAST, mean, 0.0))
+                values = _blend(red, other, factor), _blend(green, other, factor), _blend(blue, other, factor)
+    return values, level
 
 
 @triton.jit

@@ -37,7 +37,7 @@ class Case:
     steps: tuple[tuple[int, float], ...] = ()
     erased: bool = False
     dtype: torch.dtype = torch.uint8
-    block: tuple[int, int] = (8, 64)
+    block: tuple[int, int] = (8, 7)  # rows, and pixels a thread
 
     @property
     def resampled(self) -> bool:
@@ -47,11 +47,11 @@ class Case:
 CASES = {
     "grown": Case((21, 17, 3), (30, 29), (30, 29)),
     "grown, part shown": Case((21, 17, 3), (26, 31), (19, 23), layout="sliced"),
-    "grown four times": Case((9, 7, 3), (36, 28), (36, 28), block=(16, 128)),
+    "grown four times": Case((9, 7, 3), (36, 28), (36, 28), block=(16, 4)),
     "grown along one axis, shrunk along the other": Case((24, 23, 3), (30, 12), (30, 12)),
     "shrunk a little": Case((31, 29, 3), (25, 23), (25, 23), windows=(30, 28)),
     "shrunk a little, part shown": Case((31, 29, 3), (25, 23), (20, 18), windows=(29, 29), rows=True),
-    "shrunk four times": Case((40, 37, 3), (10, 9), (10, 9), windows=(40, 36), batch=2, block=(16, 32)),
+    "shrunk four times": Case((40, 37, 3), (10, 9), (10, 9), windows=(40, 36), batch=2, block=(16, 2)),
     "shrunk, part shown": Case((40, 37, 3), (15, 14), (11, 9), batch=2),
     "windows of one pixel": Case((5, 4, 3), (3, 4), (3, 4), windows=(1, 1)),
     "windows of two pixels": Case((5, 4, 3), (3, 1), (3, 1), windows=(2, 2)),
@@ -63,14 +63,34 @@ CASES = {
     "crop, channels first": Case((19, 17, 3), (14, 13), (14, 13), windows=(14, 13), layout="channels_first"),
     "crop, part shown": Case((19, 17, 1), (14, 13), (9, 7), windows=(14, 13), layout="sliced", erased=True),
     "crop, four channels": Case((19, 17, 4), (14, 13), (14, 13), windows=(14, 13), dtype=torch.float32, batch=5),
-    "words": Case((12, 16, 3), (12, 16), (12, 16), windows=(12, 16), rows=True, batch=5),
-    "words, bfloat16": Case((12, 16, 3), (12, 16), (12, 16), windows=(12, 16), dtype=torch.bfloat16, batch=5),
-    "words, rows of any length": Case((19, 47, 3), (14, 36), (14, 36), windows=(14, 36), dtype=torch.float32, batch=5),
-    "words, part shown": Case(
-        (19, 48, 3), (14, 37), (13, 32), windows=(14, 37), erased=True, dtype=torch.float16, batch=5, layout="later",
+    "words": Case((6, 132, 3), (5, 128), (5, 128), windows=(5, 128), rows=True, batch=5),
+    "words, fewer than threads, bfloat16": Case(
+        (6, 104, 3), (5, 100), (5, 100), windows=(5, 100), dtype=torch.bfloat16, batch=5,
     ),
-    "words, gray": Case((19, 18, 1), (14, 12), (14, 12), windows=(14, 12), erased=True, batch=5, layout="later"),
-    "words, four channels": Case((19, 17, 4), (14, 17), (14, 17), windows=(14, 17), dtype=torch.float32, rows=True),
+    "words, rows of any length": Case(
+        (6, 231, 3), (5, 224), (5, 224), windows=(5, 224), dtype=torch.float32, batch=5,
+    ),
+    "words, part shown": Case(
+        (8, 240, 3), (7, 230), (6, 196), windows=(7, 230), erased=True, dtype=torch.float16, batch=5, layout="later",
+    ),
+    "words, gray": Case((6, 181, 1), (5, 160), (5, 160), windows=(5, 160), erased=True, batch=5, layout="later"),
+    "words, four channels": Case(
+        (6, 133, 4), (5, 132), (5, 132), windows=(5, 132), dtype=torch.float32, rows=True,
+    ),
+    "words, two programs a row": Case((6, 259, 3), (5, 256), (5, 256), windows=(5, 256), batch=5),
+    "crop, rows that no word fits": Case((6, 105, 3), (5, 99), (5, 99), windows=(5, 99), batch=5, erased=True),
+    "crop, planes, 7 pixels a thread": Case(
+        (6, 229, 3), (5, 224), (5, 224), windows=(5, 224), batch=5, layout="varied", dtype=torch.bfloat16,
+    ),
+    "grown, 7 pixels a thread": Case((7, 150, 3), (9, 224), (9, 224), dtype=torch.float16, erased=True),
+    "grown, two programs a row": Case((7, 90, 3), (9, 300), (9, 300), windows=(7, 90)),
+    "shrunk a little, 6 pixels a thread": Case((10, 230, 3), (8, 192), (8, 190), windows=(10, 230)),
+    "shrunk, 5 pixels a thread, part shown": Case((20, 310, 3), (8, 140), (7, 133), windows=(18, 306)),
+    "shrunk four times, 4 pixels a thread": Case((20, 420, 3), (5, 105), (5, 102), windows=(20, 420), batch=2),
+    "all colour steps, 7 pixels a thread": Case(
+        (6, 150, 3), (5, 201), (5, 198), erased=True, dtype=torch.float16,
+        steps=((BRIGHTNESS, 0.8), (CONTRAST, 0.7), (SATURATION, 1.3), (HUE, 0.1)),
+    ),
     "crop, float32": Case((19, 17, 3), (14, 13), (14, 13), windows=(14, 13), dtype=torch.float32),
     "grown, float32": Case((19, 17, 3), (24, 27), (23, 23), dtype=torch.float32, erased=True),
     "grown, float16": Case((19, 17, 3), (24, 27), (23, 23), dtype=torch.float16),
@@ -190,7 +210,7 @@ def check(case: Case, device: str, *, interpreted: bool = False) -> None:
         dtype=case.dtype,
         resampled=case.resampled,
         channels=channels if case.layout == "varied" else None,
-        blocks=Blocks(*case.block, 2),
+        blocks=Blocks(*case.block, 1),
     )
     assert output.dtype == case.dtype
     assert output.shape == (case.batch, channels, *case.size)

@@ -80,7 +80,7 @@ def test_block_sizes_and_pinned_memory_change_nothing_and_nothing_waits(blocks, 
             source, None, tables, (160, 160), dtype=torch.bfloat16, resampled=resampled, blocks=blocks
         )  # fmt: skip
 
-    expected = made(images.cuda(), gpu.Blocks(8, 64, 1))
+    expected = made(images.cuda(), gpu.Blocks(8, 1, 2))
     made(images, blocks)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -100,15 +100,15 @@ VARIANTS = {
     "each its own strides, crop, uint8": {"output": "*u8", "rows": True, "varied": True, "resampled": False},
     "crop, bfloat16": {"output": "*bf16", "resampled": False},
     "crop, four channels, uint8": {"output": "*u8", "channels": 4, "resampled": False},
-    "crop by words, bfloat16": {"output": "*bf16", "resampled": False, "words": 4},
+    "crop by words, bfloat16": {"output": "*bf16", "resampled": False, "words": True},
     "crop by words, gray, erased, uint8": {
         "output": "*u8",
         "channels": 1,
         "rectangles": True,
         "resampled": False,
-        "words": 1,
+        "words": True,
     },
-    "short crop by words, float32": {"output": "*fp32", "resampled": False, "words": 1, "full": False},
+    "short crop by words, float32": {"output": "*fp32", "resampled": False, "words": True, "full": False},
     "resized, colour, bfloat16": {"output": "*bf16", "colour": True},
     "padded crop, bfloat16": {"output": "*bf16", "resampled": False, "padding": "constant"},
     "mirrored crop, uint8": {"output": "*u8", "resampled": False, "padding": "reflect"},
@@ -124,25 +124,27 @@ def test_kernel_compiles_for_hopper_and_keeps_its_rows(name):
     assert ".local" not in compiled["ptx"]
     # Bytes are denormal numbers, which products must not flush to zero.
     assert not re.search(r"\b(mul|fma)(\.rn)?\.ftz", compiled["ptx"])
-    # Nothing is exchanged between threads but pixels' channels, by the colour steps: lanes and stores share a layout.
+    # Nothing is exchanged between threads: loads, colour steps and stores share a layout.
     exchanged = "st.shared" in compiled["ptx"] or "shfl" in compiled["ptx"]
-    assert exchanged == bool(VARIANTS[name].get("colour"))
+    assert not exchanged
     if VARIANTS[name].get("words"):
-        # Turned samples are read by bytes, others by words; 4 values are stored at once.
+        # A thread's 4 neighbours are read by words, its others by bytes.
         assert {"b8", "b32"} <= set(re.findall(r"ld\.global\.(\w+)", compiled["ptx"]))
-        wide = {"*bf16": r"v2\.b32", "*u8": "b32", "*fp32": r"v4\.b32"}[VARIANTS[name]["output"]]
+    # Their values are stored at once.
+    if VARIANTS[name]["output"] is not None:
+        wide = {"*bf16": r"v2\.b32", "*fp16": r"v2\.b32", "*u8": "b32", "*fp32": r"v4\.b32"}[VARIANTS[name]["output"]]
         assert re.search(rf"st\.global\.{wide} ", compiled["ptx"])
     if VARIANTS[name].get("resampled", True):
         # Each loop over output rows, of 2 and 3 taps and of two kinds of more, and the loop over source rows within it
-        # carry the number of the next source row beside the rows held (and sums of gray levels, if those are made).
+        # carry the number of the next source row beside the rows held, of 3 blocks a channel (4, 2 and 1 pixels).
         # Triton 3.6 and 3.9 drop such values in ways that the interpreter does not show: see triton_kernels.py.
         carried = [
             ["tensor" if "tensor" in kind else kind for kind in re.split(r",\s*(?![^<]*>)", kinds)]
             for kinds in re.findall(r"= scf\.for .*? -> \((.*?)\)\s+:", compiled["ttgir"])
         ]
-        rows_held = Counter(kinds.count("tensor") for kinds in carried if "i32" in kinds)
-        summed = VARIANTS[name]["output"] is None
-        expected = Counter([2, 3, 2, 2, *(held + summed for held in (2, 3, 1, 1))])
+        blocks = 3 * VARIANTS[name].get("channels", 3)
+        rows_held = Counter(kinds.count("tensor") / blocks for kinds in carried if "i32" in kinds)
+        expected = Counter([2, 3, 2, 2, 2, 3, 1, 1])
         assert all(rows_held[held] >= loops for held, loops in expected.items()), carried
 
 
@@ -156,7 +158,7 @@ def compiled_for_hopper(
     resampled: bool = True,
     varied: bool = False,
     padding: str | None = None,
-    words: int = 0,
+    words: bool = False,
     full: bool = True,
 ) -> dict[str, str]:
     """The kernel's intermediate code and PTX, with the default block sizes."""
@@ -174,8 +176,8 @@ def compiled_for_hopper(
     constants = {
         "STRIDE_X": 1 if varied else channels, "STRIDE_C": 0 if varied else 1, "VARIED": varied,
         "CHANNELS": channels, "RESAMPLED": resampled,
-        "FULL": full, "WORDS": words, "PADDING": padding,
-        "LANES": 4 if colour else channels, "BLOCK_Y": gpu.BLOCKS.block_y, "BLOCK_X": gpu.BLOCKS.block_x,
+        "FULL": full, "WIDE": True, "WORDS": words, "PADDING": padding,
+        "THREADS": 32 * gpu.BLOCKS.num_warps, "PIXELS": gpu.BLOCKS.pixels, "BLOCK_Y": gpu.BLOCKS.rows,
     } | {name: None for name, kind in types.items() if kind is None}  # fmt: skip
     return compiled(augment, types, constants, aligned=("source", "output"), warps=gpu.BLOCKS.num_warps)
 
@@ -215,12 +217,13 @@ def test_gather_reads_and_writes_a_lane_at_once(words, access):
 @pytest.mark.parametrize(
     ("pixels", "width", "words"),
     [
-        (torch.zeros(2, 9, 12, 3, dtype=torch.uint8), 8, 4),
-        (torch.zeros(2, 9, 11, 3, dtype=torch.uint8), 8, 1),
-        (torch.zeros(2, 9, 12, 3, dtype=torch.uint8), 7, 0),  # rows of the result begin within words
-        (torch.zeros(2, 3, 9, 12, dtype=torch.uint8).permute(0, 2, 3, 1), 8, 0),
-        (torch.zeros(2, 1, 9, 12, dtype=torch.uint8).permute(0, 2, 3, 1), 8, 4),
-        (torch.zeros(2, 9, 12, 6, dtype=torch.uint8)[..., :3], 8, 0),
+        (torch.zeros(2, 9, 228, 3, dtype=torch.uint8), 224, True),
+        (torch.zeros(2, 9, 227, 3, dtype=torch.uint8), 224, True),
+        (torch.zeros(2, 9, 227, 3, dtype=torch.uint8), 223, False),  # rows of the result begin within words
+        (torch.zeros(2, 9, 227, 3, dtype=torch.uint8), 32, False),  # threads have no 4 neighbours
+        (torch.zeros(2, 3, 9, 228, dtype=torch.uint8).permute(0, 2, 3, 1), 224, False),
+        (torch.zeros(2, 1, 9, 228, dtype=torch.uint8).permute(0, 2, 3, 1), 224, True),
+        (torch.zeros(2, 9, 228, 6, dtype=torch.uint8)[..., :3], 224, False),
     ],
 )
 @pytest.mark.parametrize("padding", [None, "edge"])
@@ -237,7 +240,21 @@ def test_rows_are_read_by_words_where_pixels_are_dense(monkeypatch, pixels, widt
     windows = torch.zeros((2, 10), dtype=torch.int32)
     gpu.fused(pixels, None, gpu.PassTables(windows, padding=padding), (8, width), resampled=False)
     gpu.fused(pixels, None, gpu.PassTables(windows), (8, width), resampled=True)
-    assert given == [words if padding is None else 0, 0]
+    assert given == [words and padding is None, False]
+
+
+@pytest.mark.parametrize(
+    ("width", "pixels"),
+    [(224, 7), (192, 6), (256, 4), (512, 4), (384, 6), (160, 5), (128, 4), (64, 2), (32, 1), (5, 1)],
+)
+def test_threads_make_as_many_pixels_as_leave_few_of_them_idle(width, pixels):
+    assert gpu._pixels(width, 32, gpu.BLOCKS.pixels) == pixels
+
+
+def test_a_triton_that_passes_no_tuples_on_is_named(monkeypatch):
+    monkeypatch.setattr(pytest.importorskip("triton"), "__version__", "3.2.0")
+    with pytest.warns(UserWarning, match=r"Triton 3\.2\.0 is installed, 3\.5 is needed"):
+        assert not gpu.kernel_runs.__wrapped__(torch.device("cpu"))
 
 
 def test_importing_it_leaves_triton_out():
