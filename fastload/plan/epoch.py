@@ -170,7 +170,7 @@ class EpochPlan:
         """The attribute `shuffle`."""
         return resolve_shuffle(self.shuffle, file_shuffled=False)
 
-    @property
+    @cached_property
     def num_steps(self) -> int:
         """Steps to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
         fewest, more = divmod(self._num_left, self.world_size)
@@ -227,8 +227,9 @@ class EpochPlan:
             raise OptionError(f"position {positions.min()} is negative: positions count from 0, the next row to come")
         return self._planned(rank, positions)
 
+    @cached_property
     def following(self) -> EpochPlan | None:
-        """Returns the plan of the whole next epoch; None after the last one that has a number."""
+        """The plan of the whole next epoch, one object, which works its order out once; None after the last number."""
         is_last = self.epoch == _BOUNDS["epoch"][1]
         return None if is_last else replace(self, epoch=self.epoch + 1, segments=())
 

@@ -36,6 +36,7 @@ from fastload.prefetch.device_stage import (
     DeviceBatch,
     Epochs,
     moved_as_stored,
+    own_copy,
 )
 from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
@@ -106,9 +107,8 @@ class RowCache:
             if images.is_contiguous():
                 fields["images"] = fetched(images).permute(CHANNELS_FIRST)
             else:  # of a file that stores (C, H, W): turned by the device
-                turned = backend.empty((len(index), *images.shape[1:]), images.dtype).permute(CHANNELS_FIRST)
-                backend.fill(turned, fetched(images.permute(CHANNELS_FIRST)))
-                fields["images"] = turned
+                channels_first = fetched(images.permute(CHANNELS_FIRST))
+                fields["images"] = own_copy(channels_first, backend, channels_last=True)
         return fields
 
 
@@ -194,12 +194,12 @@ class _IndexStream(ThreadStream):
         """Begins the copy of indices, row numbers, valid flags and drawn numbers, and of rows in host memory behind."""
         cache, copied = self.cache, super().begin_copy(batch, backend)
         assert cache is not None, "the pass is over"
-        index = copied.inner(_INDEX)
+        index = copied.inner[_INDEX]
         if cache.location == "device":
             copied.gather = functools.partial(cache.gather, index)
-            copied.cached = tuple(cache.tensors.values())
+            copied.memory += cache.tensors.values()
         else:
-            copied.fields |= cache.fetch(index, torch.from_numpy(batch.arrays[_INDEX]), backend)
+            copied.add(cache.fetch(index, torch.from_numpy(batch.arrays[_INDEX]), backend))
         return copied
 
     def close(self) -> None:
