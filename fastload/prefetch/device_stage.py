@@ -73,17 +73,19 @@ class BatchStream(Iterator[FilledBatch]):
             layout = self._layout = self._layout or _SlotLayout.of(batch.memory, batch.arrays)
             slot = backend.copy(torch.from_numpy(batch.memory))
             copied.memory.append(slot)
+            storage = slot.untyped_storage()
             for name, part in layout.large.items():
                 if name.startswith(INNER):
-                    copied.inner[name] = part.of(slot)
+                    copied.inner[name] = part.of(storage)
                 elif name == "images" and not layout.turned:
-                    copied.fields[name] = part.of(slot)
+                    copied.fields[name] = part.of(storage)
                 else:
-                    copied.add({name: own_copy(part.of(slot), backend, channels_last=name == "images")})
+                    copied.add({name: own_copy(part.of(storage), backend, channels_last=name == "images")})
             if layout.small:
-                small = own_copy(layout.tail.of(slot), backend)
+                small = own_copy(layout.tail.of(storage), backend)
                 copied.memory.append(small)
-                copied.fields |= {name: part.of(small, layout.tail.offset) for name, part in layout.small.items()}
+                storage, begin = small.untyped_storage(), layout.tail.offset
+                copied.fields |= {name: part.of(storage, begin) for name, part in layout.small.items()}
             hosts = {name: batch.arrays[name] for name in layout.outside}
         for name, array in hosts.items():
             host = torch.from_numpy(array)
@@ -113,14 +115,13 @@ class _Part(NamedTuple):
     stride: tuple[int, ...]  # in items
     dtype: torch.dtype
 
-    def of(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
+    def of(self, storage: torch.UntypedStorage, begin: int = 0) -> torch.Tensor:
         """Returns the array in a copy of the memory from byte `begin` on: a tensor by itself, and no view of others.
 
         So writing to one field does not count as a change of the others, for autograd.
         """
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        offset = (self.offset - begin) // self.dtype.itemsize
-        return empty.set_(memory.untyped_storage(), offset, self.shape, self.stride)
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, (self.offset - begin) // self.dtype.itemsize, self.shape, self.stride)
 
 
 class _SlotLayout(NamedTuple):
