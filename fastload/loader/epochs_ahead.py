@@ -9,7 +9,6 @@ What is read next is a guess: the next epoch, as far as the loop will go. A wron
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from fastload.plan import EpochPlan, PlannedBatch
 from fastload.prefetch.cached_feed import CachedFeed
@@ -102,7 +101,7 @@ def _epochs_from(
     """Yields the epochs' numbers, and their batches. No method: who reads ahead must not keep who is read for."""
     plan: EpochPlan | None = first
     while plan is not None:
-        planned: Iterator[PlannedBatch] = islice(plan.batches(options.share.rank, done), stop)
+        planned = plan.batches(options.share.rank, done, stop)
         if (selected := options.data.selected) is not None:
             planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
         yield plan.epoch, planned

@@ -185,18 +185,19 @@ class EpochPlan:
         """Steps of the finished segments; the number of the first step to come."""
         return sum(segment.steps for segment in self.segments)
 
-    def batches(self, rank: int, start_step: int = 0) -> Iterator[PlannedBatch]:
+    def batches(self, rank: int, start_step: int = 0, stop_step: int | None = None) -> Iterator[PlannedBatch]:
         """Returns an iterator over the batches of one rank; their arrays are new and belong to the caller.
 
         Args:
             rank: in [0, world_size).
             start_step: steps to skip of the num_steps to come.
+            stop_step: steps to come before it ends, those skipped included; no more are planned. None: all.
 
         Raises:
             OptionError: rank or start_step is out of range (raised at once, not at the first batch).
         """
         self._check_rank_and_step(rank, start_step, last_step=self.num_steps)
-        return self._iterate(rank, start_step, self.num_steps)
+        return self._iterate(rank, start_step, self.num_steps if stop_step is None else min(stop_step, self.num_steps))
 
     def batch(self, rank: int, step: int) -> PlannedBatch:
         """Returns the batch that `batches(rank)` yields as number `step`, computed alone.
