@@ -77,7 +77,6 @@ class PassCounter:
 
     clock: Callable[[], float] = time.perf_counter
     echo: int = 1
-    planned: int = 0  # batches of the pass
     batches: int = 0  # batches read; echoes do not count
     asked: int = 0  # times a batch was asked for
     # When the first batch was handed over, and how long it was waited for: no step runs before it.
@@ -152,7 +151,6 @@ class Iteration(Iterator[Batch | DictBatch]):
         self._counter = counter
         self._on_end: Callable[[Pace], None] | None = on_end
         self._probe = probe
-        counter.planned = position.plan.num_steps
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
@@ -262,7 +260,7 @@ class Iteration(Iterator[Batch | DictBatch]):
     def _read(self) -> bool:
         """Takes one more batch from the stages below; False when the epoch has no more."""
         counter = self._counter
-        if counter.batches == counter.planned:
+        if counter.batches == self._position.plan.num_steps:
             return False
         batch = next(self._batches)
         source = batch.source

@@ -29,15 +29,7 @@ from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
-from fastload.prefetch.device_stage import (
-    CHANNELS_FIRST,
-    SLOTS_IN_COPY,
-    BatchStream,
-    DeviceBatch,
-    Epochs,
-    moved_as_stored,
-    own_copy,
-)
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
 from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
@@ -104,11 +96,7 @@ class RowCache:
         fetched = functools.partial(_fetched, index=index, host_index=host_index, backend=backend)
         fields = {name: fetched(rows) for name, rows in self.tensors.items() if name != "images"}
         if (images := self.tensors.get("images")) is not None:
-            if images.is_contiguous():
-                fields["images"] = fetched(images).permute(CHANNELS_FIRST)
-            else:  # of a file that stores (C, H, W): turned by the device
-                channels_first = fetched(images.permute(CHANNELS_FIRST))
-                fields["images"] = own_copy(channels_first, backend, channels_last=True)
+            fields["images"] = moved_as_stored(images, fetched, backend)
         return fields
 
 

@@ -89,22 +89,12 @@ class BatchStream(Iterator[FilledBatch]):
             hosts = {name: batch.arrays[name] for name in layout.outside}
         for name, array in hosts.items():
             host = torch.from_numpy(array)
-            moved = moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
+            is_images = name == "images"
+            moved = moved_as_stored(host, backend.copy, backend) if is_images else backend.copy(host.contiguous())
             copied.add({name: moved})
         return copied
 
     _layout: _SlotLayout | None = None  # which all batches of a stream have
-
-
-def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
-    """Returns a dense copy of a device tensor, made by the current stream; `channels_last` of images (B, C, H, W)."""
-    shape = tuple(source.shape)
-    if channels_last:
-        copy = backend.empty((shape[0], *shape[2:], shape[1]), source.dtype).permute(CHANNELS_FIRST)
-    else:
-        copy = backend.empty(shape, source.dtype)
-    backend.fill(copy, source)
-    return copy
 
 
 class _Part(NamedTuple):
@@ -176,13 +166,31 @@ class DeviceBatch:
         self.memory += fields.values()
 
 
-def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory."""
+def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
+    """Returns a dense copy of a device tensor, made by the current stream; `channels_last` of images (B, C, H, W)."""
+    batch, *inside = source.shape
+    shape = (batch, *inside[1:], inside[0]) if channels_last else (batch, *inside)
+    copy = backend.empty(shape, source.dtype)
+    copy = copy.permute(CHANNELS_FIRST) if channels_last else copy
+    backend.fill(copy, source)
+    return copy
+
+
+def moved_as_stored(
+    images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], backend: Backend | None = None
+) -> torch.Tensor:
+    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
+
+    Those of a file that stores (C, H, W) are moved as they lie, and turned by the device, on the side stream if the
+    backend is given.
+    """
     channels_first = images.permute(CHANNELS_FIRST)
-    if not images.is_contiguous() and channels_first.is_contiguous():
-        # A file that stores (C, H, W): moved as it lies, and turned by the device.
-        return move(channels_first).contiguous(memory_format=torch.channels_last)
-    return move(images.contiguous()).permute(CHANNELS_FIRST)
+    if images.is_contiguous() or not channels_first.is_contiguous():
+        return move(images.contiguous()).permute(CHANNELS_FIRST)
+    moved = move(channels_first)
+    if backend is None:
+        return moved.contiguous(memory_format=torch.channels_last)
+    return own_copy(moved, backend, channels_last=True)
 
 
 SLOTS_IN_COPY = 2

@@ -14,7 +14,7 @@ def open_checked(file: PackedFile) -> int:
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as exc:
-        raise _is_gone(file) from exc
+        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
     try:
         check_open(file, fd)
     except BaseException:
@@ -32,17 +32,13 @@ def check_path(file: PackedFile) -> None:
     try:
         found = os.stat(file.path)
     except FileNotFoundError as exc:
-        raise _is_gone(file) from exc
+        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
     _check(file, FileIdentity.of(found))
 
 
 def check_open(file: PackedFile, fd: int) -> None:
     """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
     _check(file, syscalls.identity_of(fd))
-
-
-def _is_gone(file: PackedFile) -> MissingFileError:
-    return MissingFileError(f"{file.path}: the file is gone since its header was read.")
 
 
 def _check(file: PackedFile, found: tuple[int, int, int, int]) -> None:
