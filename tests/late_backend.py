@@ -41,6 +41,7 @@ class LateBackend(Backend):
         self.patience = patience
         self.asked = 0
         self.begun = self.run = 0
+        self.crossed = 0  # copies from the host
         self.queue: deque[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = deque()
         self.inside = False
         self.host_waits = 0
@@ -141,6 +142,7 @@ class LateBackend(Backend):
     def copy(self, host):
         if self.decodes_here():  # on a stream that nobody but the decoding thread waits for
             return host.clone()
+        self.crossed += 1
         device = self.garbage(torch.empty_like(host))
         self.fill(device, host)
         return device

@@ -4,7 +4,7 @@ Goes in: a packed file or a dataset, and options. Comes out: batches, tuples of 
 states to resume from.
 
 Read first: `loader` (`FastLoader`: what is kept from epoch to epoch), then `iteration` (one pass, and the `Batch` that
-it hands over). `echo_policy` decides how often a batch is used.
+it hands over). `epochs_ahead` reads the next epoch while one ends, `echo_policy` decides how often a batch is used.
 
 Imports all stages; never `profiling` or `cli`, and prints nothing.
 """

@@ -6,13 +6,11 @@ planned batches -> feed (read, or made by workers) -> device -> transforms, once
 from __future__ import annotations
 
 import copy
-import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -20,9 +18,10 @@ import numpy as np
 import torch
 
 from fastload.errors import OptionError
+from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import BatchStream, DeviceBatch, DeviceStage
+from fastload.prefetch.device_stage import DeviceBatch
 from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.clocks import InFlight, StreamWaits
@@ -78,7 +77,6 @@ class PassCounter:
 
     clock: Callable[[], float] = time.perf_counter
     echo: int = 1
-    planned: int = 0  # batches of the pass
     batches: int = 0  # batches read; echoes do not count
     asked: int = 0  # times a batch was asked for
     # When the first batch was handed over, and how long it was waited for: no step runs before it.
@@ -96,11 +94,6 @@ class PassCounter:
     in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
     on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
     ended: bool = False  # whether the pass is over
-
-    @property
-    def left_after(self) -> int:
-        """Batches after which the pass was left before its end; 0: it was not, or before the first."""
-        return self.batches if self.batches < self.planned else 0
 
     def snapshot(self) -> LoaderStats:
         """Returns the numbers so far; once the pass has ended, waits until the device has come to its last batch."""
@@ -132,17 +125,11 @@ class PassCounter:
 class Iteration(Iterator[Batch | DictBatch]):
     """An iterator over the batches from a position on.
 
-    At its end, or where it is left after as many batches as the stage has of each epoch, the stage is left as it is: it
-    reads the next epoch ahead, and the loader begins that with it. If the iteration ends elsewhere, by an error or by
-    `close`, the stage is closed.
-
     Args:
-        batches: on their device, from the position on.
-        rest: begins a source of the batches from so many after the position on, where those end before the epoch does.
+        batches: of the pass, which was begun from the position on and ends with the iteration.
         position: moved on as batches are handed over; its schedule is decided.
         on_end: called with the pace once, when the pass is over, in the process that began it; never waits.
         probe: takes note of each batch; None: nobody measures.
-        resources: closed with the iteration.
     """
 
     _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
@@ -150,25 +137,20 @@ class Iteration(Iterator[Batch | DictBatch]):
     def __init__(
         self,
         options: Resolved,
-        batches: DeviceStage,
-        rest: Callable[[int], BatchStream],
+        batches: EpochsAhead,
         position: Position,
         counter: PassCounter,
         on_end: Callable[[Pace], None] = lambda _: None,
         probe: Probe | None = None,
-        resources: ExitStack | None = None,
     ) -> None:
         self._options = options
         self._batches = batches
-        self._rest = rest
         self._position = position
         self._uses = position.uses.uses(position.steps)
         self._kept: dict[int, DeviceBatch] = {}  # by number, batches that will be used
         self._counter = counter
         self._on_end: Callable[[Pace], None] | None = on_end
         self._probe = probe
-        self._resources = resources or ExitStack()
-        counter.planned = position.plan.num_steps
         # Two threads may ask the same iteration, and a new iter() in one may end it while another waits in it.
         self._lock = threading.RLock()
         self._displaced = False
@@ -259,7 +241,7 @@ class Iteration(Iterator[Batch | DictBatch]):
                 on_end(self._counter.pace())
 
     def close(self) -> None:
-        """Ends the pass; unless it was at its end, nothing reads any more then. Batches handed over stay as they are.
+        """Ends the pass. Batches handed over stay as they are.
 
         While the interpreter ends, as when a generator with `yield from loader` is still there then, nothing is done:
         daemon threads are frozen and cannot be waited for, globals are gone, and worker processes end by themselves.
@@ -269,12 +251,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         self.running, self._counter.ended = False, True
         self.end_measuring()
         self._kept.clear()
-        self._resources.close()
-        counter = self._counter
-        if counter.batches == counter.planned or 0 < counter.batches == self._batches.stop:
-            self._batches.ahead = self._position.plan.following()
-        else:
-            self._batches.close()
+        self._batches.end()
 
     def __del__(self) -> None:
         if getattr(self, "running", False):
@@ -283,10 +260,8 @@ class Iteration(Iterator[Batch | DictBatch]):
     def _read(self) -> bool:
         """Takes one more batch from the stages below; False when the epoch has no more."""
         counter = self._counter
-        if counter.batches == counter.planned:
+        if counter.batches == self._position.plan.num_steps:
             return False
-        if counter.batches == self._batches.stop > 0:
-            self._batches.go_on_with(functools.partial(self._rest, counter.batches))
         batch = next(self._batches)
         source = batch.source
         self._kept[counter.batches] = batch
@@ -307,19 +282,16 @@ class Iteration(Iterator[Batch | DictBatch]):
         device_batch = self._kept.pop(use.batch) if last else self._kept[use.batch]
         if options.backend is not None and use.echo:
             # The user may have gone on to another stream.
-            options.backend.hand_over(device_batch.event, device_batch.tensors)
-        source, fields = device_batch.source, dict[str, Any](device_batch.taken())
+            options.backend.hand_over(device_batch.event, device_batch.memory)
+        source, fields = device_batch.source, dict[str, Any](device_batch.fields)
         planned, form, extra = source.planned, source.form, source.extra
-        if device_batch.gather is not None:
-            fields |= device_batch.gather()
-        # On the CPU the facts are the plan's arrays, and so keep no slot.
-        facts: dict[str, Any] = {"rows": planned.rows, "valid": planned.valid, "global_valid": planned.global_valid}
-        if options.backend is not None:
-            facts |= {"rows": fields["row"], "valid": fields["valid"]}
-        elif form is None:
+        if options.backend is None and form is None:
             for name, fact in (("row", planned.rows), ("valid", planned.valid)):
                 if name in (options.data.fields or ()):
                     fields[name] = torch.from_numpy(fact)
+        lasting = () if last else tuple(fields.values())
+        if device_batch.gather is not None:
+            fields |= device_batch.gather()
         result = fields
         if options.at_hand_over and "images" in fields:
             with span("transform"):
@@ -330,18 +302,17 @@ class Iteration(Iterator[Batch | DictBatch]):
                     echo=use.echo,
                     kept=not last,
                     drawn=source.drawn,
-                    words=device_batch.inner(WORDS) if source.drawn is not None else None,
+                    words=device_batch.inner[WORDS] if source.drawn is not None else None,
                 )
-        if not last or device_batch.memory is not None:
-            lasting = device_batch.tensors if options.backend is not None else [*fields.values()]
-            result = _private(result, lasting[:1] if last else lasting, last=last)
+        # On the CPU the facts are the plan's arrays, and so keep no slot.
+        rows, valid = planned.rows, planned.valid
         if not last:
-            for name, field in (("rows", "row"), ("valid", "valid")):
-                if isinstance(facts[name], np.ndarray):
-                    facts[name] = facts[name].copy()
-                elif field in device_batch.fields:  # not among those that each use gets a copy of
-                    facts[name] = facts[name].clone()
-        extra = extra if last else copy.deepcopy(extra)
+            # The user may write to what is returned, and the next use must not see that.
+            result = _copied_from(result, lasting)
+            rows, valid, extra = rows.copy(), valid.copy(), copy.deepcopy(extra)
+        facts: dict[str, Any] = {"rows": rows, "valid": valid, "global_valid": planned.global_valid}
+        if options.backend is not None:
+            facts |= {"rows": result["row"], "valid": result["valid"]}
         num_valid = self._count_valid(planned)
         if self._probe is not None:
             self._probe.samples = num_valid
@@ -349,22 +320,16 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
-            return Batch(result[name] for name in options.data.fields or ())._with_facts(facts)
+            return Batch([result[name] for name in options.data.fields or ()])._with_facts(facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:
             return DictBatch(zip(form.keys, values, strict=True))._with_facts(facts)
         return Batch(values)._with_facts(facts)
 
 
-def _private(result: dict[str, Any], lasting: list[torch.Tensor], *, last: bool) -> dict[str, Any]:
-    """Returns the fields of a batch as the user may have them: what lies in lasting memory is copied.
-
-    The user may write to it, and the next use must not see that. After the last use, on a device, only images stay in
-    the copy of the slot: what is collected over an epoch, such as masks, must not keep the memory of images.
-    """
-    own = {tensor.untyped_storage()._cdata for tensor in lasting}
-    kept = "images" if last else None
+def _copied_from(fields: Mapping[str, torch.Tensor], lasting: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the fields, with copies of those that lie in the memory of others."""
+    memory = {tensor.untyped_storage()._cdata for tensor in lasting}
     return {
-        name: tensor.clone() if name != kept and tensor.untyped_storage()._cdata in own else tensor
-        for name, tensor in result.items()
+        name: tensor.clone() if tensor.untyped_storage()._cdata in memory else tensor for name, tensor in fields.items()
     }

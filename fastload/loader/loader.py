@@ -12,9 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Literal, cast
 
 import torch
@@ -25,27 +23,23 @@ from fastload.device import open_backend
 from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
 from fastload.loader.echo_policy import EchoPolicy, open_echo
+from fastload.loader.epochs_ahead import EpochsAhead, Feed
 from fastload.loader.iteration import Batch, Iteration, PassCounter
-from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, PlannedBatch, Shuffle
+from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cached_feed import CachedFeed, load_cache
-from fastload.prefetch.device_stage import BatchStream, DeviceStage
 from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.read.reader import Read
-from fastload.system.threads import ShortSwitchInterval
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
 
 __all__ = ["Batch", "FastLoader"]
-
-Feed = ThreadFeed | ProcessFeed | CachedFeed
-"""Makes a loader's batches; kept by it from one epoch to the next."""
 
 
 class FastLoader:
@@ -170,11 +164,9 @@ class FastLoader:
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._in_flight = InFlight(backend.clock) if backend is not None else None
         self._counter = PassCounter()
-        self._left_after = 0  # of the last pass
-        self._usual_end = 0  # batches after which the last two passes were left; 0: they were not
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
-        self._stage: DeviceStage | None = None
+        self._batches = EpochsAhead(self._options)
         self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -190,26 +182,14 @@ class FastLoader:
         position = self._decided(self._epochs.coming())
         feed = self._open_feed(counter)
         self._epochs.begin(position)
-        left_after = self._counter.left_after
-        self._usual_end, self._left_after = left_after if left_after == self._left_after else 0, left_after
         self._counter = counter
-        rest = functools.partial(_stream, feed, position.plan, options, timed=probe is not None)
-        stage = self._stage
-        if stage is None or stage.ahead != position.plan or (stage.probe is None) != (probe is None):
-            self._close_stage()
-            # Row numbers in order, lazily -> slots filled ahead -> the device -> transformed, once for each use.
-            self._stage = stage = DeviceStage(rest(0, stop=self._usual_end), options.backend)
-            stage.stop = self._usual_end
-        stage.ahead, stage.probe = None, probe
+        self._batches.begin(feed, position.plan, probe)
         if isinstance(feed, ProcessFeed):
             feed.begin_pass()
         if probe is not None:
             probe.worker_info = feed.worker_info
         on_end = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
-        resources = ExitStack()
-        if feed.short_switches:
-            resources.callback(ShortSwitchInterval().end)
-        iteration = Iteration(options, stage, rest, position, counter, on_end, probe, resources)
+        iteration = Iteration(options, self._batches, position, counter, on_end, probe)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
 
@@ -272,7 +252,7 @@ class FastLoader:
         if self._is_finalizing():
             return  # from a generator that outlived its script; see Iteration.close
         self._end_active()
-        self._close_stage()
+        self._batches.close()
         if self._feed is not None and self._pid == os.getpid():
             self._feed.close()
             self._feed = None
@@ -300,25 +280,19 @@ class FastLoader:
         if active is not None:
             active.displace()
 
-    def _close_stage(self) -> None:
-        """Throws away what was read ahead."""
-        if self._stage is not None:
-            self._stage.close()
-            self._stage = None
-
     def _open_feed(self, counter: PassCounter) -> Feed:
         """Returns the feed, which is kept from one epoch to the next, but not across a fork."""
         options = self._options
         if self._pid != os.getpid():
             # Kept, though of no use: freeing memory of the device takes a device, which a forked child does not have.
             self._feed_of_parent = self._feed if isinstance(self._feed, CachedFeed) else None
-            self._feed, self._stage, self._pid = None, None, os.getpid()
+            self._feed, self._batches, self._pid = None, EpochsAhead(options), os.getpid()
         if self._auto is not None:
             options = replace(options, workers=self._auto.number)
         feed = self._feed
         chosen_anew = isinstance(feed, ProcessFeed) and options.workers not in (None, feed.num_workers)
         if feed is not None and (chosen_anew or not feed.usable):
-            self._close_stage()
+            self._batches.close()
             feed.close()
             self._feed = None
         if self._feed is None and options.cache is not None:
@@ -328,29 +302,6 @@ class FastLoader:
         elif self._feed is None:
             self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
         return self._feed
-
-
-def _stream(
-    feed: Feed, plan: EpochPlan, options: Resolved, done: int, *, stop: int = 0, timed: bool = False
-) -> BatchStream:
-    """Begins to read what is left of an epoch after `done` steps, and the epochs after it.
-
-    `stop`: how many batches of each, if not all: a loop that leaves each epoch there finds the next one's ready.
-    """
-    return feed.stream(_epochs_from(plan, options, done, stop or None), timed=timed)
-
-
-def _epochs_from(
-    first: EpochPlan, options: Resolved, done: int, stop: int | None
-) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
-    """Yields the epochs' numbers, and their batches."""
-    plan: EpochPlan | None = first
-    while plan is not None:
-        planned: Iterator[PlannedBatch] = islice(plan.batches(options.share.rank, done), stop)
-        if (selected := options.data.selected) is not None:
-            planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
-        yield plan.epoch, planned
-        plan, done = plan.following(), 0
 
 
 def _check_reading(read: object, workers: object, data: Input) -> None:

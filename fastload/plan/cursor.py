@@ -201,7 +201,9 @@ class EpochCursor:
 
     def whole(self, epoch: int) -> Position:
         """Returns the beginning of an epoch."""
-        return self._begin(replace(self.plan, epoch=epoch))
+        following = self.last.plan.following  # batches are read ahead by it
+        plan = following if following is not None and following.epoch == epoch else replace(self.plan, epoch=epoch)
+        return self._begin(plan)
 
 
 def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:

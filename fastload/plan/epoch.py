@@ -170,7 +170,7 @@ class EpochPlan:
         """The attribute `shuffle`."""
         return resolve_shuffle(self.shuffle, file_shuffled=False)
 
-    @property
+    @cached_property
     def num_steps(self) -> int:
         """Steps to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
         fewest, more = divmod(self._num_left, self.world_size)
@@ -185,18 +185,19 @@ class EpochPlan:
         """Steps of the finished segments; the number of the first step to come."""
         return sum(segment.steps for segment in self.segments)
 
-    def batches(self, rank: int, start_step: int = 0) -> Iterator[PlannedBatch]:
+    def batches(self, rank: int, start_step: int = 0, stop_step: int | None = None) -> Iterator[PlannedBatch]:
         """Returns an iterator over the batches of one rank; their arrays are new and belong to the caller.
 
         Args:
             rank: in [0, world_size).
             start_step: steps to skip of the num_steps to come.
+            stop_step: steps to come before it ends, those skipped included; no more are planned. None: all.
 
         Raises:
             OptionError: rank or start_step is out of range (raised at once, not at the first batch).
         """
         self._check_rank_and_step(rank, start_step, last_step=self.num_steps)
-        return self._iterate(rank, start_step, self.num_steps)
+        return self._iterate(rank, start_step, self.num_steps if stop_step is None else min(stop_step, self.num_steps))
 
     def batch(self, rank: int, step: int) -> PlannedBatch:
         """Returns the batch that `batches(rank)` yields as number `step`, computed alone.
@@ -227,8 +228,9 @@ class EpochPlan:
             raise OptionError(f"position {positions.min()} is negative: positions count from 0, the next row to come")
         return self._planned(rank, positions)
 
+    @cached_property
     def following(self) -> EpochPlan | None:
-        """Returns the plan of the whole next epoch; None after the last one that has a number."""
+        """The plan of the whole next epoch, one object, which works its order out once; None after the last number."""
         is_last = self.epoch == _BOUNDS["epoch"][1]
         return None if is_last else replace(self, epoch=self.epoch + 1, segments=())
 

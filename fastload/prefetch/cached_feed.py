@@ -29,14 +29,7 @@ from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
-from fastload.prefetch.device_stage import (
-    CHANNELS_FIRST,
-    SLOTS_IN_COPY,
-    BatchStream,
-    DeviceBatch,
-    Epochs,
-    moved_as_stored,
-)
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
 from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
@@ -103,12 +96,7 @@ class RowCache:
         fetched = functools.partial(_fetched, index=index, host_index=host_index, backend=backend)
         fields = {name: fetched(rows) for name, rows in self.tensors.items() if name != "images"}
         if (images := self.tensors.get("images")) is not None:
-            if images.is_contiguous():
-                fields["images"] = fetched(images).permute(CHANNELS_FIRST)
-            else:  # of a file that stores (C, H, W): turned by the device
-                turned = backend.empty((len(index), *images.shape[1:]), images.dtype).permute(CHANNELS_FIRST)
-                backend.fill(turned, fetched(images.permute(CHANNELS_FIRST)))
-                fields["images"] = turned
+            fields["images"] = moved_as_stored(images, fetched, backend)
         return fields
 
 
@@ -194,12 +182,12 @@ class _IndexStream(ThreadStream):
         """Begins the copy of indices, row numbers, valid flags and drawn numbers, and of rows in host memory behind."""
         cache, copied = self.cache, super().begin_copy(batch, backend)
         assert cache is not None, "the pass is over"
-        index = copied.inner(_INDEX)
+        index = copied.inner[_INDEX]
         if cache.location == "device":
             copied.gather = functools.partial(cache.gather, index)
-            copied.cached = tuple(cache.tensors.values())
+            copied.memory += cache.tensors.values()
         else:
-            copied.fields |= cache.fetch(index, torch.from_numpy(batch.arrays[_INDEX]), backend)
+            copied.add(cache.fetch(index, torch.from_numpy(batch.arrays[_INDEX]), backend))
         return copied
 
     def close(self) -> None:

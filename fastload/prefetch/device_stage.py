@@ -6,8 +6,8 @@ On the CPU a batch is the ring's memory itself. For CUDA each slot (pinned memor
     compute stream           [step 1          ][step 2          ]
     slot                     ^ 1 free  ^ 2 free
 
-- A slot is one copy, and fields are tensors over it; with it come the numbers that the transforms' kernel needs. When a
-  batch is handed over its small fields (labels) are copied out of it, all at once, by the caller's stream.
+- A slot is one copy, with it come the numbers that the transforms' kernel needs. Images are tensors over that copy; the
+  side stream copies the other fields out of it, small ones (labels) all at once.
 - The copy of batch n + 1 begins before batch n is handed over, if the ring has it ready, else at the next call.
 - The compute stream waits for the copy's event; the host waits for nothing while slots are free.
 - A pinned slot never leaves this stage. It goes back to the ring after its copy's event, queried at each hand-over.
@@ -24,7 +24,7 @@ import sys
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend
-from fastload.plan import EpochPlan, PlannedBatch
+from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, FilledBatch, SlotField
 from fastload.timing.probe import Probe
 from fastload.timing.ranges import span
@@ -64,21 +64,37 @@ class BatchStream(Iterator[FilledBatch]):
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Queues the copy that makes a batch of a filled slot, uint8 over the bus; called within `Backend.side_stream`.
 
-        The slot is copied as a whole, and fields are views of the copy. What does not lie in it is copied by itself.
+        The slot is copied as a whole. Only images and what stays within the loader are then left in that copy: a user
+        who keeps other fields, such as the labels of an epoch, must not keep the memory of images. What does not lie in
+        the slot is copied by itself.
         """
-        hosts, memory = batch.arrays, None
+        copied, hosts = DeviceBatch(batch, {}), batch.arrays
         if batch.memory is not None:
-            if self._layout is None:  # which all batches of a stream have
-                self._layout = _CopyLayout.of(batch.memory, batch.arrays)
-            memory = backend.copy(torch.from_numpy(batch.memory))
-            hosts = {name: batch.arrays[name] for name in self._layout.outside}
-        fields = {}
+            layout = self._layout = self._layout or _SlotLayout.of(batch.memory, batch.arrays)
+            slot = backend.copy(torch.from_numpy(batch.memory))
+            copied.memory.append(slot)
+            storage = slot.untyped_storage()
+            for name, part in layout.large.items():
+                if name.startswith(INNER):
+                    copied.inner[name] = part.of(storage)
+                elif name == "images" and not layout.turned:
+                    copied.fields[name] = part.of(storage)
+                else:
+                    copied.add({name: own_copy(part.of(storage), backend, channels_last=name == "images")})
+            if layout.small:
+                small = own_copy(layout.tail.of(storage), backend)
+                copied.memory.append(small)
+                storage, begin = small.untyped_storage(), layout.tail.offset
+                copied.fields |= {name: part.of(storage, begin) for name, part in layout.small.items()}
+            hosts = {name: batch.arrays[name] for name in layout.outside}
         for name, array in hosts.items():
             host = torch.from_numpy(array)
-            fields[name] = moved_as_stored(host, backend.copy) if name == "images" else backend.copy(host.contiguous())
-        return DeviceBatch(batch, fields, memory, self._layout if memory is not None else None)
+            is_images = name == "images"
+            moved = moved_as_stored(host, backend.copy, backend) if is_images else backend.copy(host.contiguous())
+            copied.add({name: moved})
+        return copied
 
-    _layout: _CopyLayout | None = None
+    _layout: _SlotLayout | None = None  # which all batches of a stream have
 
 
 class _Part(NamedTuple):
@@ -89,27 +105,26 @@ class _Part(NamedTuple):
     stride: tuple[int, ...]  # in items
     dtype: torch.dtype
 
-    def of(self, memory: torch.Tensor, begin: int = 0) -> torch.Tensor:
+    def of(self, storage: torch.UntypedStorage, begin: int = 0) -> torch.Tensor:
         """Returns the array in a copy of the memory from byte `begin` on: a tensor by itself, and no view of others.
 
         So writing to one field does not count as a change of the others, for autograd.
         """
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        offset = (self.offset - begin) // self.dtype.itemsize
-        return empty.set_(memory.untyped_storage(), offset, self.shape, self.stride)
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, (self.offset - begin) // self.dtype.itemsize, self.shape, self.stride)
 
 
-class _CopyLayout(NamedTuple):
-    """How the fields of a batch lie in a copy of its slot."""
+class _SlotLayout(NamedTuple):
+    """Where the fields of a batch lie in its slot, and in a copy of it."""
 
-    large: dict[str, _Part]  # and those that stay within the loader
+    large: dict[str, _Part]  # images, those that stay within the loader, and others that are not small
     small: dict[str, _Part]  # behind them
     tail: _Part  # uint8, from the first small one on
     outside: list[str]  # fields that do not lie in the slot, since they were converted
-    turned: bool  # whether images lie there as (C, H, W): they are copied so, and turned by the device
+    turned: bool  # whether images lie there as (C, H, W): they cross the bus so, and are turned by the device
 
     @classmethod
-    def of(cls, memory: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]) -> _CopyLayout:
+    def of(cls, memory: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]) -> _SlotLayout:
         """Returns the layout of arrays over a slot's memory."""
         large, small, outside = dict[str, _Part](), dict[str, _Part](), []
         for name, array in arrays.items():
@@ -135,52 +150,47 @@ class DeviceBatch:
     # The ring's batch it was made from, with its plan and extra fields. On CUDA its arrays must not be read any more:
     # the slot may be filled again.
     source: FilledBatch
-    fields: dict[str, torch.Tensor]  # those that do not lie in the slot; on the CPU all. "images" is (B, C, H, W)
-    memory: torch.Tensor | None = None  # the copy of the slot, uint8; None: there is none
-    layout: _CopyLayout | None = None  # of the other fields in it
+    # As the user may have and keep them. "images" is (B, C, H, W) in channels_last memory.
+    fields: dict[str, torch.Tensor]
+    inner: dict[str, torch.Tensor] = field(default_factory=dict)  # those that stay within the loader
+    # Device tensors that it is read from, one for each piece of memory.
+    memory: list[torch.Tensor] = field(default_factory=list)
     # Returns further fields, made by the caller's current stream out of rows in device memory; images as rows that the
     # transforms gather, or as parts of others, which they read anyway. None: there are none.
     gather: Callable[[], Mapping[str, torch.Tensor | ImageRows | PlacedImages]] | None = None
-    cached: tuple[torch.Tensor, ...] = ()  # device tensors that it reads
     event: Any = None  # of its copy; None on the CPU
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The device tensors that the batch is read from, one for each piece of memory."""
-        copied = [] if self.memory is None else [self.memory]
-        return [*copied, *self.fields.values(), *self.cached]
-
-    def inner(self, name: str) -> torch.Tensor:
-        """Returns a field that stays within the loader."""
-        assert self.memory is not None and self.layout is not None, "it lies in the slot"
-        return self.layout.large[name].of(self.memory)
-
-    def taken(self) -> dict[str, torch.Tensor]:
-        """Returns the fields for one use of the batch, by name; "images" (B, C, H, W) in channels_last memory.
-
-        Called when it is handed over. On a device small fields are a copy, all in one, made by the caller's current
-        stream: labels that are collected over an epoch must not keep the memory of images.
-        """
-        fields = dict(self.fields)
-        if self.memory is None or self.layout is None:
-            return fields
-        layout, memory = self.layout, self.memory
-        fields |= {name: part.of(memory) for name, part in layout.large.items() if not name.startswith(INNER)}
-        if layout.small:
-            copy, begin = layout.tail.of(memory).clone(), layout.tail.offset
-            fields |= {name: part.of(copy, begin) for name, part in layout.small.items()}
-        if layout.turned:
-            fields["images"] = fields["images"].contiguous(memory_format=torch.channels_last)
-        return fields
+    def add(self, fields: Mapping[str, torch.Tensor]) -> None:
+        """Adds fields that lie in device memory of their own."""
+        self.fields |= fields
+        self.memory += fields.values()
 
 
-def moved_as_stored(images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory."""
+def own_copy(source: torch.Tensor, backend: Backend, *, channels_last: bool = False) -> torch.Tensor:
+    """Returns a dense copy of a device tensor, made by the current stream; `channels_last` of images (B, C, H, W)."""
+    batch, *inside = source.shape
+    shape = (batch, *inside[1:], inside[0]) if channels_last else (batch, *inside)
+    copy = backend.empty(shape, source.dtype)
+    copy = copy.permute(CHANNELS_FIRST) if channels_last else copy
+    backend.fill(copy, source)
+    return copy
+
+
+def moved_as_stored(
+    images: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], backend: Backend | None = None
+) -> torch.Tensor:
+    """Returns images (N, H, W, C), moved by a function of dense tensors, (B, C, H, W) in channels_last memory.
+
+    Those of a file that stores (C, H, W) are moved as they lie, and turned by the device, on the side stream if the
+    backend is given.
+    """
     channels_first = images.permute(CHANNELS_FIRST)
-    if not images.is_contiguous() and channels_first.is_contiguous():
-        # A file that stores (C, H, W): moved as it lies, and turned by the device.
-        return move(channels_first).contiguous(memory_format=torch.channels_last)
-    return move(images.contiguous()).permute(CHANNELS_FIRST)
+    if images.is_contiguous() or not channels_first.is_contiguous():
+        return move(images.contiguous()).permute(CHANNELS_FIRST)
+    moved = move(channels_first)
+    if backend is None:
+        return moved.contiguous(memory_format=torch.channels_last)
+    return own_copy(moved, backend, channels_last=True)
 
 
 SLOTS_IN_COPY = 2
@@ -198,9 +208,6 @@ class DeviceStage(Iterator[DeviceBatch]):
 
     Attributes:
         probe: takes note of when a batch is there and when it is on the device; not on the CPU.
-        ahead: the plan of the epoch whose first batch comes next, as far as nothing of it was taken; None: it is amid
-            an epoch, or closed.
-        stop: how many batches of each epoch the source has; 0: all.
     """
 
     def __init__(
@@ -215,8 +222,6 @@ class DeviceStage(Iterator[DeviceBatch]):
         self._backend = backend
         self._slots_in_copy = slots_in_copy
         self.probe: Probe | None = None
-        self.ahead: EpochPlan | None = None
-        self.stop = 0
         self._pid = os.getpid()
         self._copying: deque[tuple[Any, FilledBatch]] = deque()  # slots that the device may still read, oldest first
         self._begun: deque[DeviceBatch] = deque()  # with a copy that has begun, not handed over yet: two at most
@@ -237,14 +242,8 @@ class DeviceStage(Iterator[DeviceBatch]):
         """Returns how many batches lie ready in the source."""
         return self._source.depth()
 
-    def go_on_with(self, source: Callable[[], BatchStream]) -> None:
-        """Throws away what was read ahead, and goes on with another source, of whole epochs."""
-        self.close()
-        self._source = source()
-
     def close(self) -> None:
         """Waits for copies that still run, gives back their slots, and closes the source."""
-        self.ahead, self.stop = None, 0
         try:
             if self._backend is not None and self._pid == os.getpid():  # a forked child has no device
                 self._begun.clear()
@@ -271,7 +270,7 @@ class DeviceStage(Iterator[DeviceBatch]):
             probe.in_copy = len(self._begun) - 1
             probe.note_ready()
         batch = self._begun.popleft()
-        backend.hand_over(batch.event, batch.tensors)
+        backend.hand_over(batch.event, batch.memory)
         if probe is not None:
             probe.note_copied()
         return batch

@@ -179,7 +179,7 @@ class Ring:
 
 def slot_bytes(fields: Sequence[SlotField]) -> int:
     """Returns the bytes of a slot of these fields: whole pages."""
-    return _offsets(fields)[1]
+    return _offsets(tuple(fields))[1]
 
 
 def slot_arrays(fields: Sequence[SlotField], memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
@@ -187,13 +187,14 @@ def slot_arrays(fields: Sequence[SlotField], memory: NDArray[np.uint8]) -> dict[
 
     Each has pages of its own, in order; the small ones share the last pages, so that they can be copied at once.
     """
-    offsets, _ = _offsets(fields)
+    offsets, _ = _offsets(tuple(fields))
     return {
         field.name: np.ndarray(field.shape, field.dtype, buffer=memory, offset=offsets[field.name]) for field in fields
     }
 
 
-def _offsets(fields: Sequence[SlotField]) -> tuple[dict[str, int], int]:
+@functools.lru_cache
+def _offsets(fields: tuple[SlotField, ...]) -> tuple[dict[str, int], int]:
     """Returns where each field begins in a slot, and the bytes of a slot."""
     offsets, offset = {}, 0
     for field in sorted(fields, key=lambda field: field.small):

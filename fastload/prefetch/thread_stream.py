@@ -18,7 +18,6 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -254,7 +253,9 @@ class ThreadStream(BatchStream):
         images, batch.extra = batch.extra.get("images"), {}
         if images is None:
             return device_batch
-        return replace(device_batch, gather=lambda: {"images": images}, cached=(images.pixels, images.layout))
+        device_batch.gather = lambda: {"images": images}
+        device_batch.memory += (images.pixels, images.layout)
+        return device_batch
 
     def ready(self) -> bool:
         """Whether next() would return a batch without waiting."""

@@ -24,13 +24,25 @@ def open_checked(file: PackedFile) -> int:
 
 
 def check_path(file: PackedFile) -> None:
-    """Raises MissingFileError or FileChangedError unless the path still leads to the file whose header was read."""
-    os.close(open_checked(file))
+    """Raises MissingFileError or FileChangedError unless the path still leads to the file whose header was read.
+
+    One call of the system, since it is done between two epochs. What other machines write to a network file system it
+    sees when their client does: as late as the pages it keeps, a minute by default for NFS.
+    """
+    try:
+        found = os.stat(file.path)
+    except FileNotFoundError as exc:
+        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
+    _check(file, FileIdentity.of(found))
 
 
 def check_open(file: PackedFile, fd: int) -> None:
     """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
-    found, then = syscalls.identity_of(fd), file.identity
+    _check(file, syscalls.identity_of(fd))
+
+
+def _check(file: PackedFile, found: tuple[int, int, int, int]) -> None:
+    then = file.identity
     if found == then:
         return
     now = FileIdentity(*found)

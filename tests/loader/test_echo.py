@@ -18,10 +18,11 @@ from fastload.distributed.consensus import Agreement
 from fastload.distributed.ranks import Share
 from fastload.errors import StateError
 from fastload.loader.echo_policy import EchoPolicy
+from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
-from fastload.prefetch.device_stage import BatchStream, DeviceStage
+from fastload.prefetch.device_stage import BatchStream
 from fastload.prefetch.ring import FilledBatch, SampleForm
 
 N = 48
@@ -48,7 +49,9 @@ class Clock:
 
 
 class Source(BatchStream):
-    """A stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
+    """A feed and its stream: a batch takes it source_s, it works ahead of the user, in so many slots."""
+
+    short_switches = False
 
     def __init__(self, clock, source_s, slots=4):
         self.clock, self.source_s, self.slots = clock, source_s, slots
@@ -68,6 +71,10 @@ class Source(BatchStream):
         self.made.append(weakref.ref(batch))
         return batch
 
+    def stream(self, epochs, timed):
+        """As of a feed; the test says what is planned."""
+        return self
+
     def ready(self):
         raise AssertionError("on the CPU nothing is copied early")
 
@@ -80,7 +87,9 @@ def begin(source, schedule, ended=lambda _: None, epoch=0):
     source.begin(plan.batches(0))
     counter = PassCounter(clock=source.clock)
     options = FastLoader(Numbers(), 2)._options
-    return Iteration(options, DeviceStage(source), lambda _: source, Position(plan, schedule), counter, ended), counter
+    batches = EpochsAhead(options)
+    batches.begin(source, plan)
+    return Iteration(options, batches, Position(plan, schedule), counter, ended), counter
 
 
 def train(iteration, clock, step_s, steps=None):

@@ -147,7 +147,7 @@ def test_a_second_iterator_ends_the_first(packed):
 
 def wait_until_read_ahead(iterator):
     """Until the threads have filled every slot that they were given."""
-    stream = iterator._batches._source
+    stream = iterator._batches._stage._source
     while not all(request.done for request in stream._begun):
         time.sleep(0.001)
 

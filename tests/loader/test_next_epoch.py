@@ -173,7 +173,7 @@ def test_a_loop_that_leaves_each_epoch_after_as_many_batches_finds_the_next_ones
 ):
     data, known = Noting(tmp_path / "seen"), []
     loader, fresh = (FastLoader(packed if kind == "threads" else data, 8, workers=1, seed=2) for _ in range(2))
-    for epoch in range(9):
+    for epoch in range(12):
         fresh.set_epoch(epoch)
         known.append([batch.rows.tolist() for batch in fresh])
     fresh.close()
@@ -199,7 +199,12 @@ def test_a_loop_that_leaves_each_epoch_after_as_many_batches_finds_the_next_ones
         assert left_after(2) == known[epoch][:2] and times_read(known[epoch][0]) == 1
     # Whoever goes on gets the rest, and ends another time elsewhere.
     assert left_after(0) == known[5] and left_after(0) == known[6]
-    assert left_after(2) == known[7][:2] and left_after(3) == known[8][:3]
+    assert left_after(2) == known[7][:2] and left_after(3) == known[8][:3] and left_after(2) == known[9][:2]
+    # One pass that was left says nothing of the next one.
+    batches = iter(loader)
+    assert [next(batches).rows.tolist() for _ in range(2)] == known[10][:2]
+    wait_until(lambda: times_read(known[10][2]) or times_read(known[11][0]))
+    assert times_read(known[10][2])
     loader.close()
 
 

@@ -13,12 +13,13 @@ from late_backend import TimedDevice
 
 from fastload import FastLoader, MixedEcho
 from fastload.loader.echo_policy import EchoPolicy
+from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.loader.iteration import Iteration, PassCounter
 from fastload.loader.loader import _pass_ended
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
 from fastload.prefetch.auto_workers import AutoWorkers
-from fastload.prefetch.device_stage import BatchStream, DeviceStage
+from fastload.prefetch.device_stage import BatchStream
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.ring import FilledBatch, SampleForm
 from fastload.timing.clocks import MOST_IN_FLIGHT, InFlight
@@ -35,7 +36,9 @@ class Numbers(torch.utils.data.Dataset):
 
 
 class Source(BatchStream):
-    """Batches that are read one after the other, from the beginning on: each takes its time of `reads_s`."""
+    """A feed and its stream: batches are read one after the other, from the beginning on; each takes its `reads_s`."""
+
+    short_switches = False
 
     def __init__(self, device, planned, reads_s):
         self.device, self.planned = device, planned
@@ -43,6 +46,10 @@ class Source(BatchStream):
         for read_s in reads_s:
             at += read_s
             self.done.append(at)
+
+    def stream(self, epochs, timed):
+        """As of a feed; the test says what is planned."""
+        return self
 
     def __next__(self):
         planned = next(self.planned)
@@ -64,9 +71,9 @@ def begin(device, reads_s, echo=1, distance=0, in_flight=None, ended=lambda _: N
     source = Source(device, plan.batches(0), reads_s)
     counter = PassCounter(clock=lambda: device.now, in_flight=in_flight or InFlight(device.clock))
     options = FastLoader(Numbers(), 2, device=device)._options
-    return Iteration(
-        options, DeviceStage(source, device), lambda _: source, Position(plan, schedule), counter, ended
-    ), counter
+    batches = EpochsAhead(options)
+    batches.begin(source, plan)
+    return Iteration(options, batches, Position(plan, schedule), counter, ended), counter
 
 
 def train(iteration, device, step_s, *, kernels=1, steps=None):

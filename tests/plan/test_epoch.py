@@ -149,6 +149,11 @@ def test_random_access_a_late_start_and_iteration_agree(plan, data):
     assert same_batches([plan.batch(rank, step) for step in range(plan.num_steps)], batches)
     start = data.draw(st.integers(0, plan.num_steps))
     assert same_batches(list(plan.batches(rank, start)), batches[start:])
+    stop = data.draw(st.integers(start, plan.num_steps + 3))
+    part = list(plan.batches(rank, start, stop))
+    assert same_batches(part, batches[start:stop])
+    planned_at_once = [len(batch.rows.base) for batch in part[:1]]
+    assert all(count <= (stop - start) * plan.batch_size for count in planned_at_once), "no more than was asked for"
     if batches:
         positions = np.arange(plan.num_steps * plan.batch_size)
         assert np.array_equal(plan.rows_at(rank, positions), np.concatenate([batch.rows for batch in batches]))

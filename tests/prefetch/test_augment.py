@@ -140,6 +140,7 @@ def test_masks_boxes_and_points_follow_the_pixels(packed):
 
 def test_the_switch_interval_is_short_while_threads_transform(packed):
     before_s = sys.getswitchinterval()
+    assert before_s > 2 * SWITCH_INTERVAL_S, "an earlier loader has left it short"
     for transforms, short in ((PIPELINES["resized crop"], True), ([], False)):
         batches = iter(FastLoader(packed, 8, transform=transforms))
         next(batches)

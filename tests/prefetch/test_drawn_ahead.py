@@ -172,8 +172,8 @@ def test_a_batch_is_one_copy_and_what_is_collected_keeps_no_images(packed, cache
     )
     batches, record, recorded = iter(loader), device.record, []
     first = next(batches)
-    device.record = lambda: recorded.append(device.begun) or record()  # once for each batch that is brought there
-    begun, batch = device.begun, None
+    device.record = lambda: recorded.append(device.crossed) or record()  # once for each batch that is brought there
+    begun, batch = device.crossed, None
     for number, batch in enumerate(batches, 2):  # noqa: B007
         pass
     assert len(recorded) >= number // echo - 2 and recorded == [*range(begun + 1, begun + 1 + len(recorded))]

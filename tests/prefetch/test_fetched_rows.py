@@ -160,8 +160,8 @@ def test_rows_are_under_way_before_they_are_asked_for_and_once_for_all_uses(pack
     loader = FastLoader(dataset, 8, cache="host", device=device, echo=2, shuffle=False)
     uses = iter(loader)
     next(uses)
-    one_batch = 4  # its slot, and three fields
-    while loader._stage.depth() < 2:  # the thread that makes the indices is ahead by now
+    one_batch = 5  # its slot, what is small in it, and three fields
+    while loader._batches.depth() < 2:  # the thread that makes the indices is ahead by now
         time.sleep(1e-3)
     begun = len(device.launched)
     next(uses)
@@ -177,8 +177,8 @@ def test_what_is_fetched_belongs_to_the_side_stream_and_is_known_to_be_read_by_t
     device.readers.clear()
     waits = device.host_waits
     batch = next(batches)
-    # The copy of the slot, with row and valid; images; masks.
-    assert len(device.readers) == len(set(device.readers)) == 3
+    # The copy of the slot; row and valid; images; masks.
+    assert len(device.readers) == len(set(device.readers)) == 4
     assert {tensor.untyped_storage().data_ptr() for tensor in batch} < set(device.readers)
     assert list(batches) and device.host_waits == waits
 

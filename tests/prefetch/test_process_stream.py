@@ -700,7 +700,7 @@ def test_a_batch_goes_to_its_device_in_one_copy_with_what_was_drawn(
     expected.close()
     device = Device()
     loader, record, recorded = FastLoader(dataset, 16, device=device, **options), device.record, []
-    device.record = lambda: recorded.append(device.begun) or record()  # once for each batch that is brought there
+    device.record = lambda: recorded.append(device.crossed) or record()  # once for each batch that is brought there
     if transforms is CHANGING:
         monkeypatch.setattr(fastload.transforms.engine.pipeline, "drawn_now", None)
     for epoch in range(2):
@@ -741,14 +741,6 @@ def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
     loader.close()
     device = Device()
     loader = FastLoader(dataset, 16, device=device, **options)
-    device_copy = device.copy
-
-    def copy(host):
-        tensor = device_copy(host)
-        device.run_until(device.record())  # the device turns the images after the copy, in the stream's order
-        return tensor
-
-    device.copy = copy
     with pytest.warns(UserWarning, match="change from batch to batch"):
         batches = [facts(batch) for batch in loader]
     assert_same(batches, expected)

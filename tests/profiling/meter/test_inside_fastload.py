@@ -87,6 +87,15 @@ def test_watching_changes_nothing_and_tells_the_stages(packed, name):
         assert meter.totals.batches == 2 * N // B
 
 
+def test_what_was_read_ahead_while_nobody_measured_is_not_taken_for_measured(packed):
+    loader = FastLoader(packed, B, workers=1)
+    for _ in loader:
+        pass
+    meter, _ = measured(loader)
+    batches = meter.demands().batches
+    assert len(batches) == N // B and all(batch.stages for batch in batches)
+
+
 def test_worker_processes_tell_transform_collate_and_slow_samples(packed):
     loader = FastLoader(PackedDataset(packed, transform=slow_third), B, workers=1, shuffle=False)
     meter, rows = measured(loader)
