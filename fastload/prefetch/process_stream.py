@@ -14,7 +14,7 @@ import queue
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
@@ -24,7 +24,7 @@ import numpy as np
 from fastload.device import Pins
 from fastload.errors import WorkerError
 from fastload.plan import batch_seed
-from fastload.prefetch.auto_workers import MeasuredPass
+from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.fill_threads import Draw, FillThreads, Group, Request
 from fastload.prefetch.inputs import PackedInput
@@ -41,9 +41,6 @@ from fastload.timing.probe import WorkerInfo
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
 
-# With those that earlier streams left, which are soon skipped.
-_MOST = 2 * PREFETCH
-
 # A worker process: Python, torch and the dataset; a bare one takes 180 MB.
 _PROCESS_BYTES = 256 * 2**20
 
@@ -56,7 +53,6 @@ class Asked(Request):
     stream: int  # number of the stream that asks
     worker: int
     timed: bool  # whether the result says what it cost
-    owns_slot: bool  # whether the slot returns with the result; else a later request of the worker has it
     sent: bool = False
     result: BatchResult | None = None  # when it has arrived
 
@@ -106,19 +102,13 @@ class ProcessFeed:
         self.warned = False  # of changing samples
         self._options = options
         self.num_workers = options.num_workers
-        self.watched = options.auto_workers  # whether waits are measured
+        self.watched = options.auto_workers  # whether waits are measured, to choose the number of workers
         self._streams = 0
         self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
         self._num_asked = 0
         self._asked: dict[int, Asked] = {}  # by number, requests without a result, in order
         self._load = [0] * self.num_workers  # how many of them each worker has
-        self.passes = 0
-        self.has_begun = False  # whether a batch of this pass was handed over
-        # Seconds of this pass that batches were waited for that were not ready when they were asked for, and that the
-        # workers had run or wanted a CPU when it gave its first batch, if that is known and asked for: what came before
-        # that one, such as imports, does not count.
-        self.starved_s = 0.0
-        self.busy_before_s: float | None = None
+        self.watched_pass: WatchedPass | None = None  # None: none has begun
         self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
         self._control = SharedMemory()  # see `Filler`
@@ -153,74 +143,61 @@ class ProcessFeed:
             file, layout = options.data.dataset.file, options.data.dataset.layout()
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         self._streams += 1
-        number = self._streams
         with ExitStack() as resources:
             coming = announced(options, coalesced(epochs, 1), lambda one: one.whole.rows, batch_bytes, resources)
-            self.skip_before(number)
+            self.skip_before(self._streams)
             try:
                 if self._workers is None:
                     filler = Filler(options.data, self._memory, self._control, options.plan.batch_size)
                     self._workers = start_workers(filler, self.num_workers, warn=not self.watched)
                     self._sender = _Sender(self._workers, self._control, options)
                 self.receive_all()  # so that it is known which workers are idle
-                stream = ProcessStream(self, coming, number, timed=timed)
+                stream = ProcessStream(self, coming, self._streams, timed=timed)
             except BaseException:
                 self.close(kill=True)
                 raise
             stream.resources = resources.pop_all()
             return stream
 
-    def ask(
-        self, stream: int, coming: Iterator[Group], done_one: queue.SimpleQueue[None], *, timed: bool
-    ) -> Asked | None:
-        """Asks a worker for the batch that comes next; until the layout of a sample is known, for that of its first.
+    def ask(self, stream: ProcessStream) -> Asked | None:
+        """Asks a worker for a stream's next batch; until the layout of a sample is known, for that of its first.
 
-        Returns None if there is no slot, or all workers have too much to do, before some results have come; and once a
-        worker is dead.
+        Returns None if no slot is free before some results have come, and once a worker is dead.
         """
         assert self._workers is not None and self._sender is not None, "a stream's workers are alive"
-        ring, load, number = self.ring, self._load, self._num_asked + 1
+        slot = self.ring.take() if self.ring is not None else _NO_SLOT
+        if slot is None or self._workers.dead:
+            return None
+        load, number = self._load, self._num_asked + 1
         # The idlest; among equals the one that was asked longest ago.
         worker = min(range(len(load)), key=lambda one: (load[one], (one - number) % len(load)))
-        if load[worker] >= _MOST or self._workers.dead:
-            return None
-        slot = ring.take() if ring is not None else _NO_SLOT
-        if slot is None:
-            # That of a batch of an earlier stream, which its worker has not begun or skips.
-            left = (one for one in self._asked.values() if one.stream != stream and one.owns_slot)
-            former = next((one for one in left if load[one.worker] < _MOST), None)
-            if former is None:
-                return None
-            former.owns_slot, slot, worker = False, former.slot, former.worker
-        asked = self._asked[number] = Asked(
-            coming,
+        asked = Asked(
+            stream.coming,
             slot,
             self._sender,
-            done_one,
+            stream.done_one,
             self.draw,
             number=number,
-            stream=stream,
+            stream=stream.number,
             worker=worker,
-            timed=timed,
-            owns_slot=ring is not None,
+            timed=stream.timed,
         )
-        self._num_asked = number
+        self._num_asked, self._asked[number] = number, asked
         load[worker] += 1
         self._threads.put(asked)
         return asked
 
-    def leave(self, under_way: Iterable[Asked], done_one: queue.SimpleQueue[None]) -> None:
-        """Takes back the slots of batches that a stream asked for and does not hand over, now or with their results."""
+    def leave(self, stream: ProcessStream) -> None:
+        """Takes back the slots of what a stream asked for and does not hand over: now, or with their results."""
         for request in self._threads.drop():
             request.done = True
-        for asked in under_way if self._threads.may_wait() else ():
+        for asked in stream.under_way if self._threads.may_wait() else ():
             while not asked.done:
-                done_one.get()
+                stream.done_one.get()
             if not asked.sent:
                 del self._asked[asked.number]
                 self._load[asked.worker] -= 1
-                self.take_back(asked)
-            elif asked.result is not None:
+            if not asked.sent or asked.result is not None:
                 self.take_back(asked)
 
     def receive(self, worker: int | None = None) -> None:
@@ -250,14 +227,7 @@ class ProcessFeed:
 
     def begin_pass(self) -> None:
         """Begins the measurements of a pass."""
-        self.passes += 1
-        self.has_begun, self.starved_s, self.busy_before_s = False, 0.0, None
-
-    def measured(self, batches: int, elapsed_s: float, first_s: float) -> MeasuredPass:
-        """Returns the measurements of the current pass, whose first batch was waited for `first_s`."""
-        before_s, now_s = self.busy_before_s, self.busy_s()
-        busy_s = None if before_s is None or now_s is None else now_s - before_s
-        return MeasuredPass(batches, elapsed_s, self.starved_s, busy_s, first_s if self.passes == 1 else 0.0)
+        self.watched_pass = WatchedPass(is_first=self.watched_pass is None)
 
     @property
     def worker_bytes(self) -> int:
@@ -291,12 +261,9 @@ class ProcessFeed:
 
     def take_back(self, asked: Asked) -> None:
         """Makes the slot free of a batch that is not in it, or not handed over."""
-        owns_slot, asked.owns_slot = asked.owns_slot, False
-        if self.ring is None or not owns_slot:
-            return
-        if asked.result is not None and asked.result.kept:  # the transform refers to it, and expects no change
-            self.add_slots(self.ring, 1)
-        else:
+        if asked.result is not None and asked.result.kept and self.ring is not None:
+            self.add_slots(self.ring, 1)  # the transform refers to it, and expects no change
+        elif asked.slot is not _NO_SLOT and self.ring is not None:
             self.ring.give_back(asked.slot)
 
     def busy_s(self) -> float | None:
@@ -329,26 +296,25 @@ class ProcessStream(BatchStream):
     def __init__(self, feed: ProcessFeed, coming: Iterator[Group], number: int, *, timed: bool) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._feed = feed
-        self._coming = coming
-        self._number = number
-        self._timed = timed
-        self._watched = feed.watched
+        self.coming = coming
+        self.number = number
+        self.timed = timed
         self._pid = os.getpid()
         self._closed = False
-        self._under_way: deque[Asked] = deque()  # what this stream asked for and did not hand over, in order
-        self._done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.under_way: deque[Asked] = deque()  # what this stream asked for and did not hand over, in order
+        self.done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ask()
 
     def __next__(self) -> FilledBatch:
         """Returns the next batch; raises a worker's error, with the sample's name and the worker's traceback."""
         feed = self._feed
-        ready = self._watched and self.ready()
-        asked_s = time.perf_counter()
+        watch = feed.watched_pass if feed.watched else None
+        ready, asked_s = watch is not None and self.ready(), time.perf_counter()
         try:
             if (result := self._result()) is None:
                 self.close()
                 raise StopIteration
-            asked = self._under_way.popleft()
+            asked = self.under_way.popleft()
             self._ask()
             batch = self._hand_over(asked, result)
         except StopIteration:
@@ -356,36 +322,33 @@ class ProcessStream(BatchStream):
         except BaseException as error:
             self._give_up(error)
             raise
-        if self._watched and not feed.has_begun:
-            feed.busy_before_s = feed.busy_s()
-        elif self._watched and not ready:
-            feed.starved_s += time.perf_counter() - asked_s
-        feed.has_begun = True
+        if watch is not None:
+            watch.note(0.0 if ready else time.perf_counter() - asked_s, feed.busy_s)
         return batch
 
     def _ask(self) -> None:
         """Asks for batches ahead."""
-        while not self._done_one.empty():  # only who waits needs them
-            self._done_one.get()
+        while not self.done_one.empty():  # only who waits needs them
+            self.done_one.get()
         # Before the layout is known only for that.
         most = PREFETCH * self._feed.num_workers if self._feed.ring is not None else 1
-        while not self._closed and len(self._under_way) < most:
-            asked = self._feed.ask(self._number, self._coming, self._done_one, timed=self._timed)
+        while not self._closed and len(self.under_way) < most:
+            asked = self._feed.ask(self)
             if asked is None:
                 return
-            self._under_way.append(asked)
+            self.under_way.append(asked)
 
     def _result(self) -> BatchResult | None:
         """Waits for the result of the next batch; None: the stream is over. Raises a worker's error."""
         feed = self._feed
         while not self._closed:
-            if not self._under_way:
+            if not self.under_way:
                 feed.receive()
                 self._ask()
                 continue
-            asked = self._under_way[0]
+            asked = self.under_way[0]
             while not asked.done:
-                self._done_one.get()
+                self.done_one.get()
             if asked.error is not None:
                 raise asked.error
             if asked.group is None:
@@ -398,8 +361,8 @@ class ProcessStream(BatchStream):
                 return result
             else:
                 assert result.layout is not None, "it was asked for"
-                self._under_way.clear()
-                self._coming = chain([asked.group], self._coming)
+                self.under_way.clear()
+                self.coming = chain([asked.group], self.coming)
                 feed.prepare(result.layout)
             self._ask()
         return None
@@ -416,7 +379,7 @@ class ProcessStream(BatchStream):
         except BaseException as error:  # Ctrl-C between a result and its slot
             self._give_up(error)
             raise
-        return sum(1 for _ in takewhile(_is_made, self._under_way))
+        return sum(1 for _ in takewhile(_is_made, self.under_way))
 
     def _give_up(self, error: BaseException) -> None:
         self._closed = True
@@ -427,9 +390,9 @@ class ProcessStream(BatchStream):
         closed, self._closed = self._closed, True
         try:
             if not closed and self._pid == os.getpid():
-                self._feed.skip_before(self._number + 1)
-                self._feed.leave(self._under_way, self._done_one)
-                self._under_way.clear()
+                self._feed.skip_before(self.number + 1)
+                self._feed.leave(self)
+                self.under_way.clear()
         finally:
             self.resources.close()
 

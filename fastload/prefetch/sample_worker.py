@@ -93,8 +93,7 @@ class Filler(Dataset[Any]):
         self._num_made = 0
         self._layout = request.layout or self._layout
         if (rows := request.rows) is None:
-            # A copy: if nobody waits for the batch any more, others may be asked for in its slot.
-            rows = requested_rows(self._control, request.slot, self._batch_size).copy()
+            rows = requested_rows(self._control, request.slot, self._batch_size)
         try:
             if self._is_stale(request):
                 return BatchResult(request.slot, skipped=True)
