@@ -31,8 +31,8 @@ from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key
 from fastload.plan.shares import Positions, Segment, Tails, checked_segments, merged, rank_share
 from fastload.system.whole_numbers import is_whole
 
-# Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first blocks of an epoch are
-# smaller, so that its first batch is there sooner, and nothing is planned in vain where a loop leaves it.
+# Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first blocks of an epoch
+# are smaller, so that its first batch is there sooner, and little is planned in vain where a loop leaves it.
 _BLOCK_ROWS = 8192
 _FIRST_ROWS = 512
 

@@ -162,26 +162,19 @@ class ProcessFeed:
     def ask(self, stream: ProcessStream) -> Asked | None:
         """Asks a worker for a stream's next batch; until the layout of a sample is known, for that of its first.
 
-        Returns None if no slot is free before some results have come, and once a worker is dead.
+        Returns None if no slot is free before some results have come.
         """
         assert self._workers is not None and self._sender is not None, "a stream's workers are alive"
         slot = self.ring.take() if self.ring is not None else _NO_SLOT
-        if slot is None or self._workers.dead:
+        if slot is None:
             return None
         load, number = self._load, self._num_asked + 1
         # The idlest; among equals the one that was asked longest ago.
         worker = min(range(len(load)), key=lambda one: (load[one], (one - number) % len(load)))
         asked = Asked(
-            stream.coming,
-            slot,
-            self._sender,
-            stream.done_one,
-            self.draw,
-            number=number,
-            stream=stream.number,
-            worker=worker,
-            timed=stream.timed,
-        )
+            stream.coming, slot, self._sender, stream.done_one, self.draw,
+            number=number, stream=stream.number, worker=worker, timed=stream.timed,
+        )  # fmt: skip
         self._num_asked, self._asked[number] = number, asked
         load[worker] += 1
         self._threads.put(asked)
