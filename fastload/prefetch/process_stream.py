@@ -16,25 +16,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, takewhile
 
 import numpy as np
 
 from fastload.device import Pins
 from fastload.errors import WorkerError
-from fastload.plan import batch_seed
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.device_stage import BatchStream, Epochs
-from fastload.prefetch.fill_threads import Draw, FillThreads, Group, Request
+from fastload.prefetch.fill_threads import Draw, FillThreads, Group
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
-from fastload.prefetch.ring import SLACK, FilledBatch, Ring, Slot
-from fastload.prefetch.sample_layout import CHANNELS_LAST, SampleLayout, as_array, check_samples, warn_of_change
-from fastload.prefetch.sample_worker import BatchRequest, BatchResult, Filler, requested_rows
+from fastload.prefetch.ring import SLACK, FilledBatch, Ring
+from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
+from fastload.prefetch.sample_worker import BatchResult, Filler
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import announced, coalesced, fact_fields
 from fastload.prefetch.torch_workers import Workers, start_workers
+from fastload.prefetch.worker_requests import NO_SLOT, Asked, Sender
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
 
@@ -43,45 +43,6 @@ PREFETCH = 2
 
 # A worker process: Python, torch and the dataset; a bare one takes 180 MB.
 _PROCESS_BYTES = 256 * 2**20
-
-
-@dataclass(eq=False, kw_only=True)
-class Asked(Request):
-    """A batch that a worker is asked for."""
-
-    number: int
-    stream: int  # number of the stream that asks
-    worker: int
-    timed: bool  # whether the result says what it cost
-    sent: bool = False
-    result: BatchResult | None = None  # when it has arrived
-
-
-# Of the request for a layout.
-_NO_SLOT = Slot(-1, np.empty(0, np.uint8), {})
-
-
-class _Sender:
-    """Sends requests to workers; called by a thread, which must not keep the feed alive."""
-
-    def __init__(self, workers: Workers, control: SharedMemory, options: Resolved) -> None:
-        self._workers, self._control, self._options = workers, control, options
-        self._told: set[int] = set()  # workers that know the layout
-        self.layout: SampleLayout | None = None  # of the slots
-
-    def __call__(self, asked: Asked, group: Group) -> None:
-        slot, rows, plan = asked.slot.number, group.whole.rows, self._options.plan
-        seed = batch_seed(plan.seed, group.epoch, self._options.share.rank, group.whole.step)
-        request = BatchRequest(slot, seed, asked.stream, asked.timed)
-        if slot < 0:
-            request = request._replace(rows=rows[:1])
-        else:
-            requested_rows(self._control, slot, plan.batch_size)[:] = rows
-            if asked.worker not in self._told:
-                request = request._replace(layout=self.layout)
-                self._told.add(asked.worker)
-        self._workers.ask(asked.worker, asked.number, request)
-        asked.sent = True
 
 
 class ProcessFeed:
@@ -96,7 +57,6 @@ class ProcessFeed:
     def __init__(self, options: Resolved) -> None:
         # Of the slots; None: not known yet.
         self.layout: SampleLayout | None = None
-        self.turned: dict[str, tuple[int, ...]] = {}  # see `SampleLayout.turned`
         self.ring: Ring | None = None
         self.draw: Draw | None = None  # for batches that go to a device in a slot; None: nothing is drawn beforehand
         self.warned = False  # of changing samples
@@ -107,14 +67,13 @@ class ProcessFeed:
         self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
         self._num_asked = 0
         self._asked: dict[int, Asked] = {}  # by number, requests without a result, in order
-        self._load = [0] * self.num_workers  # how many of them each worker has
         self.watched_pass: WatchedPass | None = None  # None: none has begun
         self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
         self._control = SharedMemory()  # see `Filler`
         self._control.extend(8)
         self._workers: Workers | None = None
-        self._sender: _Sender | None = None  # when there are workers
+        self._sender: Sender | None = None  # when there are workers
         self._threads = FillThreads(1)  # plans batches and sends the requests for them
         self._closed = False
         self._pid = os.getpid()
@@ -150,7 +109,7 @@ class ProcessFeed:
                 if self._workers is None:
                     filler = Filler(options.data, self._memory, self._control, options.plan.batch_size)
                     self._workers = start_workers(filler, self.num_workers, warn=not self.watched)
-                    self._sender = _Sender(self._workers, self._control, options)
+                    self._sender = Sender(self._workers, self._control, options)
                 self.receive_all()  # so that it is known which workers are idle
                 stream = ProcessStream(self, coming, self._streams, timed=timed)
             except BaseException:
@@ -165,10 +124,12 @@ class ProcessFeed:
         Returns None if no slot is free before some results have come.
         """
         assert self._workers is not None and self._sender is not None, "a stream's workers are alive"
-        slot = self.ring.take() if self.ring is not None else _NO_SLOT
+        slot = self.ring.take() if self.ring is not None else NO_SLOT
         if slot is None:
             return None
-        load, number = self._load, self._num_asked + 1
+        load, number = [0] * self.num_workers, self._num_asked + 1
+        for one in self._asked.values():
+            load[one.worker] += 1
         # The idlest; among equals the one that was asked longest ago.
         worker = min(range(len(load)), key=lambda one: (load[one], (one - number) % len(load)))
         asked = Asked(
@@ -176,7 +137,6 @@ class ProcessFeed:
             number=number, stream=stream.number, worker=worker, timed=stream.timed,
         )  # fmt: skip
         self._num_asked, self._asked[number] = number, asked
-        load[worker] += 1
         self._threads.put(asked)
         return asked
 
@@ -189,7 +149,6 @@ class ProcessFeed:
                 stream.done_one.get()
             if not asked.sent:
                 del self._asked[asked.number]
-                self._load[asked.worker] -= 1
             if not asked.sent or asked.result is not None:
                 self.take_back(asked)
 
@@ -201,7 +160,6 @@ class ProcessFeed:
         assert self._workers is not None, "a stream's workers are alive"
         number, result = self._workers.result(worker)
         asked = self._asked.pop(number)
-        self._load[asked.worker] -= 1
         if isinstance(result, Exception):
             result = BatchResult(asked.slot.number, error=result)
         asked.result = result
@@ -242,7 +200,7 @@ class ProcessFeed:
         ring = Ring(fields, 0, pin, manual_release=pin is not None)
         self.add_slots(ring, SLACK + PREFETCH * self.num_workers + 1)
         assert self._sender is not None, "a worker gave the layout"
-        self.layout, self.turned, self.ring, self._sender.layout = layout, layout.turned(), ring, layout
+        self.layout, self.ring, self._sender.layout = layout, ring, layout
 
     def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
@@ -256,7 +214,7 @@ class ProcessFeed:
         """Makes the slot free of a batch that is not in it, or not handed over."""
         if asked.result is not None and asked.result.kept and self.ring is not None:
             self.add_slots(self.ring, 1)  # the transform refers to it, and expects no change
-        elif asked.slot is not _NO_SLOT and self.ring is not None:
+        elif asked.slot is not NO_SLOT and self.ring is not None:
             self.ring.give_back(asked.slot)
 
     def busy_s(self) -> float | None:
@@ -395,8 +353,7 @@ class ProcessStream(BatchStream):
         planned = asked.group.whole
         if result.layout is None:
             batch = ring.hand_over(asked.slot, planned, ring.slot_bytes)
-            for name, axes in feed.turned.items():
-                batch.arrays[name] = batch.arrays[name].transpose(axes)
+            batch.arrays = layout.in_axes_of_sample(batch.arrays)
             batch.form, batch.extra, batch.drawn = layout.form, result.fields, asked.drawn
         else:
             feed.take_back(asked)
@@ -407,9 +364,9 @@ class ProcessStream(BatchStream):
             arrays = {name: array for name, array in known.items() if array is not None}
             extra = {name: value for name, value in result.fields.items() if name not in arrays}
             num_bytes = sum(array.nbytes for array in arrays.values())
-            if "images" in arrays:  # as every batch has them
-                arrays["images"] = arrays["images"].transpose(CHANNELS_LAST)
             batch = FilledBatch(arrays, planned, num_bytes, result.layout.form, extra)
+        if "images" in batch.arrays:  # as every batch has them: (B, H, W, C)
+            batch.arrays["images"] = batch.arrays["images"].transpose(0, 2, 3, 1)
         batch.add_facts(always=ring.manual_release)
         batch.work = result.work
         return batch

@@ -19,8 +19,6 @@ from fastload.errors import OptionError
 from fastload.prefetch.ring import SampleForm, SlotField
 from fastload.transforms import ImageSpec, check_pipeline
 
-CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
-
 _IMAGE_KEYS = ("images", "image")
 _LABEL_KEYS = ("labels", "label", "target")
 
@@ -64,19 +62,11 @@ class SampleLayout(NamedTuple):
                 fields.append(SlotField(name, (batch_size, *shape), leaf.dtype))
         return [*fields, *self.beside]
 
-    def turned(self) -> dict[str, tuple[int, ...]]:
-        """Returns how the slot's arrays are transposed for a `FilledBatch`, if they are: images (B, H, W, C) there."""
-        axes: dict[str, tuple[int, ...]] = {}
-        for name, leaf in zip(self.form.names, self.leaves, strict=True):
-            if leaf is not None and leaf.channels_last != (name == "images"):
-                axes[name] = CHANNELS_LAST if name == "images" else CHANNELS_FIRST
-        return axes
-
     def in_axes_of_sample(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the slot's arrays as views with the axes that samples have: images (B, C, H, W)."""
         leaves = dict(zip(self.form.names, self.leaves, strict=True))
         return {
-            name: array.transpose(CHANNELS_FIRST) if (leaf := leaves.get(name)) and leaf.channels_last else array
+            name: array.transpose(0, 3, 1, 2) if (leaf := leaves.get(name)) and leaf.channels_last else array
             for name, array in arrays.items()
         }
 
