@@ -320,8 +320,8 @@ def _check_reading(read: object, workers: object, data: Input) -> None:
 def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:
     """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
     echo.ended(pace, counter.echo)
-    if auto is not None and isinstance(feed, ProcessFeed):
-        measured = feed.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s)
+    if auto is not None and isinstance(feed, ProcessFeed) and (watched := feed.watched_pass) is not None:
+        measured = watched.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s, feed.busy_s())
         # What the host waits for while a device still works is no reason for more workers.
         measured = measured._replace(starved_s=min(measured.starved_s, pace.stall_s))
         auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,6 +68,33 @@ class MeasuredPass(NamedTuple):
 
 
 _NOTHING = MeasuredPass(0, 0.0, 0.0, 0.0)
+
+
+class WatchedPass:
+    """Measures a pass while it runs; what comes before its first batch, such as imports, does not count.
+
+    Args:
+        is_first: whether workers were started for it.
+    """
+
+    def __init__(self, *, is_first: bool) -> None:
+        self.starved_s = 0.0
+        self._is_first = is_first
+        self._has_begun = False
+        self._busy_before_s: float | None = None
+
+    def note(self, starved_s: float, busy_s: Callable[[], float | None]) -> None:
+        """Takes note of a batch: how long it was waited for, if it was not ready, and the workers' time so far."""
+        if self._has_begun:
+            self.starved_s += starved_s
+        else:
+            self._has_begun, self._busy_before_s = True, busy_s()
+
+    def measured(self, batches: int, elapsed_s: float, first_s: float, busy_s: float | None) -> MeasuredPass:
+        """Returns the measurements, now that it is over; `first_s`: how long the first batch was waited for."""
+        before_s = self._busy_before_s
+        busy_s = None if before_s is None or busy_s is None else busy_s - before_s
+        return MeasuredPass(batches, elapsed_s, self.starved_s, busy_s, first_s if self._is_first else 0.0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Threads that fill slots of the ring, for one stream of batches after another."""
+"""Threads that plan batches and fill slots of the ring with them, or have them filled, for one stream after another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Request:
 
     coming: Iterator[Group]  # asked for by one thread at a time, in the order of the requests
     slot: Slot
-    fill: Fill
+    fill: Callable[[Any, Group], None]  # is given the request and what was planned
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
     draw: Draw | None = None  # None: nothing is drawn beforehand
     group: Group | None = None  # None: not planned yet, or there are no more
@@ -153,7 +153,12 @@ def _work(
             if stopwatch is not None:
                 stopwatch.begin()
             if request.group is not None:
-                _fill(request, request.group)
+                request.fill(request, request.group)
+                if request.draw is not None:
+                    with span("draw"):
+                        request.drawn = request.draw(
+                            request.group.epoch, request.group.whole, request.slot.arrays[WORDS]
+                        )
             if stopwatch is not None:
                 request.work = stopwatch.end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
@@ -177,15 +182,13 @@ def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) 
     return request
 
 
-def _fill(request: Request, group: Group) -> None:
+def fill_slot(fill: Fill, request: Request, group: Group) -> None:
+    """Fills the slot of a request with a group of batches."""
     whole, count = group.whole, len(group.whole.rows)
     with span("read"):
         # The last request of an epoch may not fill its slot.
         arrays = {name: array[:count] for name, array in request.slot.arrays.items() if name != WORDS}
         if "row" in arrays:
             arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
-        request.bytes_read = request.fill(group.epoch, whole, arrays)
+        request.bytes_read = fill(group.epoch, whole, arrays)
         request.extra = {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
-    if request.draw is not None:
-        with span("draw"):
-            request.drawn = request.draw(group.epoch, whole, request.slot.arrays[WORDS])

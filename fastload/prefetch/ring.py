@@ -108,8 +108,9 @@ class Ring:
     ) -> None:
         self.fields = tuple(fields)
         self.manual_release = manual_release
-        self._small = [field.name for field in self.fields if field.nbytes <= SMALL_BYTES]
-        self.slot_bytes = slot_bytes(self.fields)
+        # Laid out once, and not for each batch.
+        offsets, self.slot_bytes = _offsets(self.fields)
+        self._places = [(*field, offsets[field.name], field.nbytes <= SMALL_BYTES) for field in self.fields]
         self.slots: list[Slot] = []
         self._pin = pin
         self.free: deque[Slot] = deque()  # those that nobody refers to, as far as `collect` knows; the first is next
@@ -144,9 +145,10 @@ class Ring:
         # No Python code runs in the callback (put takes the reference for `block`): Ctrl-C cannot get lost in it.
         slot.loan = weakref.ref(loan, functools.partial(put, number))
         self.num_lent += 1
-        arrays = slot_arrays(self.fields, np.asarray(loan))
-        for name in self._small:
-            arrays[name] = arrays[name].copy()
+        memory, arrays = np.asarray(loan), dict[str, NDArray[Any]]()
+        for name, shape, dtype, offset, copied in self._places:
+            array: NDArray[Any] = np.ndarray(shape, dtype, memory, offset)
+            arrays[name] = array.copy() if copied else array
         return arrays
 
     def hand_over(

@@ -37,11 +37,19 @@ class BatchRequest(NamedTuple):
     """A batch that a worker is asked to make."""
 
     slot: int  # number of the slot to fill; -1: there is none yet, only the layout of the first sample is asked for
-    rows: NDArray[np.int64]  # (B,), of the file, or indices of the dataset
     seed: int  # for Python's, NumPy's and torch's random numbers, so that no worker draws others
-    layout: SampleLayout | None  # of the slot; None: it is asked for
     stream: int  # number of the stream of batches that it is for
     timed: bool = False  # whether the result says what it cost
+    layout: SampleLayout | None = None  # of the slots; None: as in the worker's last request
+    rows: NDArray[np.int64] | None = None  # (B,), of the file, or indices of the dataset; None: `requested_rows`
+
+
+def requested_rows(control: SharedMemory, slot: int, batch_size: int) -> NDArray[np.int64]:
+    """Returns where the rows lie that are asked for in a slot, int64 (B,).
+
+    They do not go through the pipe of requests, which would be full sooner or later, and who writes would wait.
+    """
+    return control.view(8 * (1 + slot * batch_size), 8 * batch_size).view(np.int64)
 
 
 class BatchResult(NamedTuple):
@@ -54,7 +62,7 @@ class BatchResult(NamedTuple):
     skipped: bool = False  # whether nothing was made, since nobody waits for it any more
     kept: bool = False  # whether the user's code still refers to a part of the slot, which must not be used again
     work: BatchWork | None = None  # what it cost, if that was asked for
-    error: FastloadError | None = None  # came instead; raised in the training process
+    error: Exception | None = None  # came instead; raised in the training process
 
 
 class Filler(Dataset[Any]):
@@ -63,15 +71,17 @@ class Filler(Dataset[Any]):
     Args:
         source: makes the samples.
         memory: the slots.
-        wanted: int64 (1,): batches of streams with lower numbers are skipped, also in the middle of one.
+        control: int64: batches of streams with lower numbers than the first are skipped, also in the middle of one;
+            then `requested_rows` of each slot.
         batch_size: samples of a batch.
     """
 
-    def __init__(self, source: Input, memory: SharedMemory, wanted: SharedMemory, batch_size: int) -> None:
+    def __init__(self, source: Input, memory: SharedMemory, control: SharedMemory, batch_size: int) -> None:
         self._source = source
         self._memory = memory
-        self._wanted = wanted
+        self._control = control
         self._batch_size = batch_size
+        self._layout: SampleLayout | None = None  # of the slots
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._kept: set[int] = set()  # slots that the user's code still refers to; the training process replaces them
         self._in_place = True
@@ -81,27 +91,31 @@ class Filler(Dataset[Any]):
     def __getitem__(self, request: BatchRequest) -> BatchResult:
         """Carries out a request."""
         self._num_made = 0
+        self._layout = request.layout or self._layout
+        if (rows := request.rows) is None:
+            rows = requested_rows(self._control, request.slot, self._batch_size)
         try:
             if self._is_stale(request):
                 return BatchResult(request.slot, skipped=True)
             random.seed(request.seed)
             torch.manual_seed(request.seed)
             np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the state that users' transforms draw from
-            if request.layout is None:
-                return BatchResult(request.slot, layout_of(next(self._made(request.rows)), self._source.fields))
+            if request.slot < 0:
+                return BatchResult(request.slot, layout_of(next(self._made(rows)), self._source.fields))
+            assert self._layout is not None, "it came with the first request for a slot"
             if not request.timed:
-                return self._fill(request, request.layout)
+                return self._fill(request, rows, self._layout)
             self._stopwatch = stopwatch = current() or Stopwatch("transform", by_threads=False).start()
             watch_decoders()
             stopwatch.begin()
-            result = self._fill(request, request.layout)
+            result = self._fill(request, rows, self._layout)
             stopwatch.lap("collate")
             return result._replace(work=stopwatch.end())
         except FastloadError as error:
             said = f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"
             return BatchResult(request.slot, error=type(error)(said))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the training loop has to hear of it
-            return BatchResult(request.slot, error=self._named(error, request.rows))
+            return BatchResult(request.slot, error=self._named(error, rows))
         finally:
             self._stopwatch = None
 
@@ -110,18 +124,18 @@ class Filler(Dataset[Any]):
 
     def _is_stale(self, request: BatchRequest) -> bool:
         """Whether nobody waits for the batch any more."""
-        return int.from_bytes(self._wanted.view(0, 8), sys.byteorder) > request.stream
+        return int.from_bytes(self._control.view(0, 8), sys.byteorder) > request.stream
 
     def _made(self, rows: NDArray[np.int64]) -> Iterator[Any]:
         """Yields the samples of rows, made some at a time."""
         for first in range(0, len(rows), _BLOCK):
             yield from self._source.samples(rows[first : first + _BLOCK])
 
-    def _fill(self, request: BatchRequest, layout: SampleLayout) -> BatchResult:
+    def _fill(self, request: BatchRequest, rows: NDArray[np.int64], layout: SampleLayout) -> BatchResult:
         """Writes the samples to the slot, or has them made there; where one does not fit, torch collates them."""
-        rows, slot, stopwatch = request.rows, request.slot, self._stopwatch
+        slot, stopwatch = request.slot, self._stopwatch
         if slot in self._kept:  # an earlier stream's batch was made there, and that is not known yet
-            return self._collated(request, list(self._made(rows)))._replace(kept=True)
+            return self._collated(slot, rows, list(self._made(rows)))._replace(kept=True)
         if slot not in self._slots:
             fields = layout.slot_fields(self._batch_size)
             num_bytes = max(1, slot_bytes(fields))
@@ -132,7 +146,7 @@ class Filler(Dataset[Any]):
         arrays = [named.get(name) for name in layout.form.names]
         samples, transform = self._made(rows), None
         # One object per sample and field: its reference count shows whether anybody still refers to its memory.
-        parts = self._gathered(request, memory)
+        parts = self._gathered(request, rows, memory)
         if parts is None:
             return BatchResult(request.slot, skipped=True)
         raw, gathered = parts
@@ -186,7 +200,7 @@ class Filler(Dataset[Any]):
         for sample in self._made(rows[len(whole) :]) if gathered else samples:
             whole.append(sample)
             self._num_made += 1
-        return self._collated(request, whole)._replace(kept=self._note_kept(slot, kept=bool(gathered)))
+        return self._collated(slot, rows, whole)._replace(kept=self._note_kept(slot, kept=bool(gathered)))
 
     def _note_kept(self, slot: int, *, kept: bool) -> bool:
         if kept:
@@ -194,14 +208,14 @@ class Filler(Dataset[Any]):
         return kept
 
     def _gathered(
-        self, request: BatchRequest, memory: Mapping[str, NDArray[Any]]
+        self, request: BatchRequest, rows: NDArray[np.int64], memory: Mapping[str, NDArray[Any]]
     ) -> tuple[list[list[NDArray[Any]]], list[list[NDArray[Any]]]] | None:
         """Gathers rows of a packed file into the slot, if samples can be made there.
 
         Returns all samples of each field, and those of the fields that were gathered; nothing if none was. None: nobody
         waits for the batch any more.
         """
-        source, rows = self._source, request.rows
+        source = self._source
         if not self._in_place or not isinstance(source, PackedInput):
             return [], []
         into = {
@@ -227,13 +241,13 @@ class Filler(Dataset[Any]):
             self._stopwatch.sample_begins()
         return raw, [column for name, column in zip(source.dataset.fields, raw, strict=True) if name in into]
 
-    def _collated(self, request: BatchRequest, samples: list[Any]) -> BatchResult:
+    def _collated(self, slot: int, rows: NDArray[np.int64], samples: list[Any]) -> BatchResult:
         """Returns the samples collated by torch; raises WorkerError if they differ in structure."""
         layout, found, name_of = layout_of(samples[0], self._source.fields), describe(samples[0]), self._source.name_of
-        for row, sample in zip(request.rows.tolist(), samples, strict=True):
+        for row, sample in zip(rows.tolist(), samples, strict=True):
             if describe(sample) != found:
                 raise WorkerError(
-                    f"{name_of(row)} is {describe(sample)} while {name_of(int(request.rows[0]))}, in the same batch, "
+                    f"{name_of(row)} is {describe(sample)} while {name_of(int(rows[0]))}, in the same batch, "
                     f"is {found}. Samples of a batch have the same fields, shapes and dtypes: bring images to one size "
                     f"with a resize or a crop as the last step of the dataset's own transform, and numbers to one "
                     f"type. Samples chosen out of a packed file come as PackedDataset.select(rows), not as a Subset: "
@@ -241,7 +255,7 @@ class Filler(Dataset[Any]):
                 )
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
         fields = {name: default_collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
-        return BatchResult(request.slot, layout, fields, found)
+        return BatchResult(slot, layout, fields, found)
 
     def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:
         """Returns an error that names the sample, as far as it is known."""

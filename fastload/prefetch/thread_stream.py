@@ -29,7 +29,7 @@ from fastload.device import Backend, Pins
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_decoder import DeviceDecoder
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs
-from fastload.prefetch.fill_threads import WORDS, Draw, Fill, FillThreads, Group, Request
+from fastload.prefetch.fill_threads import WORDS, Draw, Fill, FillThreads, Group, Request, fill_slot
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
@@ -199,7 +199,7 @@ class ThreadStream(BatchStream):
     ) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._coming = coming
-        self._fill = fill
+        self._fill = functools.partial(fill_slot, fill)
         self._ring = ring
         self._threads = threads
         self._group = group

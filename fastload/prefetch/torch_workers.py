@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
+import pickle
 import select
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pickle import PicklingError
@@ -37,9 +38,13 @@ class Workers(_MultiProcessingDataLoaderIter):
     Args:
         dataset: given a request, returns its result.
         number: of workers.
+
+    Attributes:
+        dead: the workers that are known to have ended.
     """
 
     def __init__(self, dataset: Dataset[Any], number: int) -> None:
+        self.dead: list[Any] = []
         self._owner = os.getpid()
         self._began = False  # whether any worker has given a result
         loader = DataLoader(
@@ -72,49 +77,67 @@ class Workers(_MultiProcessingDataLoaderIter):
             self._poll.register(fd, select.POLLIN)
 
     def ask(self, worker: int, number: int, request: Any) -> None:
-        """Sends a request to a worker, which carries out its requests in order; `number` names it."""
-        # Written by the queue's own thread: whoever writes wakes the worker, which may take the CPU from it for
-        # milliseconds (two cores, both busy: 2.7 ms in one of ten requests written here).
-        self._index_queues[worker].put((number, request))
+        """Sends a request to a worker, which carries out its requests in order; `number` names it.
 
-    def result(self) -> tuple[int, Any]:
-        """Waits for a result, of any request; returns the request's number with it.
+        Not called by the thread that trains: this wakes the worker, which may take the CPU from the caller for
+        milliseconds (two cores, both busy: 2.7 ms in one of ten requests). A small request does not block.
+        """
+        # As the queue's own thread does, which would have to be woken, too. The worker releases the semaphore.
+        queue: Any = self._index_queues[worker]
+        queue._sem.acquire()
+        queue._writer.send_bytes(pickle.dumps((number, request)))
+
+    def result(self, worker: int | None) -> tuple[int, Any]:
+        """Waits for a result, of any request; returns the request's number with it, an exception if that came instead.
 
         Raises:
-            WorkerError: a worker died.
+            WorkerError: the worker that this waits for died before it gave one; None: any of them.
         """
-        while self._result_fd not in (ready := self._ready(_LOOK_S)):
-            # Without a sign of its end if its own children still hold that.
-            dead = [worker for worker in self._workers if worker.sentinel in ready or not worker.is_alive()]
-            if dead:
-                raise _death(dead, hint="" if self._began else f" {GUARD}")
+        while not self.waiting(_LOOK_S):
+            if self.dead and (worker is None or self._workers[worker] in self.dead or self._is_stuck()):
+                raise _death(self.dead, hint="" if self._began else f" {GUARD}")
         number, result = self._worker_result_queue.get()
         self._began = True
         if isinstance(result, ExceptionWrapper):
-            result.reraise()  # type: ignore[no-untyped-call]  # torch leaves it so
+            try:
+                result.reraise()  # type: ignore[no-untyped-call]  # torch leaves it so
+            except Exception as error:  # noqa: BLE001  # raised where the batch is due
+                return number, error
         return number, result
 
-    def waiting(self) -> bool:
-        """Whether a result has arrived."""
-        return self._result_fd in self._ready(0)
+    def all_alive(self) -> bool:
+        """Whether no worker has ended."""
+        self.waiting()
+        return not self.dead
 
-    def _ready(self, timeout_s: float) -> list[int]:
-        """Waits for a result or the end of a worker; returns the file descriptors: `_result_fd`, sentinels."""
-        return [fd for fd, _ in self._poll.poll(1e3 * timeout_s)]
+    def waiting(self, timeout_s: float = 0) -> bool:
+        """Whether a result has arrived; waits for one, or for the end of a worker."""
+        ready = [fd for fd, _ in self._poll.poll(1e3 * timeout_s)]
+        if ready == [self._result_fd]:
+            return True
+        for worker in self._workers if ready or timeout_s else ():
+            # It ends without a sign if its own children still hold that.
+            if worker not in self.dead and (worker.sentinel in ready or not (ready or worker.is_alive())):
+                with suppress(KeyError):
+                    self._poll.unregister(worker.sentinel)
+                self.dead.append(worker)
+        return self._result_fd in ready
+
+    def _is_stuck(self) -> bool:
+        """Whether no more results come, since a worker died while it held the lock under which all send theirs."""
+        lock: Any = self._worker_result_queue._wlock  # type: ignore[attr-defined]
+        if free := lock.acquire(timeout=_LOOK_S):
+            lock.release()
+        return not free
 
     @property
     def pids(self) -> list[int]:
         """The process ids."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
-    def dead(self) -> list[Any]:
-        """Returns the workers that have ended."""
-        ready = self._ready(0)
-        return [worker for worker in self._workers if worker.sentinel in ready]
-
     def end(self, *, kill: bool) -> None:
         """Ends the workers; kills them also if one is dead, since torch's way would wait for locks that it may hold."""
-        if not kill and not self.dead():
+        if not kill and self.all_alive():
             self._shutdown_workers()
         if self._owner != os.getpid() or self._shutdown:
             return

@@ -255,11 +255,11 @@ def test_what_nobody_waits_for_is_skipped_also_in_the_middle_of_a_batch():
             return torch.full((3, 4, 4), index, dtype=torch.uint8), index
 
     filler = Filler(as_input(Samples()), memory, wanted, batch_size=4)
-    layout = filler[BatchRequest(-1, np.arange(1), 0, None, 0)].layout
+    layout = filler[BatchRequest(-1, 0, stream=0, rows=np.arange(1))].layout
     memory.extend(slot_bytes(layout.slot_fields(4)))
     made.clear()
     newest[0] = 5
-    request = BatchRequest(0, np.arange(4), 0, layout, 5)
+    request = BatchRequest(0, 0, stream=5, layout=layout, rows=np.arange(4))
     assert filler[request].skipped and made == [0, 1, 2]
     assert filler[request] == BatchResult(0, skipped=True) and made == [0, 1, 2]
     assert filler[request._replace(slot=-1, layout=None)] == BatchResult(-1, skipped=True) and made == [0, 1, 2]
@@ -288,13 +288,13 @@ def test_what_nobody_waits_for_is_skipped_also_while_rows_are_gathered(packed, m
         return columns(self, rows, into)
 
     filler = Filler(as_input(dataset), memory, wanted, batch_size=N)
-    layout = filler[BatchRequest(-1, np.arange(1), 0, None, 0)].layout
+    layout = filler[BatchRequest(-1, 0, stream=0, rows=np.arange(1))].layout
     memory.extend(2 * slot_bytes(layout.slot_fields(N)))
     monkeypatch.setattr(PackedDataset, "columns", noting)
     monkeypatch.setattr(sample_worker, "_GATHER_BYTES", 1)
     newest[0] = 5
     held.clear()
-    request = BatchRequest(0, np.arange(N), 0, layout, 5)
+    request = BatchRequest(0, 0, stream=5, layout=layout, rows=np.arange(N))
     result = filler[request]
     assert result.skipped and result.kept == kept
     assert len(asked) == (3 if kept else 2), "sixteen rows at a time"

@@ -196,7 +196,8 @@ class Noting(AutoWorkers):
 @pytest.mark.parametrize(("stall_s", "starved_s"), [(0.0, 0.0), (3.0, 3.0), (50.0, 20.0)])
 def test_processes_are_not_added_for_what_a_host_waits_while_its_device_works(stall_s, starved_s):
     feed, auto = ProcessFeed(FastLoader(Numbers(), 2, workers=1)._options), Noting()
-    feed.starved_s = 20.0
+    feed.begin_pass()
+    feed.watched_pass.starved_s = 20.0
     _pass_ended(EchoPolicy(), auto, feed, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
     feed.close()
     assert auto.measured.starved_s == starved_s and auto.measured.elapsed_s == stall_s + 60

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -348,6 +349,33 @@ def test_epochs_broken_off_leave_neither_images_nor_a_locked_decoder(varied, ali
     gc.collect()
     assert not backend.in_decoding.locked() and not len(alive) and not backend.pinned
     assert_alike(batches(varied, TRAINING, device=backend), batches(varied, TRAINING, "cpu"))
+
+
+def test_a_thread_that_gathers_files_leaves_those_alone_that_another_decodes(varied):
+    backend, seen, turn, both = Device(), dict[int, None](), threading.Lock(), threading.Event()
+    decoding = backend.decoding
+
+    def after_another_gathered():
+        this, is_main = threading.get_ident(), threading.current_thread() is threading.main_thread()
+        with turn:
+            # The second thread starts when the first has filled a slot, and waits for its next one.
+            waits = not is_main and len(seen) == 1 and this not in seen
+            if len(seen) == 2 and this == next(iter(seen)):
+                both.set()
+            if not is_main:  # which tries whether the device decodes
+                seen[this] = None
+        assert not waits or both.wait(600), "two threads read"
+        return decoding()
+
+    def whole(files, channels):
+        ends = [bytes(file[[0, 1, -2, -1]].tolist()) for file in files]
+        assert ends == len(files) * [b"\xff\xd8\xff\xd9"], "the bytes of other files"
+        return decode(files, channels)
+
+    backend.decoding, decode, backend.decode_jpegs = after_another_gathered, backend.decode_jpegs, whole
+    found = batches(varied, TRAINING, device=backend, workers=2)
+    assert both.is_set()
+    assert_alike(found, batches(varied, TRAINING, "cpu"))
 
 
 def test_the_compute_stream_is_noted_as_a_reader_of_all_decoded_images(varied, monkeypatch):

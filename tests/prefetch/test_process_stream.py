@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -30,7 +31,10 @@ from fastload.errors import FileChangedError, OptionError, StateError, WorkerErr
 from fastload.format.column import Column
 from fastload.loader.iteration import Batch, DictBatch
 from fastload.loader.loader import FastLoader
+from fastload.prefetch import process_stream, torch_workers
+from fastload.prefetch.process_stream import PREFETCH
 from fastload.prefetch.ring import SLACK
+from fastload.prefetch.sample_worker import Filler, requested_rows
 from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
 from sample_files import write_packed, write_ragged
 
@@ -768,13 +772,160 @@ def test_batches_before_an_error_are_handed_over_first(packed, device, workers, 
                 found.append(next(batches).rows[0].item())
                 if how == "raises":
                     wait_for_all(loader)
-        if how == "raises":
-            assert found == [0, 16]
-        else:  # noticed at once, also while another worker makes a batch before it
-            assert found == [0, 16][: len(found)]
+        assert found == [0, 16]
         assert not multiprocessing.active_children()
         if device:
             device.drain()
+    loader.close()
+
+
+def slow_or_killed(folder, sample):
+    """The batch of rows 16 to 31 is made only when the worker of a later one is gone, after its first has arrived."""
+    row = int(sample[1])
+    while row == 32 and not (folder / "arrived").exists():
+        time.sleep(0.01)
+    if row == 32:
+        (folder / "killed").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    while row == 16 and not gone(folder / "killed"):
+        time.sleep(0.01)
+    return sample
+
+
+def gone(file):
+    pid = file.read_text() if file.exists() else ""
+    return bool(pid) and (not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("device", [None, "late"])
+def test_a_batch_comes_that_another_worker_still_makes_when_one_dies(packed, tmp_path, device):
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=functools.partial(slow_or_killed, tmp_path))
+    device = Device(patience=1) if device else None
+    loader, found = FastLoader(dataset, 16, shuffle=False, workers=2, device=device), []
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        for batch in loader:
+            found.append(batch.rows[0].item())
+            (tmp_path / "arrived").touch()
+    assert found == [0, 16]
+    if device:
+        device.drain()
+    loader.close()
+
+
+def test_results_that_a_dead_worker_holds_up_are_not_waited_for_forever(packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_workers, "_LOOK_S", 0.1)
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=functools.partial(slow_or_killed, tmp_path))
+    loader, found = FastLoader(dataset, 16, shuffle=False, workers=2), []
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        for batch in loader:
+            found.append(batch.rows[0].item())
+            # As if the dead one had had it: the other cannot send its result.
+            loader._feed._workers._worker_result_queue._wlock.acquire()
+            (tmp_path / "arrived").touch()
+    assert found == [0]
+    loader.close()
+
+
+@pytest.mark.parametrize("device", [None, "late"])
+def test_an_error_around_a_request_comes_at_its_batch_too(packed, start, monkeypatch, device):
+    start("fork")
+    carry_out = Filler.__getitem__
+
+    def refused(filler, request):
+        result = carry_out(filler, request)
+        if request.slot >= 0 and 32 in requested_rows(filler._control, request.slot, 16):
+            raise LookupError("outside of what reports errors")
+        return result
+
+    monkeypatch.setattr(Filler, "__getitem__", refused)
+    dataset = PackedDataset(packed, fields=["images", "row"], transform=as_it_is)
+    device = Device(patience=1) if device else None
+    loader = FastLoader(dataset, 16, shuffle=False, workers=2, device=device)
+    for _ in range(2):
+        found = []
+        with pytest.raises(LookupError, match="outside of what"):
+            for batch in loader:
+                found.append(batch.rows[0].item())
+                wait_for_all(loader)
+        assert found == [0, 16]
+        if device:
+            device.drain()
+    loader.close()
+
+
+class HoldsOne:
+    """Keeps its first sample of every few, as it was given, and sees whether anybody writes to it."""
+
+    def __init__(self):
+        self.held = []
+        self.calls = 0
+
+    def __call__(self, sample):
+        if any(not torch.equal(held, as_it_was) for held, as_it_was in self.held):
+            raise ValueError("the memory of a sample that is still held was written to")
+        if self.calls % 40 == 0 and len(self.held) < 3:
+            self.held.append((sample[0], sample[0].clone()))
+        self.calls += 1
+        return sample
+
+
+@pytest.mark.parametrize("taken", [1, 100])
+def test_what_one_workers_transform_keeps_no_other_worker_writes_to(packed, pixels, taken):
+    loader = FastLoader(PackedDataset(packed, transform=HoldsOne()), 8, workers=2, seed=4)
+    slots = set()
+    for _ in range(12):
+        for number, batch in enumerate(loader, 1):
+            assert_pixels(batch, pixels)
+            batch[0].fill_(number)
+            if number >= taken:
+                break
+        slots.add(len(loader._feed.ring.slots))
+    assert max(slots) > SLACK + 2 * PREFETCH + 1, "a slot was kept, and replaced"
+    loader.close()
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt at the n-th line that runs in functions of a module."""
+
+    def __init__(self, module, functions, number):
+        self.file, self.functions, self.left = module.__file__, functions, number
+
+    def __call__(self, frame, event, _):
+        if frame.f_code.co_filename != self.file or frame.f_code.co_name not in self.functions:
+            return None
+        if event == "line":
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("device", [None, "late"])
+def test_ctrl_c_at_any_line_that_takes_results_loses_none_of_them(packed, start, device):
+    start("fork")
+    device = Device(patience=1) if device else None
+    loader = FastLoader(PackedDataset(packed, transform=as_it_is), 8, shuffle=False, workers=1, device=device)
+    expected = rows_of(loader)
+    interrupted = 0
+    for line in itertools.count(1):
+        batches = iter(loader)
+        next(batches)
+        tracing = sys.gettrace()
+        try:
+            sys.settrace(Interrupting(process_stream, ("receive", "receive_all"), line))
+            for _ in batches:
+                pass
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            break
+        finally:
+            sys.settrace(tracing)
+        assert not multiprocessing.active_children(), "nobody knows what they were asked for"
+        if device:
+            device.drain()
+        assert rows_of(loader) == expected
+    assert interrupted >= 6
     loader.close()
 
 
