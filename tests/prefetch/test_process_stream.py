@@ -725,10 +725,13 @@ def test_a_row_that_is_no_row_number_stays_out_of_the_slot(packed):
     expected.close()
 
 
-def wait_for_all(loader):
-    """Waits until the workers have done what they were asked for."""
+def wait_for_all(loader, before=10**9):
+    """Waits until the workers have done what they were asked for: batches that begin before a row."""
     feed, deadline = loader._feed, time.monotonic() + 600
-    while any(asked.result is None for asked in feed._asked.values()):
+    while any(
+        asked.result is None and not (asked.done and asked.group and asked.group.whole.rows[0] >= before)
+        for asked in feed._asked.values()
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
         feed.receive_all()
@@ -752,16 +755,20 @@ def test_batches_that_do_not_fit_their_slot_are_as_right_on_a_device(packed):
     loader.close()
 
 
-def at_row(row, how, sample):
-    """Gives every sample as it is, but one."""
-    return at_21(how, (sample[0], 21)) if int(sample[1]) == row else sample
+def at_row(row, how, go, sample):
+    """Gives every sample as it is, but one, and that when a file is there: a worker that dies has sent the others."""
+    if int(sample[1]) != row:
+        return sample
+    while how == "is killed" and not go.exists():
+        time.sleep(0.01)
+    return at_21(how, (sample[0], 21))
 
 
 @pytest.mark.parametrize("how", ["raises", "is killed"])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("device", [None, "late"])
-def test_batches_before_an_error_are_handed_over_first(packed, device, workers, how):
-    transform = functools.partial(at_row, 40, how)
+def test_batches_before_an_error_are_handed_over_first(packed, tmp_path, device, workers, how):
+    transform = functools.partial(at_row, 40, how, tmp_path / "go")
     dataset = PackedDataset(packed, fields=["images", "row"], transform=transform)
     device = Device(patience=1) if device else None
     loader = FastLoader(dataset, 16, shuffle=False, workers=workers, device=device)
@@ -770,9 +777,10 @@ def test_batches_before_an_error_are_handed_over_first(packed, device, workers, 
         with pytest.raises(WorkerError, match="a mistake of the user's" if how == "raises" else "killed by SIGKILL"):
             while True:
                 found.append(next(batches).rows[0].item())
-                if how == "raises":
-                    wait_for_all(loader)
+                wait_for_all(loader, before=32 if how == "is killed" else 10**9)
+                (tmp_path / "go").touch()
         assert found == [0, 16]
+        (tmp_path / "go").unlink()
         assert not multiprocessing.active_children()
         if device:
             device.drain()

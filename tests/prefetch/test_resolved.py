@@ -91,6 +91,7 @@ def test_large_batches_are_read_by_fewer_threads_unless_they_are_asked_for(packe
     with_cpus(16)
     row_bytes = 10 * 8 * 3 + 8
     monkeypatch.setattr(fastload.prefetch.resolved, "_PINNED_BYTES", 7 * 40 * row_bytes)
+    monkeypatch.setattr(fastload.prefetch.resolved, "available_memory", lambda: 0)
     for workers, expected in ((None, 4), (8, 8)):
         with_device = FastLoader(packed, 40, device=Device(), workers=workers)
         next(iter(with_device))
