@@ -72,6 +72,7 @@ class ProcessFeed:
         self._memory = SharedMemory()
         self._control = SharedMemory()  # see `Filler`
         self._control.extend(8)
+        self._wanted = self._control.view(0, 8).view(np.int64)
         self._workers: Workers | None = None
         self._sender: Sender | None = None  # when there are workers
         self._threads = FillThreads(1)  # plans batches and sends the requests for them
@@ -174,7 +175,7 @@ class ProcessFeed:
     def skip_before(self, stream: int) -> None:
         """Lets the workers skip the batches of streams with lower numbers; they finish the sample they are at."""
         if not self._closed and self._pid == os.getpid():  # a fork's feed has no workers, but the same memory
-            self._wanted_from = self._control.view(0, 8).view(np.int64)[0] = stream
+            self._wanted_from = self._wanted[0] = stream
 
     def begin_pass(self) -> None:
         """Begins the measurements of a pass."""

@@ -27,6 +27,10 @@ from fastload.errors import OptionError, WorkerError
 
 _LOOK_S = 5.0
 
+# The queues of workers that run. When workers are garbage of a cycle, such as an error and its traceback, their queues
+# are not: those would be closed first, and the rest would then write to numbers that may belong to other files.
+_queues_in_use: dict[int, Sequence[Any]] = {}
+
 GUARD = 'A script that makes worker processes begins its work under `if __name__ == "__main__":`.'
 
 
@@ -69,6 +73,7 @@ class Workers(_MultiProcessingDataLoaderIter):
         signals: Any = _utils.signal_handling
         signals._remove_worker_pids(id(self))
         self._worker_pids_set = False
+        _queues_in_use[id(self)] = (*self._index_queues, self._worker_result_queue)
         # Registered once: a `Connection` that is asked makes a selector each time, which takes ten times as long.
         results: Any = self._worker_result_queue
         self._result_fd: int = results._reader.fileno()
@@ -142,6 +147,7 @@ class Workers(_MultiProcessingDataLoaderIter):
         if self._owner != os.getpid() or self._shutdown:
             return
         self._shutdown = True
+        _queues_in_use.pop(id(self), None)
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
@@ -153,6 +159,7 @@ class Workers(_MultiProcessingDataLoaderIter):
     def _shutdown_workers(self, _getpid: Callable[[], int] = os.getpid) -> None:
         if self._owner == _getpid():  # found before the globals are gone, when the interpreter ends
             super()._shutdown_workers()
+            _queues_in_use.pop(id(self), None)
 
 
 def _begin_worker(worker: int) -> None:
