@@ -132,7 +132,7 @@ def nested_boxes(
             labels += label or [None] * len(box)
     try:
         array = np.array(boxes, np.float32) if boxes else np.zeros((0, 4), np.float32)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return {}
     if array.shape != (len(boxes), 4):
         return {}
