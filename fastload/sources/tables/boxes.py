@@ -114,6 +114,8 @@ def nested_boxes(
     labels: list[Any] = []
     for i, cell in enumerate(cells):
         several = isinstance(cell, dict)
+        if not isinstance(cell, (dict, list, type(None))):
+            return {}
         for part in [cell] if several else cell or []:
             if not isinstance(part, dict):
                 return {}

@@ -113,7 +113,7 @@ class Choices:
                 case 255:
                     return items[:-1]
                 case 254:
-                    return items * (2 + self.byte())
+                    return items * (2 + self.byte() % 30)
                 case _:
                     return items
         return value
