@@ -42,15 +42,16 @@ class BoxSlots:
     sample: NDArray[np.int64]  # int64 (B,), the sample of each box, -1 for a box that is left out
     slot: NDArray[np.int64]  # int64 (B,), number of each box among those of its sample, in their order
     counts: NDArray[np.int64]  # int64 (N,), number of boxes of each sample
+    where: str  # the dataset, for messages
 
     @classmethod
-    def of(cls, sample: NDArray[np.int64], num_samples: int) -> BoxSlots:
+    def of(cls, sample: NDArray[np.int64], num_samples: int, where: str) -> BoxSlots:
         """Returns where boxes lie, given the sample of each."""
         counts = np.bincount(sample[sample >= 0], minlength=num_samples).astype(np.int64)
         order = np.argsort(sample, kind="stable")[np.count_nonzero(sample < 0) :]
         slot = np.full(len(sample), -1, np.int64)
         slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return cls(sample, slot, counts)
+        return cls(sample, slot, counts, where)
 
     def padded(self, values: NDArray[Any], fill: int = 0) -> NDArray[Any]:
         """Returns the values of boxes, (B, ...), by sample, (N, M, ...); `fill` stands behind the last of each."""
@@ -59,8 +60,8 @@ class BoxSlots:
         needed = math.prod(shape) * values.dtype.itemsize
         if needed > _LARGE and (needed > 1000 * values.nbytes or needed > available_memory()):
             raise SourceError(
-                f"one sample has {most} boxes, and each of {len(self.counts)} samples would get room for as many "
-                f"({needed:,} bytes). Leave that sample out, or the boxes."
+                f"{self.where}: one sample has {most} boxes, and each of {len(self.counts)} samples would get room for "
+                f"as many ({needed:,} bytes). Leave that sample out, or the boxes."
             )
         result = np.full(shape, fill, values.dtype)
         here = self.sample >= 0

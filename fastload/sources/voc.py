@@ -86,7 +86,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     columns = {} if masks else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
         items = [(row, item) for row, found in enumerate(objects.values()) for item in found]
-        slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects))
+        slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects), draft.where)
         boxes = np.array([item.box for _, item in items], np.float32).reshape(-1, 4)
         number = {name: i for i, name in enumerate(classes)}
         labels = np.array([number[item.name] for _, item in items], np.int64)

@@ -146,8 +146,8 @@ def test_a_polygon_that_crosses_its_rows_far_too_often_is_an_error_of_that_mask(
 
 def test_one_sample_with_most_boxes_gives_the_others_no_room_for_as_many() -> None:
     count = 30_000
-    slots = BoxSlots.of(np.full(count, 3), count)
-    with at_most(16), pytest.raises(SourceError, match=f"one sample has {count} boxes"):
+    slots = BoxSlots.of(np.full(count, 3), count, "a.json")
+    with at_most(16), pytest.raises(SourceError, match=f"a.json: one sample has {count} boxes"):
         slots.columns(np.zeros((count, 4), np.float32), np.zeros(count, np.int64), {})
 
 

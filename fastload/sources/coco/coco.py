@@ -86,7 +86,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     images = [*np.concatenate(rows).tolist(), *tests]
     said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
     all_files = join_instances([part.instances for part in parts], [part.keep for part in parts])
-    slots = BoxSlots.of(all_files.image, len(images))
+    slots = BoxSlots.of(all_files.image, len(images), draft.where)
     about = {"names": first.category_names, "category_ids": first.category_ids}
     columns = {
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
