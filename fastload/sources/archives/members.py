@@ -48,7 +48,7 @@ class FoundMembers:
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes a member that cannot be read: as broken if it is an image, else as passed over."""
-        shown = name if len(name) <= _MOST_CHARACTERS else f"{name[:100]}..."
+        shown = name if len(name) <= _MOST_CHARACTERS else f"{name[:100]} [...]"
         (self.broken if is_image(name) else self.passed).append((shown, reason))
 
 
