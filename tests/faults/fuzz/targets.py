@@ -120,9 +120,9 @@ JPEG, PNG = picture("JPEG", (16, 16)), picture()
 # Arrays: idx, NumPy's, CIFAR
 
 
-@target(*CHOSEN, b"\0\0", b"\0\0\x08\x03\0\0")
+@target(*CHOSEN, b"\1\0\0", b"\1\0\0\x08\x03\0\0")
 def idx(data: bytes) -> None:
-    """Two bytes of an idx file and all others, as it is or gzipped."""
+    """Files of images and labels, as they are or gzipped, and the mapping of EMNIST."""
     c = Choices(data)
     images = c.rest() if c.pick((False, True)) else idx_of(c, PIXELS)
     kind, labels = c.pick(((8, PIXELS[:, 0, 0]), (12, np.arange(6, dtype=">i4")), (12, np.ones((6, 8), ">i4"))))
