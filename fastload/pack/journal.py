@@ -43,6 +43,7 @@ SOURCE = np.dtype([("key", "<u8"), ("size", "<i8"), ("mtime_ns", "<i8")])
 _RECORD = struct.Struct("<8sqq")
 _HEAD, _FINISHED = -1, -2
 _LENGTH = np.dtype("<u8")
+_NO_RECORD = ValueError, TypeError, KeyError, OverflowError, RecursionError
 
 
 @dataclass(frozen=True)
@@ -137,12 +138,15 @@ class Journal:
             body = read_bytes(self._fd, length, at + _RECORD.size)
             if _check(number, body) != check:
                 break
-            if contents is None:
-                contents = JournalContents(*_split_table(body, SOURCE))
-            elif number >= 0:
-                contents.tasks[number] = TaskRecord.of_bytes(number, body)
-            else:
-                contents.finished = json.loads(body)
+            try:
+                if contents is None:
+                    contents = JournalContents(*_split_table(body, SOURCE))
+                elif number >= 0:
+                    contents.tasks[number] = TaskRecord.of_bytes(number, body)
+                else:
+                    contents.finished = dict(json.loads(body))
+            except _NO_RECORD:  # its digest is right, but it is not what a packer writes: as if it were damaged
+                break
             at += _RECORD.size + len(body)
         if contents is not None:
             os.ftruncate(self._fd, at)
@@ -199,11 +203,14 @@ def headers_to_json(found: Headers | None) -> dict[str, Any] | None:
 
 
 def headers_from_json(values: Mapping[str, Any] | None) -> Headers | None:
-    """Returns the headers of images, read-only."""
+    """Returns the headers of images, read-only; None if there are none, or they are damaged."""
     if values is None:
         return None
-    table = np.frombuffer(zlib.decompress(base64.b64decode(values["table"])), HEADERS)
-    return Headers(table, Counter(values["kinds"]), {int(sample): str(why) for sample, why in values["reasons"]})
+    try:
+        table = np.frombuffer(zlib.decompress(base64.b64decode(values["table"])), HEADERS)
+        return Headers(table, Counter(values["kinds"]), {int(sample): str(why) for sample, why in values["reasons"]})
+    except (*_NO_RECORD, zlib.error):
+        return None
 
 
 def _join_table(values: Mapping[str, Any], table: NDArray[np.void]) -> bytes:
@@ -213,4 +220,7 @@ def _join_table(values: Mapping[str, Any], table: NDArray[np.void]) -> bytes:
 
 def _split_table(body: bytes, dtype: np.dtype[Any]) -> tuple[dict[str, Any], NDArray[np.void]]:
     stop = 8 + int(np.frombuffer(body, _LENGTH, 1)[0])
-    return json.loads(body[8:stop]), np.frombuffer(body, dtype, offset=stop)
+    values = json.loads(body[8:stop])
+    if not isinstance(values, dict):
+        raise ValueError(f"{type(values).__name__} where names and values are expected")
+    return values, np.frombuffer(body, dtype, offset=stop)

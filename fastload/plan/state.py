@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from fastload.errors import OptionError, StateError
 from fastload.plan.echo_schedule import last_started_step
@@ -12,6 +13,7 @@ from fastload.plan.shares import Segment, checked_segments
 from fastload.system.whole_numbers import is_whole
 
 STATE_VERSION = 1
+_MOST = 2**48  # steps, ranks and chunks that any epoch has
 _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends", "echo", "echo_position", "segments"))
 
 
@@ -74,14 +76,14 @@ def state_from_dict(data: object) -> PlanState:
         raise StateError(
             f'a {type(data).__name__} without "version" is not a loader state; pass what state_dict() gave'
         )
-    if data["version"] != STATE_VERSION:
+    if not is_whole(data["version"]) or data["version"] != STATE_VERSION:
         raise StateError(
-            f"the loader state has version {data['version']!r}, this fastload reads version {STATE_VERSION}: "
+            f"the loader state has version {data['version']!r:.80}, this fastload reads version {STATE_VERSION}: "
             "install the release that wrote it, or begin the epoch anew without it"
         )
     if data.keys() != _KEYS:
         missing, unknown = sorted(_KEYS - data.keys()), sorted(map(str, data.keys() - _KEYS))
-        raise StateError(f"the loader state is damaged: keys missing: {missing}, unknown: {unknown}")
+        raise StateError(f"the loader state is damaged: keys missing: {missing}, unknown: {unknown!s:.200}")
     for name in ("header_digest", "ends"):
         if not isinstance(data[name], str):
             raise _bad(name, data)
@@ -91,19 +93,21 @@ def state_from_dict(data: object) -> PlanState:
     echo, distance, next_echo = _echo_from(data)
     if data["echo_position"] > last_started_step(echo, distance):
         raise _bad("echo_position", data)
-    fixed_shares = isinstance(data["shuffle"], (list, tuple)) and list(data["shuffle"][:1]) == ["shares"]
-    if fixed_shares:
-        data = data | {"shuffle": data["shuffle"][-1]}
     shuffle = data["shuffle"]
-    if isinstance(shuffle, (list, tuple)) and len(shuffle) == 2 and shuffle[0] == "window" and is_whole(shuffle[1]):
-        shuffle = ChunkWindow(shuffle[1]) if shuffle[1] > 0 else None
-    if shuffle is not False and shuffle != "full" and not isinstance(shuffle, ChunkWindow):
+    fixed_shares = _is_named(shuffle, "shares")
+    if fixed_shares:
+        shuffle = shuffle[1]
+    if _is_named(shuffle, "window") and is_whole(shuffle[1]) and 0 < shuffle[1] <= _MOST:
+        shuffle = ChunkWindow(shuffle[1])
+    if shuffle is not False and not isinstance(shuffle, ChunkWindow) and not _is_text(shuffle, "full"):
         raise _bad("shuffle", data)
     try:
         ends = resolve_ends(data["ends"], shuffle)
         segments = checked_segments(data["segments"])
     except OptionError as error:
-        raise StateError(f"the loader state is damaged: {error}") from error
+        raise StateError(f"the loader state is damaged: {error!s:.500}") from error
+    if any(max(segment) > _MOST for segment in segments):
+        raise _bad("segments", data)
     return PlanState(
         **{name: data[name] for name in ("header_digest", "seed", "epoch", "echo_position")},
         shuffle=shuffle,
@@ -141,15 +145,25 @@ def _echo_from(data: dict[str, Any]) -> tuple[int, int, int | None]:
     """Returns factor, distance and the next epoch's factor."""
     echo = data["echo"]
     kind, factor, other = echo if isinstance(echo, (list, tuple)) and len(echo) == 3 else ("given", echo, 0)
-    whole = is_whole(factor) and is_whole(other) and 1 <= factor < 2**64 and 0 <= other < 2**64
-    if whole and kind == "given":
+    whole = is_whole(factor) and is_whole(other) and 1 <= factor < 2**31 and 0 <= other < 2**31
+    if whole and _is_text(kind, "given"):
         return factor, 0, None
-    if whole and kind == "auto":
+    if whole and _is_text(kind, "auto"):
         return factor, 0, other
-    if whole and kind == "mixed" and other:
+    if whole and _is_text(kind, "mixed") and other:
         return factor, other, None
     raise _bad("echo", data)
 
 
+def _is_text(value: object, text: str) -> bool:
+    # Not by `==` alone: an array in a state compares element by element.
+    return isinstance(value, str) and value == text
+
+
+def _is_named(value: object, name: str) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a list or tuple of this name and one more value."""
+    return isinstance(value, (list, tuple)) and len(value) == 2 and _is_text(value[0], name)
+
+
 def _bad(name: str, data: dict[str, Any]) -> StateError:
-    return StateError(f"the loader state is damaged: {name} is {data[name]!r}")
+    return StateError(f"the loader state is damaged: {name} is {data[name]!r:.200}")

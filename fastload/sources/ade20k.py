@@ -150,9 +150,9 @@ def _class_names(draft: Draft, tree: Tree, root: str) -> tuple[str, ...]:
         number, *cells = map(str.strip, line.text.split("\t"))
         if number == "Idx":
             continue
-        if len(cells) < 4 or not number.isascii() or not number.isdigit() or not cells[-1]:
+        if len(cells) < 4 or len(number) > 9 or not number.isascii() or not number.isdigit() or not cells[-1]:
             raise line.error(
-                f"{line.text!r}, expected Idx, Ratio, Train, Val and Name between tabs. "
+                f"{line.text[:200]!r}, expected Idx, Ratio, Train, Val and Name between tabs. "
                 "Fetch the file again, or remove it to pack without names."
             )
         names[int(number)] = key_of(cells[-1])

@@ -6,6 +6,7 @@ of the numbers decide; else the values, if only one of the two forms lies within
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError
+from fastload.errors import ImageError, SourceError
 from fastload.format.column import Column, Moves
 from fastload.images.fit import axis_letter
 from fastload.images.image_header import probe_image
 from fastload.sources.listing import Arrays, Files, Listing, Reader
+from fastload.system.machine import available_memory
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 SIZED = ("x", "y", "width", "height")
@@ -29,6 +31,7 @@ POINTS = ("landmarks", "keypoints")
 UNKNOWN = "unknown"
 """The attribute `coordinates` of a column that cannot be scaled with the image."""
 
+_LARGE = 2**28  # bytes of boxes by sample from which on their size is looked at
 _PROBED = 64  # images whose size is read: those with the largest coordinates
 
 
@@ -39,19 +42,27 @@ class BoxSlots:
     sample: NDArray[np.int64]  # int64 (B,), the sample of each box, -1 for a box that is left out
     slot: NDArray[np.int64]  # int64 (B,), number of each box among those of its sample, in their order
     counts: NDArray[np.int64]  # int64 (N,), number of boxes of each sample
+    where: str  # the dataset, for messages
 
     @classmethod
-    def of(cls, sample: NDArray[np.int64], num_samples: int) -> BoxSlots:
+    def of(cls, sample: NDArray[np.int64], num_samples: int, where: str) -> BoxSlots:
         """Returns where boxes lie, given the sample of each."""
         counts = np.bincount(sample[sample >= 0], minlength=num_samples).astype(np.int64)
         order = np.argsort(sample, kind="stable")[np.count_nonzero(sample < 0) :]
         slot = np.full(len(sample), -1, np.int64)
         slot[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return cls(sample, slot, counts)
+        return cls(sample, slot, counts, where)
 
     def padded(self, values: NDArray[Any], fill: int = 0) -> NDArray[Any]:
         """Returns the values of boxes, (B, ...), by sample, (N, M, ...); `fill` stands behind the last of each."""
-        shape = len(self.counts), max(1, int(self.counts.max(initial=0))), *values.shape[1:]
+        most = max(1, int(self.counts.max(initial=0)))
+        shape = len(self.counts), most, *values.shape[1:]
+        needed = math.prod(shape) * values.dtype.itemsize
+        if needed > _LARGE and (needed > 1000 * values.nbytes or needed > available_memory()):
+            raise SourceError(
+                f"{self.where}: one sample has {most} boxes, and each of {len(self.counts)} samples would get room for "
+                f"as many ({needed:,} bytes). Leave that sample out, or the boxes."
+            )
         result = np.full(shape, fill, values.dtype)
         here = self.sample >= 0
         result[self.sample[here], self.slot[here]] = values[here]

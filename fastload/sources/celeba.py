@@ -263,7 +263,7 @@ def parse_table(data: bytes, path: str, num_values: int | None = None) -> TextTa
     lines = [number for number, line in enumerate(text, 1) if line.strip()]
     count: int | None = None
     header: tuple[str, ...] = ()
-    if lines and len(first := split(text[lines[0] - 1])) == 1 and first[0].isdigit():
+    if lines and len(first := split(text[lines[0] - 1])) == 1 and first[0].isdigit() and len(first[0]) < 19:
         count = int(first[0])
         del lines[0]
     if lines and _is_header(first := split(text[lines[0] - 1])):

@@ -9,7 +9,6 @@ They are used only while they fit the folder: all listed files are there, no ima
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, get_args
 
@@ -23,6 +22,7 @@ from fastload.sources.arrays.npy import read_npz
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path
 from fastload.sources.listing import SourceOptions, first_few, require_unique
 from fastload.sources.tree import Tree, key_of
+from fastload.system.text import read_json
 
 SIDECAR, FIELDS, TABLE = "fastload.json", "fields.npz", "manifest.csv"
 FORMAT, VERSION = "fastload-export", 1
@@ -92,15 +92,15 @@ def _read(tree: Tree) -> _Sidecar:
     positions = {name: i for i, name in enumerate(tree.names)}
     sidecar = _Sidecar(tree.where(positions[name]), name.removesuffix(SIDECAR), positions)
     try:
-        values = json.loads(tree.read_text(positions[name]))
-    except (ValueError, RecursionError) as exc:
+        values = read_json(tree.read_text(positions[name]))
+    except ValueError as exc:
         raise sidecar.damaged(f"it is no JSON ({exc})") from exc
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise sidecar.damaged("it is not what `fastload export` writes")
     if values.get("version") != VERSION:
         raise SourceError(
-            f"{sidecar.where}: version {values.get('version')!r}; this release reads {VERSION}. Install the release "
-            f"that wrote it ({values.get('writer')}), or remove {SIDECAR} to pack the images alone."
+            f"{sidecar.where}: version {values.get('version')!r:.80}; this release reads {VERSION}. Install the "
+            f"release that wrote it ({str(values.get('writer'))[:80]}), or remove {SIDECAR} to pack the images alone."
         )
     rows = values.get("rows")
     if not isinstance(rows, list) or not rows:
@@ -165,7 +165,7 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
             raise sidecar.damaged(f"the shape of `{name}` is {str(shape)[:80]}")
         try:
             dtype = np.dtype(str(column.get("dtype")))
-        except TypeError as exc:
+        except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError) as exc:
             raise sidecar.damaged(f"the dtype of `{name}` is {str(column.get('dtype'))[:80]}") from exc
         if dtype.kind not in "biufS":
             raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")

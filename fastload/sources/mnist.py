@@ -35,6 +35,7 @@ _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: "
 _DIGITS = tuple("0123456789")
 _FASHION = tuple("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot".split("|"))
 _KUZUSHIJI = tuple("o ki su tsu na ha ma ya re wo".split())
+_MOST_CLASSES = 1000  # EMNIST has 62
 _QMNIST = ("hsf_series", "writer", "image_of_writer", "class_code", "image_of_nist", "duplicate", "reserved")
 
 # md5 of the files of labels. That of the images would take far longer and say no more.
@@ -173,7 +174,7 @@ def _images(tree: Tree, i: int, axes: Axes) -> tuple[Arrays, int]:
 def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
     """Returns the numbers of each image, int64 (count, 1 or more); the first is its label."""
     dtype, shape, start, content = _read(tree, i)
-    if len(shape) not in (1, 2) or dtype.kind not in "iu":
+    if len(shape) not in (1, 2) or dtype.kind not in "iu" or 0 in shape[1:]:
         raise SourceError(f"{tree.where(i)}: holds {dtype} {shape}; expected labels, integers (n,). Is it the file?")
     if shape[0] != count:
         raise SourceError(f"{tree.where(i)}: {shape[0]} labels for the {count} images of {images}. Fetch both again.")
@@ -188,14 +189,14 @@ def _read(tree: Tree, i: int) -> _Idx:
     try:
         with gzip.GzipFile(fileobj=data) if packed else data as file:
             head = file.read(32)
-            rank = head[3] if len(head) >= 4 else 0
-            if head[:2] != b"\0\0" or head[2] not in _TYPES or not 1 <= rank <= 4 or len(head) < 4 + 4 * rank:
+            kind, rank = head[2:4] if len(head) >= 4 else (0, 0)
+            if head[:2] != b"\0\0" or kind not in _TYPES or not 1 <= rank <= 4 or len(head) < 4 + 4 * rank:
                 raise SourceError(
                     f"{where}: not an idx file: it begins with {head[:4]!r}, where two zero bytes, a type and a number "
                     "of dimensions are expected. Fetch it again."
                 )
             shape = tuple(int(n) for n in np.frombuffer(head, ">u4", rank, 4))
-            dtype, start = np.dtype(_TYPES[head[2]]), 4 + 4 * rank
+            dtype, start = np.dtype(_TYPES[kind]), 4 + 4 * rank
             promised = start + math.prod(shape) * dtype.itemsize
             if packed and promised > available_memory():
                 raise SourceError(
@@ -226,6 +227,9 @@ def _class_names(tree: Tree, family: str, title: str, largest: int) -> tuple[str
     names: dict[int, str] = {}
     for line in tree.read_text(mapping).split(b"\n"):
         numbers = line.split()
-        if len(numbers) >= 2 and all(number.isdigit() for number in numbers):
+        if len(numbers) >= 2 and all(number.isdigit() and len(number) < 10 for number in numbers):
             names[int(numbers[0])] = "".join(chr(int(code)) for code in numbers[1:] if 32 < int(code) < 127)
-    return tuple(names.get(label, "") for label in range(largest + 1)) if largest in names else ()
+    # A label far beyond all others is none of EMNIST's, and would take a name for each number below it.
+    if largest not in names or largest >= _MOST_CLASSES:
+        return ()
+    return tuple(names.get(label, "") for label in range(largest + 1))

@@ -11,7 +11,6 @@ By default the images with masks are listed, if there are any; with masks="none"
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from fastload.sources.assemble import Draft, Pairs, Samples, children, split_pat
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
+from fastload.system.machine import available_memory
 
 CLASSES = tuple(
     "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
@@ -86,9 +86,10 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     columns = {} if masks else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
         items = [(row, item) for row, found in enumerate(objects.values()) for item in found]
-        slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects))
+        slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects), draft.where)
         boxes = np.array([item.box for _, item in items], np.float32).reshape(-1, 4)
-        labels = np.array([classes.index(item.name) for _, item in items], np.int64)
+        number = {name: i for i, name in enumerate(classes)}
+        labels = np.array([number[item.name] for _, item in items], np.int64)
         difficult = np.array([item.difficult for _, item in items], np.uint8)
         columns |= slots.columns(boxes, labels, {"names": classes}, box_difficult=difficult)
         draft.notes.append(
@@ -249,7 +250,16 @@ def _labels(
     else:
         draft.notes.append("There are neither lists of classes in ImageSets/Main nor annotations: no labels.")
         return {}
-    found = np.array([[marks.get((stem, name), -1) for name in classes] for stem in stems], np.int8)
+    if len(stems) * len(classes) > available_memory() // 8:
+        raise SourceError(
+            f"{draft.where}: {len(classes)} classes in {len(stems)} images, too many for a vector of labels each. Do "
+            "the annotations name classes?"
+        )
+    row, number = ({name: i for i, name in enumerate(one)} for one in (stems, classes))
+    found = np.full((len(stems), len(classes)), -1, np.int8)
+    for (stem, name), mark in marks.items():
+        if stem in row:
+            found[row[stem], number[name]] = mark
     return {
         "labels": Column((found == 1).astype(np.uint8), {"names": classes}),
         "difficult": Column((found == 0).astype(np.uint8), {"names": classes}),
@@ -289,9 +299,9 @@ def parse_annotation(data: bytes) -> list[Item]:
         try:
             corners = [float(item.findtext(f"bndbox/{part}") or "") for part in ("xmin", "ymin", "xmax", "ymax")]
         except ValueError:
-            raise ValueError(f"has an object ({name}) without a box of four numbers") from None
+            raise ValueError(f"has an object ({name[:80]}) without a box of four numbers") from None
         left, top, right, bottom = corners
-        if not all(map(math.isfinite, corners)) or right < left or bottom < top:
-            raise ValueError(f"has an object ({name}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
+        if not all(abs(corner) < 1e9 for corner in corners) or right < left or bottom < top:
+            raise ValueError(f"has an object ({name[:80]}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
         items.append(Item(name, difficult, (left - 1, top - 1, right - left + 1, bottom - top + 1)))
     return items

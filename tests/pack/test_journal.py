@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from fastload.errors import ResumeError
 from fastload.pack import pack_images
@@ -65,6 +66,41 @@ def test_a_record_damaged_in_digest_number_length_or_body_and_all_behind_it_are_
     with closing(Journal(tmp_path / "j")) as journal:
         found = journal.read()
         assert found is not None and found.tasks == {} and (tmp_path / "j").stat().st_size == ends[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "body"),
+    [
+        (0, b"{"),
+        (0, bytes(3)),
+        (0, (2**63).to_bytes(8, "little") + b"{}"),
+        (0, (2).to_bytes(8, "little") + b"[]"),
+        (0, (2).to_bytes(8, "little") + b"{}"),
+        (0, _record(0).to_bytes()[:-1]),
+        (0, _record(0).to_bytes().replace(b"truncated", b"truncat\xff\xff")),
+        (-2, b"[1]"),
+        (-2, b"[" * 100_000),
+    ],
+)
+def test_a_record_that_no_packer_writes_is_not_believed_even_if_its_digest_is_right(
+    tmp_path: Path, number: int, body: bytes
+) -> None:
+    ends = _written(tmp_path / "j")
+    digest = xxhash.xxh3_64_digest(body, seed=number % 2**64)
+    record = digest + number.to_bytes(8, "little", signed=True) + len(body).to_bytes(8, "little") + body
+    data = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(data[: ends[1]] + record + data[ends[1] :])
+    with closing(Journal(tmp_path / "j")) as journal:
+        found = journal.read()
+        assert found is not None and list(found.tasks) == [1] and (tmp_path / "j").stat().st_size == ends[1]
+
+
+def test_headers_that_are_damaged_are_read_anew() -> None:
+    found = headers_to_json(Headers(np.zeros(2, HEADERS), Counter({"RGB": 2}), {}))
+    assert found is not None and headers_from_json(found) is not None
+    for changes in ({"table": "!"}, {"table": "AAAA"}, {"kinds": 3}, {"reasons": [1]}, {"reasons": None}):
+        assert headers_from_json(found | changes) is None
+    assert headers_from_json({}) is None
 
 
 def test_headers_are_read_back() -> None:

@@ -121,6 +121,8 @@ BROKEN = {
     "truncated": ("images", lambda data: data[:-1], r"holds 330 bytes, its header promises 331 .*cut short"),
     "cut in its head": ("images", lambda data: data[:10], "not an idx file"),
     "empty": ("images", lambda data: b"", "not an idx file"),
+    "two bytes": ("images", lambda data: data[:2], "not an idx file"),
+    "no number a label": ("labels", lambda _: idx(np.zeros((9, 0), np.uint8)), "expected labels, integers"),
     "too long": ("images", lambda data: data + b"x", "holds 332 bytes, its header promises 331"),
     "fewer labels": ("labels", lambda _: idx(labels(8)), "8 labels for the 9 images of train-images"),
     "truncated labels": ("labels", lambda data: data[:-2], "holds 15 bytes, its header promises 17"),

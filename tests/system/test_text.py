@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from fastload.system.text import counted, format_bytes, text_of
+import pytest
+
+from fastload.system.text import counted, format_bytes, read_json, text_of
 
 
 def test_sizes_and_counts_are_written_for_people_and_what_is_no_text_is_escaped() -> None:
@@ -9,3 +11,12 @@ def test_sizes_and_counts_are_written_for_people_and_what_is_no_text_is_escaped(
     assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
     assert text_of(b"caf\xc3\xa9 \xff") == text_of("caf\xe9 \\xff") == "caf\xe9 \\xff"
     assert text_of("\udcff") == "\\udcff"
+
+
+def test_texts_out_of_json_are_texts_that_a_file_can_hold() -> None:
+    found = read_json(r'{"a\ud800": ["\udfff", {"b": "\ud83d\ude00 \u00e9"}], "c": 1.5}')
+    assert found == {r"a\ud800": [r"\udfff", {"b": "\U0001f600 é"}], "c": 1.5}
+    assert read_json("[1]".encode("utf-16")) == [1]
+    for broken in ("{", b"\xff", "[" * 100_000, r'"\ud800"' + "]", b'"\xed\xa0\x80"'):
+        with pytest.raises(ValueError):
+            read_json(broken)

@@ -24,6 +24,9 @@ Event = dict[str, Any]
 
 _decode = json.JSONDecoder().raw_decode
 
+# Raised for an event whose values are missing or of other kinds than the injected module writes.
+_MALFORMED = KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
@@ -216,8 +219,7 @@ class Records:
         loader.fetches = [
             fetch
             for file, maker, line in itertools.islice(made, every - 1, None, every)  # parsing is slow
-            if (event := _parsed(line)) and file.loaders.get(event.get("id", 0), maker) is loader
-            if (fetch := fetch_of(file.process["pid"], event)).work.stages
+            if (event := _parsed(line)) and (fetch := file.fetch_for(loader, maker, event)) and fetch.work.stages
         ]
 
 
@@ -242,18 +244,30 @@ class _File:
         for line in _whole_lines(self.path, self._read_to):
             self._read_to += len(line)
             self.num_made += _is_about_making(line)
-            event = {} if _is_fetch(line) else _parsed(line)
-            kind = event.get("e")
-            if kind == "process":
+            with suppress(*_MALFORMED):
+                self._take({} if _is_fetch(line) else _parsed(line), makers)
+
+    def fetch_for(self, loader: LoaderRecord, maker: LoaderRecord | None, event: Event) -> Fetch | None:
+        """Returns the cost of a batch if it is one of a loader; None if it is not, or the event is malformed."""
+        with suppress(*_MALFORMED):
+            if self.loaders.get(event.get("id", 0), maker) is loader:
+                return fetch_of(self.process["pid"], event)
+        return None
+
+    def _take(self, event: Event, makers: dict[int, LoaderRecord]) -> None:
+        kind = event.get("e")
+        if kind == "process":
+            if type(event["pid"]) is int:
                 self.process = event
-            elif kind == "torch":
-                self.saw_torch = True
-            elif kind == "fault":
-                self.faults.append(event["what"])
-            elif kind == "line":
-                self.code_lines = dict(map(tuple, event["places"]))  # the counts so far
-            elif kind is not None and self.process:
-                self._follow(kind, event, makers)
+        elif kind == "torch":
+            self.saw_torch = True
+        elif kind == "fault":
+            self.faults.append(str(event["what"]))
+        elif kind == "line":
+            # the counts so far
+            self.code_lines = {str(place): int(count) for place, count in event["places"]}
+        elif kind is not None and self.process:
+            self._follow(kind, event, makers)
 
     def _follow(self, kind: str, event: Event, makers: dict[int, LoaderRecord]) -> None:
         """Takes an event of a loop over a loader."""
@@ -310,6 +324,6 @@ def _parsed(line: bytes) -> Event:
     """Returns the event on a line, {} if it is malformed."""
     try:
         event, _ = _decode(line.decode())  # json.loads takes 1.5 times as long
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return event if isinstance(event, dict) else {}

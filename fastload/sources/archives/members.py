@@ -22,6 +22,10 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 """The header before a zip member's bytes: signature, ..., lengths of the name and of the extra field that follow."""
 
 
+# Longer names than any file system takes are kept out: each folder in a name takes as much memory as the name itself.
+_MOST_CHARACTERS, _MOST_FOLDERS = 4096, 128
+
+
 class Member(NamedTuple):
     """Where a file lies in its archive. `offset` is that of the bytes in a tar, of the local header in a zip."""
 
@@ -44,7 +48,8 @@ class FoundMembers:
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes a member that cannot be read: as broken if it is an image, else as passed over."""
-        (self.broken if is_image(name) else self.passed).append((name, reason))
+        shown = name if len(name) <= _MOST_CHARACTERS else f"{name[:100]} [...]"
+        (self.broken if is_image(name) else self.passed).append((shown, reason))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +113,11 @@ def content_offset(offset: int, header: tuple[bytes, int, int]) -> int:
 
 
 def why_unsafe(name: str) -> str:
-    """Returns why a member's name is refused (it is empty, or points out of the archive); "" if it is not."""
+    """Returns why a member's name is refused (it is empty, too long, or points out of the archive); "" if it is not."""
     if not name:
         return "has no name"
+    if len(name) > _MOST_CHARACTERS or name.count("/") > _MOST_FOLDERS:
+        return f"has a name of {len(name)} characters in {name.count('/')} folders, more than file systems take"
     if name[:1] == "/" or (name[1:3] in (":/", ":\\") and name[0].isalpha()):
         return "has an absolute name, which points out of the archive"
     if ".." in name and ".." in name.split("/"):

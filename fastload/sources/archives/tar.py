@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from fastload.errors import SourceError
 from fastload.sources.archives.members import FoundMembers, Member, cut_short, normal, why_unsafe, with_parents
 from fastload.sources.tree import key_of, walk_order
+
+# A header that only describes the next one (a long name, pax) is read whole, and real ones are small.
+_DESCRIBING, _MOST_DESCRIBED = (b"L", b"K", b"x", b"g", b"X"), 2**20
+_MOST_DIGITS = re.compile(rb"[0-9]{256}")
 
 
 class _Header(tarfile.TarInfo):
@@ -32,6 +37,18 @@ class _Header(tarfile.TarInfo):
         header.size = int(size, 8)
         return header
 
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo | None:
+        """Refuses what would take tarfile more memory or time than its bytes are worth; see CVE-2024-6232."""
+        file = archive.fileobj
+        if self.type in _DESCRIBING and file is not None:
+            if not 0 <= self.size <= _MOST_DESCRIBED:
+                raise tarfile.ReadError(f"a header of {self.size} bytes")
+            start = file.tell()
+            if self.type != b"L" and self.type != b"K" and _MOST_DIGITS.search(file.read(self.size)):
+                raise tarfile.ReadError("a pax header with a number of more than 256 digits")
+            file.seek(start)
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # typeshed lacks it
+
 
 def list_tar(
     path: Path, archive_size: int, *, start: int = 0, size: int | None = None, inner: str = ""
@@ -48,15 +65,15 @@ def list_tar(
     links: list[tuple[str, str]] = []
     where = f"{path}: {key_of(inner)}" if inner else str(path)
     end, stopped = archive_size if size is None else start + size, start
-    for info, offset in _headers(path, where, start):
-        stopped = offset
-        if info.offset + 512 > end:
-            raise SourceError(_no_end_mark(where, info.offset))
-        if info.isfile() and info.offset_data + info.size > end:
-            raise SourceError(cut_short(where, info.name))
-        _take(found, info, links)
-    # tarfile ends quietly at a damaged header, at a missing end mark and at the first of several archives in a row.
     with open(path, "rb") as file:
+        for info, offset in headers(file, where, start):
+            stopped = offset
+            if info.offset + 512 > end:
+                raise SourceError(_no_end_mark(where, info.offset))
+            if info.isfile() and info.offset_data + info.size > end:
+                raise SourceError(cut_short(where, info.name))
+            _take(found, info, links)
+        # tarfile ends quietly at a damaged header, at a missing end mark and at the first of several archives in a row.
         file.seek(stopped)
         rest = file.read(min(2**20, max(0, end - stopped)))
     if len(rest) < 512:
@@ -77,29 +94,35 @@ def list_tar(
 def first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first `count` files in a tar, in its order; none if it is no tar."""
     names: list[str] = []
-    with suppress(SourceError, OSError):  # list_tar reports what is wrong
-        files = (info for info, _ in _headers(path, str(path)) if info.isfile())
+    with suppress(SourceError, OSError), open(path, "rb") as file:  # list_tar reports what is wrong
+        files = (info for info, _ in headers(file, str(path)) if info.isfile())
         names += (normal(info.name) for info in islice(files, count))
     return names
 
 
-def _headers(path: Path, where: str, start: int = 0) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Yields the header of each member of a tar that begins at `start`, and where the next header should begin."""
+def headers(file: IO[bytes], where: str, start: int = 0) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Yields the header of each member of a tar that begins at `start`, and where the next header should begin.
+
+    Raises:
+        SourceError: a header is damaged; the message begins with `where`.
+    """
     reached = start
+    file.seek(start)
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            with tarfile.open(
-                fileobj=file, mode="r:", tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
-            ) as archive:
-                while (info := archive.next()) is not None:
-                    archive.members.clear()  # type: ignore[attr-defined]  # or all headers stay in memory
-                    # A size below 0 leads back to headers that were read already, for ever (CVE-2025-8194).
-                    if info.size < 0 or archive.offset <= reached:
-                        raise tarfile.ReadError(f"{key_of(info.name)} has the size {info.size}")
-                    reached = archive.offset
-                    yield info, reached
-    except (tarfile.TarError, ValueError, IndexError, OverflowError) as exc:  # the latter at headers without sense
+        with tarfile.open(
+            fileobj=file, mode="r:", tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
+        ) as archive:
+            while (info := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # or all headers stay in memory
+                # A size below 0 leads back to headers that were read already, for ever (CVE-2025-8194).
+                if info.size < 0 or archive.offset <= reached:
+                    raise tarfile.ReadError(f"{key_of(info.name)[:100]} has the size {info.size}")
+                reached = archive.offset
+                yield info, reached
+    # Headers without sense raise the latter four; many long names in a row recurse.
+    except (tarfile.TarError, ValueError, IndexError, OverflowError, OSError, RecursionError) as exc:
+        if isinstance(exc, SourceError):
+            raise
         raise SourceError(
             f"{where}: this tar is damaged or cut short ({exc}). Copy or download it again; "
             "`tar -tf` shows how far it can be read."

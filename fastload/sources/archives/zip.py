@@ -37,7 +37,8 @@ def list_zip(path: Path) -> FoundMembers:
     try:
         with zipfile.ZipFile(path) as archive:
             infos, end = archive.infolist(), archive.start_dir
-    except (zipfile.BadZipFile, UnicodeDecodeError, struct.error, EOFError) as exc:
+    # Values that cannot be make it seek before the file, overflow, or find a version of zip that there is not.
+    except (zipfile.BadZipFile, ValueError, OverflowError, OSError, RuntimeError, struct.error, EOFError) as exc:
         raise SourceError(
             f"{path}: the list of members at the end of this zip is damaged or missing ({exc}). "
             f"The copy or download was probably cut short: fetch it again, or try `zip -FF {path} --out repaired.zip`."
@@ -75,7 +76,8 @@ def _why_refused(info: zipfile.ZipInfo) -> str:
         method = _METHODS.get(info.compress_type, "unknown")
         return f"is compressed with method {info.compress_type} ({method}); only stored and deflate are read"
     if info.compress_type == STORED:
-        return ""
+        same = info.file_size == info.compress_size
+        return "" if same else f"claims {info.file_size} bytes, of which {info.compress_size} are stored"
     if info.file_size > _DEFLATE_RATIO * info.compress_size + 1024:
         return f"claims {info.file_size} bytes, more than {info.compress_size} compressed ones can hold"
     if info.file_size > _LARGE and info.file_size > _SUSPICIOUS_RATIO * info.compress_size:

@@ -65,7 +65,12 @@ class NamedArray:
 
     def texts(self) -> list[str]:
         """Returns the elements as str; only for an array of texts."""
-        return [text_of(item) for item in self.values().reshape(-1).tolist()]
+        try:
+            return [text_of(item) for item in self.values().reshape(-1).tolist()]
+        except ValueError as exc:  # a number that is no character
+            if isinstance(exc, SourceError):
+                raise
+            raise SourceError(f"{self.where}: holds texts that are damaged ({exc}). Copy or save it again.") from exc
 
     def rows(self, shape: tuple[int, ...], axes: Axes) -> Arrays:
         """Returns the reader of its rows, each (stored) of `shape`: in place if possible, else from memory."""
@@ -227,7 +232,7 @@ def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) ->
 def _holds_images(array: NamedArray) -> bool:
     """Whether an array with a name of images holds some; refuses one that must, but cannot be packed as such."""
     _, shape, _ = _form_of(array)
-    if shape and array.dtype.newbyteorder("=") in (np.uint8, np.uint16):
+    if shape and 0 not in shape and array.dtype.newbyteorder("=") in (np.uint8, np.uint16):
         return True
     if array.name.lower() not in _ONLY_IMAGES and not (shape and len(array.shape) == 4):
         return False

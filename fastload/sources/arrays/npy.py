@@ -15,6 +15,7 @@ import math
 import os
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
     import zipfile
 
     where, content = tree.where(i), tree.read_text(i) if tree.archive else b""
-    damages = zipfile.BadZipFile, OSError, EOFError, RuntimeError, zlib.error, struct.error
+    damages = zipfile.BadZipFile, OSError, EOFError, RuntimeError, OverflowError, zlib.error, struct.error
 
     def reopen() -> IO[bytes]:
         return io.BytesIO(content) if tree.archive else open(tree.path / tree.names[i], "rb")
@@ -104,7 +105,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
             # This unpacks no more than the size in the directory, which was compared with the array's header.
             with reopen() as file, zipfile.ZipFile(file) as bundle, bundle.open(member) as data:
                 return data.read()
-        except damages as exc:
+        except (*damages, ValueError) as exc:
             raise SourceError(
                 f"{where}: {key_of(member.filename)}: is damaged ({exc}). Copy or save it again."
             ) from exc
@@ -112,11 +113,14 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
     arrays = []
     try:
         with reopen() as file, zipfile.ZipFile(file) as bundle:
+            occurs = Counter(bundle.namelist())
             for member in bundle.infolist():
                 if not member.filename.lower().endswith(".npy"):
                     continue
-                if bundle.namelist().count(member.filename) > 1:
+                if occurs[member.filename] > 1:
                     raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise SourceError(f"{where}: {key_of(member.filename)}: compressed otherwise than NumPy does.")
                 source: int | Callable[[], bytes] = partial(load, member)
                 if member.compress_type == zipfile.ZIP_STORED and not tree.archive:
                     position = file.tell()
@@ -124,10 +128,14 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
                     header = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
                     source = content_offset(member.header_offset, header)
                     file.seek(position)
+                    if source + member.file_size > int(tree.sizes[i]):
+                        raise SourceError(f"{where}: {key_of(member.filename)}: is cut short. Copy or save it again.")
                 inside, name = f": {key_of(member.filename)}", key_of(member.filename.rpartition(".")[0])
                 with bundle.open(member) as head:
                     arrays.append(_described(tree, i, name, inside, head, member.file_size, source))
-    except damages as exc:
+    except SourceError:
+        raise
+    except (*damages, ValueError) as exc:  # the latter at a directory that leads out of the file
         raise SourceError(f"{where}: cannot be read as an .npz ({exc}). Copy or save it again.") from exc
     if not arrays:
         raise SourceError(f"{where}: holds no array (a member that ends in .npy). Is it an .npz of NumPy's?")
@@ -159,7 +167,7 @@ def _described(
         raise SourceError(f"{where}: an array of records ({dtype}). Save each of its fields as an array of its own.")
     start, count = file.tell(), math.prod(shape)
     needed = start + count * dtype.itemsize
-    if needed != size or min(shape, default=0) < 0:
+    if needed != size:
         raise SourceError(
             f"{where}: holds {size:,} bytes, its header promises {needed:,} ({dtype} {shape}). "
             "The copy was probably cut short; copy or save it again."

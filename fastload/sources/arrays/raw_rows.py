@@ -37,6 +37,8 @@ Axes = Literal["HWC", "CHW", "WHC"]
 
 _ORDER: dict[Axes, tuple[int, int, int]] = {"HWC": (0, 1, 2), "CHW": (1, 2, 0), "WHC": (1, 0, 2)}
 
+_MOST_AXES = 32  # of an array in NumPy 1
+
 # Rows are transposed in blocks of so many bytes, which stay in the core's cache.
 _BLOCK_BYTES = 512 * 2**10
 
@@ -312,6 +314,12 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
                 raise ValueError(f"version {version}, for arrays of records")
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, fortran, dtype = read(file)
-    except (EOFError, SyntaxError, TokenError, TypeError, KeyError, MemoryError, RecursionError, zlib.error) as exc:
+    except (
+        *(EOFError, SyntaxError, TokenError, TypeError, KeyError, AttributeError, OverflowError),
+        *(MemoryError, RecursionError, zlib.error),
+    ) as exc:
         raise ValueError(str(exc)) from exc
+    # NumPy takes any whole numbers here, and fails later, where it makes the array.
+    if len(shape) > _MOST_AXES or not all(0 <= n < 2**48 for n in shape):
+        raise ValueError(f"shape {str(shape)[:80]}")
     return tuple(int(n) for n in shape), bool(fortran), dtype

@@ -30,6 +30,7 @@ _OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image
 _YEAR = re.compile(r"_?\d{4}$")
 
 _VOID = 255
+_MANY_CROSSINGS = 2**22  # of polygon and row; more take memory as no object's do
 _MOST_VALUES = 254  # classes or instances that a mask of 8 bits can hold, besides background and void
 
 
@@ -85,7 +86,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     images = [*np.concatenate(rows).tolist(), *tests]
     said = [part.split for part, kept in zip(parts, rows, strict=True) for _ in kept] + ["test"] * len(tests)
     all_files = join_instances([part.instances for part in parts], [part.keep for part in parts])
-    slots = BoxSlots.of(all_files.image, len(images))
+    slots = BoxSlots.of(all_files.image, len(images), draft.where)
     about = {"names": first.category_names, "category_ids": first.category_ids}
     columns = {
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
@@ -297,6 +298,8 @@ def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], val
     total = int(counts.sum())
     if total == 0:
         return
+    if total > _MANY_CROSSINGS + 64 * mask.size:
+        raise ImageError(f"has a polygon of {len(points)} corners that crosses its rows {total} times")
     edge = np.repeat(np.arange(len(points)), counts)
     row = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
     x = x0[edge] + (row + 0.5 - y0[edge]) * ((x1 - x0)[edge] / (y1 - y0)[edge])

@@ -152,7 +152,7 @@ class _Content:
         """Returns id and name of an image or category; the name is text that UTF-8 can hold, unlike JSON's."""
         number, value = item.get("id"), item.get(name)
         if not is_int(number) or not isinstance(value, str):
-            raise SourceError(f"{where} has id {number!r} and {name} {value!r}. Fix the file.")
+            raise SourceError(f"{where} has id {number!r:.80} and {name} {value!r:.80}. Fix the file.")
         if number in known:
             raise SourceError(f"{where}: {kind} id {number} occurs a second time, for {value}. Fix the file.")
         return number, text_of(value)
@@ -162,7 +162,9 @@ class _Content:
         number, name = self._named(item, where, "file_name", self._index, "image")
         size = item.get("height", 0), item.get("width", 0)
         if not all(is_int(side) and 0 <= side < 2**31 for side in size):
-            raise SourceError(f"{where} ({name}) has the height {size[0]!r} and width {size[1]!r}. Fix the file.")
+            raise SourceError(
+                f"{where} ({name:.200}) has the height {size[0]!r:.40} and width {size[1]!r:.40}. Fix the file."
+            )
         self._index[number] = len(self._names)
         self._names.append(name)
         self._sizes.extend(size)
@@ -172,13 +174,13 @@ class _Content:
         self._categories[number] = name
 
     def add_annotation(self, number: int, item: dict[str, Any]) -> None:
-        name = f"annotation {item.get('id', f'number {number}')}"
+        name = f"annotation {str(item.get('id', f'number {number}'))[:40]}"
         image, category, box = item.get("image_id"), item.get("category_id"), item.get("bbox")
         try:
             if not is_int(image):
-                raise ValueError(f"has image id {image!r}")
+                raise ValueError(f"has image id {image!r:.80}")
             if not is_int(category):
-                raise ValueError(f"has category id {category!r}")
+                raise ValueError(f"has category id {category!r:.80}")
             if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)) or min(box[2:]) < 0:
                 raise ValueError(f"has the box {box!r:.80}")
             area = item.get("area", box[2] * box[3])

@@ -88,7 +88,7 @@ class GroundTruth:
         """Returns stem of each validation image -> wnid; empty without a table or devkit."""
         if SOLUTION in self.at:
             lines = self.tree.lines(self.at[SOLUTION])
-            return parse_solution([(line, next(csv.reader([line.text]))) for line in lines])  # cells may be quoted
+            return parse_solution([(line, _cells(line)) for line in lines])
         if TINY in self.at:
             rows = [(line, line.text.split("\t")) for line in self.tree.lines(self.at[TINY])]
             return parse_solution([(line, [stem_of(row[0]), row[1]]) for line, row in rows if len(row) > 1])
@@ -97,10 +97,19 @@ class GroundTruth:
         return {}
 
 
+def _cells(line: Line) -> list[str]:
+    """Returns the cells of a line, which may be quoted."""
+    try:
+        return next(csv.reader([line.text]))
+    except (csv.Error, StopIteration) as exc:
+        raise line.error(f"{key_of(line.text)[:60]!r} is no line of a table ({exc}). Fetch the file again.") from exc
+
+
 def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
     """Returns base name -> content of meta.mat and the ground truth in a packed devkit, as far as they are in it."""
     import gzip
-    import tarfile
+
+    from fastload.sources.archives.tar import headers
 
     where = f"{tree.path}: {key_of(tree.names[position])}"
     data = tree.read_text(position)
@@ -110,17 +119,16 @@ def read_devkit(tree: Tree, position: int) -> dict[str, bytes]:
                 data = packed.read(_MAX_DEVKIT + 1)
         if len(data) > _MAX_DEVKIT:
             raise SourceError(f"{where} holds more than {_MAX_DEVKIT} bytes: this is not the devkit. Fetch it again.")
-        found = {}
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            for info in archive:
-                if info.size < 0:
-                    raise tarfile.ReadError(f"{info.name} has the size {info.size}")
-                base = info.name.rpartition("/")[2]
-                if base in (META, GROUND_TRUTH) and info.isreg() and (file := archive.extractfile(info)):
-                    found[base] = file.read()
-        return found
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as exc:
+    except (OSError, EOFError, zlib.error) as exc:
         raise SourceError(f"{where} is damaged or cut short ({exc}). Copy or download it again.") from exc
+    found = {}
+    for info, _ in headers(io.BytesIO(data), where):
+        base, end = info.name.rpartition("/")[2], info.offset_data + info.size
+        if base in (META, GROUND_TRUTH) and info.isfile() and not info.issparse():
+            if end > len(data):
+                raise SourceError(f"{where} is cut short within {base}. Copy or download it again.")
+            found[base] = data[info.offset_data : end]
+    return found
 
 
 def parse_meta(data: bytes, where: str) -> dict[int, tuple[str, str]]:
@@ -171,7 +179,8 @@ def parse_ground_truth(data: bytes, meta: dict[int, tuple[str, str]], where: str
 def parse_solution(rows: Iterable[tuple[Line, list[str]]]) -> dict[str, str]:
     """Returns stem of each image -> wnid, from the lines of a table and their cells: the image, then its boxes."""
     wnids: dict[str, str] = {}
-    for line, (image, *boxes) in rows:
+    for line, cells in rows:
+        image, *boxes = cells or [""]
         if image == "ImageId":
             continue
         # Each wnid is followed by the four numbers of a box.

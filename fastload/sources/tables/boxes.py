@@ -77,14 +77,19 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
 
 
 def boxes_by_sample(
-    boxes: NDArray[np.float32], moves: Moves, sample: NDArray[np.int64], count: int, labels: Column | None = None
+    boxes: NDArray[np.float32],
+    moves: Moves,
+    sample: NDArray[np.int64],
+    count: int,
+    where: str,
+    labels: Column | None = None,
 ) -> dict[str, Column]:
     """Returns the columns `boxes` (x, y, width, height), `num_boxes` and, with labels, `box_labels` of `count` images.
 
     `boxes` are float32 (R, 4), one for each row of the table, NaN for none; `sample` int64 (R,) says whose they are.
-    Behind the last label of a sample stands -1.
+    Behind the last label of a sample stands -1. `where` names the table in messages.
     """
-    slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count)
+    slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count, where)
     padded = slots.padded(boxes)
     if moves == "xyxy":
         padded[..., 2:] -= padded[..., :2]
@@ -114,6 +119,8 @@ def nested_boxes(
     labels: list[Any] = []
     for i, cell in enumerate(cells):
         several = isinstance(cell, dict)
+        if not isinstance(cell, (dict, list, type(None))):
+            return {}
         for part in [cell] if several else cell or []:
             if not isinstance(part, dict):
                 return {}
@@ -132,7 +139,7 @@ def nested_boxes(
             labels += label or [None] * len(box)
     try:
         array = np.array(boxes, np.float32) if boxes else np.zeros((0, 4), np.float32)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return {}
     if array.shape != (len(boxes), 4):
         return {}
@@ -142,7 +149,7 @@ def nested_boxes(
         column = Column(values.values, {"names": classes} if classes else {})
     elif values is not None and values.kind == "text":
         column = categories(values)
-    return boxes_by_sample(array, "xywh", np.array(owners, np.int64), len(cells), column)
+    return boxes_by_sample(array, "xywh", np.array(owners, np.int64), len(cells), draft.where, column)
 
 
 def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], dict[int, str]]:
@@ -175,7 +182,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         boxes[list(wrong)] = 0
         boxed = {"bbox": Column(boxes, {"names": _NAMES[moves]}, moves)}
         if np.isnan(boxes).any():
-            boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes))
+            boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes), frame.where)
         columns, bad = columns_of(rest, draft.notes)
         return boxed | columns, bad | wrong
     # The label of a row is that of its box. Any other column counts if it is the same for all boxes of an image.
@@ -185,7 +192,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     draft.notes.append("Several rows of an image are its boxes.")
     made, bad = columns_of(replace(rest, splits=Splits.one(len(sample))), draft.notes)
     labels = made.pop("labels") if "labels" in made and made["labels"].values.ndim == 1 else None
-    columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), labels)
+    columns = boxes_by_sample(boxes, moves, sample, len(frame.splits.index), frame.where, labels)
     first = np.unique(sample, return_index=True)[1]
     alike = {name for name, column in made.items() if np.array_equal(column.values, column.values[first][sample])}
     columns |= {name: Column(made[name].values[first], made[name].attrs) for name in made if name in alike}

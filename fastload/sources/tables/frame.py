@@ -296,7 +296,7 @@ def _tags(values: Values, mark: str, name: str, where: str, notes: list[str]) ->
     vectors = np.zeros((len(cells), len(tags)), np.uint8)
     for row, cell in enumerate(cells):
         vectors[row, [index[tag] for tag in cell]] = 1
-    named = bool(values.names) and tags[-1] < len(values.names)
+    named = all(isinstance(tag, int) and 0 <= tag < len(values.names) for tag in tags)
     shown = [values.names[tag] if named else str(tag) for tag in tags]
     notes.append(f"Labels are the column {name!r}, several tags a cell: vectors of 0 and 1 for {first_few(shown)}.")
     return Column(vectors, {"names": tuple(shown)})

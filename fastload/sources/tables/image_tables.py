@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -195,7 +196,7 @@ def _with_image_column(
         # A header names no image. A usual name counts even if there is an image called image.jpg or label.png.
         usual = any(plain_name(cell) in (*IMAGE_COLUMNS, *LABELS) for cell in first)
         if not any(map(is_image, first)) and (usual or not any(index.hits(first))):
-            if twice := [name for name in first if name and first.count(name) > 1]:
+            if twice := [name for name, count in Counter(first).items() if name and count > 1]:
                 raise SourceError(f"{rows.path}: two columns are called {twice[0]!r}. Rename one.")
             names = [name or "unnamed: 0" for name in first]
             rows = replace(rows, names=tuple(names), columns=[c[1:] for c in rows.columns], lines=rows.lines[1:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -18,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import MissingExtraError, SourceError
+from fastload.system.text import read_json
 
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 
+_MANY_CELLS = 10**7
 _HEAD_ROWS = 50  # rows by which the delimiter is found
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"  # little endian, big endian
 
@@ -156,11 +157,10 @@ def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> ParsedTa
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as exc:
-            reason = "nested too deeply" if isinstance(exc, RecursionError) else exc
+            record = read_json(line)
+        except ValueError as exc:
             raise SourceError(
-                f"{path}, line {number}: is not JSON ({reason}). Each line must hold one object; fix or remove it."
+                f"{path}, line {number}: is not JSON ({exc}). Each line must hold one object; fix or remove it."
             ) from exc
         if not isinstance(record, dict):
             raise SourceError(
@@ -171,8 +171,18 @@ def _json_lines(text: str, path: str, legacy: str, notes: list[str]) -> ParsedTa
     if not records:
         raise SourceError(f"{path} holds no rows. Fetch it again, or give the folder of images without it.")
     names = tuple(dict.fromkeys(name for record in records.values() for name in record))
+    if mostly_empty(len(names) * len(records), sum(map(len, records.values()))):
+        raise SourceError(
+            f"{path}: its {len(records)} lines have {len(names)} different names, almost none on more than a few "
+            "lines, so it is no table. Give each line the same names."
+        )
     columns = [[record.get(name) for record in records.values()] for name in names]
     return ParsedTable(path, names, columns, list(records), tuple(notes), legacy)
+
+
+def mostly_empty(cells: int, given: int) -> bool:
+    """Whether a table of so many cells would take far more memory than the cells that have a value."""
+    return cells > _MANY_CELLS and cells > 1000 * given
 
 
 def require_pyarrow(path: str | Path) -> None:
@@ -245,13 +255,20 @@ def values_of(cells: Sequence[Any]) -> Values:
     if kinds <= {bool, int}:
         return _integers(cells)
     if kinds <= {bool, int, float}:
-        missing = np.fromiter((cell is None or math.isnan(cell) for cell in cells), np.bool_, len(cells))
-        return Values("float", np.array([math.nan if cell is None else cell for cell in cells], np.float64), missing)
+        numbers = np.array([math.nan if cell is None else _as_float(cell) for cell in cells], np.float64)
+        return Values("float", numbers, np.isnan(numbers))
     if kinds == {list}:
         return _lists(cells)
     if kinds & {list, dict}:
         return other(len(cells))
     return _numbers_or_text([None if cell is None else str(cell) for cell in cells])
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond the largest float
+        return math.copysign(math.inf, value)
 
 
 def other(rows: int) -> Values:

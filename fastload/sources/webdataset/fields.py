@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -20,9 +19,11 @@ from fastload.sources.assemble import Draft
 from fastload.sources.box_forms import BOXES, POINTS
 from fastload.sources.listing import first_few, free_name
 from fastload.sources.tables.frame import categories
-from fastload.sources.tables.read_table import Values
+from fastload.sources.tables.read_table import Values, mostly_empty
 from fastload.sources.tree import key_of
 from fastload.sources.webdataset.samples import GroupedSamples, is_picture
+from fastload.system.machine import available_memory
+from fastload.system.text import read_json
 
 INTEGERS = frozenset("cls cls2 class count index inx id".split())
 PICKLES = frozenset("pyd pkl pickle pth pt".split())
@@ -82,6 +83,10 @@ def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ..
 def _read_field(field: str, grouped: GroupedSamples) -> list[Any]:
     """Returns the parsed content of a field of each sample; None for samples that are, or thereby become, unusable."""
     parse = {JSON: _json, ARRAY: _array}.get(kind_of(field), _integer)
+    members = [sample.fields[field] for sample in grouped.samples if field in sample.fields]
+    # Links can name one member again and again.
+    if (needed := int(grouped.sizes[members].sum())) > max(2**28, available_memory() // 2):
+        raise SourceError(f"{grouped.names[members[0]]}: the field {field!r} takes {needed:,} bytes of all samples.")
     values: list[Any] = []
     for i, sample in enumerate(grouped.samples):
         values.append(None)
@@ -90,7 +95,7 @@ def _read_field(field: str, grouped: GroupedSamples) -> list[Any]:
             continue
         try:
             values[i] = parse(grouped.files.read(sample.fields[field]))
-        except (ValueError, RecursionError) as exc:
+        except ValueError as exc:
             grouped.unusable.setdefault(i, f"has in {field!r} {exc}")
     return values
 
@@ -106,8 +111,8 @@ def _integer(data: bytes) -> int:
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as exc:
+        found = read_json(data)
+    except ValueError as exc:
         raise ValueError(f"no JSON that can be read ({exc})") from None
     return found if isinstance(found, dict) else {"": found}
 
@@ -149,7 +154,11 @@ def _json_columns(
     usable = np.array([i not in grouped.unusable for i in range(len(values))])
     there = [value for i, value in enumerate(values) if usable[i]]
     found, unused = {}, []
-    for name in dict.fromkeys(name for value in there for name in value):
+    given = Counter(name for value in there for name in value)
+    if mostly_empty(len(given) * len(there), given.total()):
+        given = Counter({name: count for name, count in given.items() if 2 * count >= len(there)})
+        unused.append("names that few samples have")
+    for name in given:
         cells = [value.get(name) for value in there]
         kinds = set(map(type, cells))
         if name == label and kinds == {str}:

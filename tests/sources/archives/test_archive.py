@@ -134,6 +134,9 @@ def test_encrypted_and_exotic_members_are_named(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "y.zip", {"1.jpg": TEXT, "2.jpg": TEXT})
     in_directory(path, 0, 8, "B", 1)
     listing = refused_or_skipped(r"1.jpg is encrypted; unpack", path)
+    newer = write_zip(tmp_path / "z.zip", {"1.jpg": TEXT})
+    in_directory(newer, 0, 6, "B", 235)
+    refused("list of members .* damaged .*zip file version 23.5", newer)
     assert listing.keys == ("2.jpg",) and listing.skipped[0][0] == "1.jpg"
 
 
