@@ -101,8 +101,7 @@ def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str
 def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list[str]) -> Iterator[tuple[str, _Cells]]:
     """Yields class names (an empty cell for none), or class numbers and then names; other values as they are."""
     values = column.values.tolist()
-    outside = max(values, default=-1) >= len(names) or min(values, default=-1) < -1
-    if column.values.dtype.kind != "i" or not names or outside:
+    if column.values.dtype.kind != "i" or not names or not set(values) <= {-1, *range(len(names))}:
         yield title, [_text(value) for value in values]
         return
     cells = [names[value] if value >= 0 else "" for value in values]
