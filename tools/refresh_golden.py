@@ -2,6 +2,8 @@
 
     python tools/refresh_golden.py format    tests/data/format_v1.h5: one tiny packed file of each format version, kept
                                              for ever; only a new format version needs a new one
+    python tools/refresh_golden.py stores    tests/data/v1_*.h5 and golden_rows.json: one tiny packed file of version 1
+                                             for each way to store images, kept for ever; it never replaces one
     python tools/refresh_golden.py bytes     tests/data/golden_bytes.json: what is packed of a small source of each
                                              layout; it says which datasets have changed
 
@@ -54,6 +56,22 @@ def write_format() -> None:
     print(f"wrote {TARGET} ({TARGET.stat().st_size} bytes)")
 
 
+def write_stores() -> None:
+    """Packs what `tests/test_golden_files.py` describes and is not there yet; writes the table of what they hold."""
+    sys.path[:0] = [str(TESTS)]
+    from test_golden_files import STORES, TABLE, kept_rows
+
+    table = {TARGET.name: kept_rows(TARGET)}
+    for name, make in STORES.items():
+        path = TABLE.with_name(name)
+        if not path.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                make(Path(folder), path)
+            print(f"wrote {path} ({path.stat().st_size} bytes)")
+        table[name] = kept_rows(path)
+    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def write_bytes() -> None:
     """Packs every source of `tests/pack/golden_packs.py`, and writes the table of what came of each."""
     sys.path[:0] = [str(TESTS / "pack"), str(TESTS)]
@@ -77,8 +95,8 @@ def write_bytes() -> None:
 def main() -> None:
     """Write the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("format", "bytes"))
-    {"format": write_format, "bytes": write_bytes}[parser.parse_args().what]()
+    parser.add_argument("what", choices=("format", "stores", "bytes"))
+    {"format": write_format, "stores": write_stores, "bytes": write_bytes}[parser.parse_args().what]()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ from fastload.transforms import (
 )
 from models import SmallDeepLab, SmallResNet, SmallTransformer
 
+MOST_UNNAMED = 10_000
+"""Classes without names that a network is made for; more only if there are as many rows."""
+
 TOKENS = ("tokens", "input_ids")
 """Names under which a file without images holds its token ids, int (N, L)."""
 
@@ -349,8 +352,16 @@ def _said(dataset: PackedDataset) -> str:
 
 
 def _num_classes(dataset: PackedDataset) -> int:
-    """As many as the file names, or as its labels use."""
-    return len(dataset.classes) or _largest(dataset.path, "labels") + 1
+    """As many as the file names; without names one more than the largest label, unless that is an id."""
+    if dataset.classes:
+        return len(dataset.classes)
+    largest = _largest(dataset.path, "labels")
+    if largest >= max(MOST_UNNAMED, dataset.file.num_rows):
+        raise SystemExit(
+            f"{dataset.path}: labels go up to {largest:,}, for {dataset.file.num_rows:,} rows: that is no class, and a "
+            f"network would need an output for each number below it. Pack the labels by their names, or numbered from 0"
+        )
+    return largest + 1
 
 
 def _largest(path: Path, name: str) -> int:

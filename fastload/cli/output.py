@@ -32,7 +32,7 @@ BROKEN_PIPE = 141
 CONTINUES = "interrupted; the same command continues where it stopped."
 
 LINE_EVERY_S = 5.0
-MAX_SKIPPED = 1000
+MAX_NAMED = 1000
 
 Pairs = Iterable[tuple[str, str]]
 """Lines of a name and a value."""
@@ -122,6 +122,9 @@ def print_report(head: str, report: PackReport, *, unit: str, done: str, fields:
     by an interrupted call were packed or written; `fields` and `stored` are lines on the fields, encodings and size.
     """
     pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
+    if report.warned:
+        what = "packed though libjpeg warns of them; `--strict` leaves such JPEGs out"
+        pairs += _named("warned", f"{len(report.warned):,} {what}", report.warned)
     pairs += [speed_pair(report.images_per_s, unit, report.seconds), *stored]
     if report.chunks_kept:
         pairs.append(("continued", f"{report.chunks_kept:,} of {report.chunks:,} chunks were already {done}"))
@@ -139,15 +142,18 @@ def speed_pair(per_s: float, unit: str, seconds: float) -> tuple[str, str]:
 
 
 def changes(converted: Mapping[str, int], skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns lines on what was converted, and on each sample that was left out.
-
-    After MAX_SKIPPED samples, the number of the others and their folders.
-    """
+    """Returns lines on what was converted, and on each sample that was left out."""
     pairs = [("converted", f"{what}: {count:,}") for what, count in converted.items()]
-    if skipped:
-        pairs.append(("skipped", f"{len(skipped):,}"))
-        pairs += [("", f"{key}: {reason}") for key, reason in skipped[:MAX_SKIPPED]]
-    rest = Counter(key.rpartition("/")[0] or "the top folder" for key, _ in skipped[MAX_SKIPPED:])
+    return pairs + (_named("skipped", f"{len(skipped):,}", skipped) if skipped else [])
+
+
+def _named(title: str, what: str, found: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns a line that says what was found, and a line on each sample, by key and reason.
+
+    After MAX_NAMED samples, the number of the others and their folders.
+    """
+    pairs = [(title, what), *(("", f"{key}: {reason}") for key, reason in found[:MAX_NAMED])]
+    rest = Counter(key.rpartition("/")[0] or "the top folder" for key, _ in found[MAX_NAMED:])
     if rest:
         most = rest.most_common(5)
         where = ", ".join(f"{count:,} in {folder}" for folder, count in most)

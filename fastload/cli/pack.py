@@ -89,6 +89,9 @@ def pack(
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="Stop at an image that cannot be read, or leave it out.")
     ] = "fail",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Leave out JPEGs that libjpeg warns of, as of corrupt data.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
     ] = False,

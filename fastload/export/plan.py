@@ -92,6 +92,8 @@ def _no_folders(listing: Listing) -> str:
         return "each row has several labels"
     if labels is not None and labels.values.dtype.kind not in "iu":
         return "its labels are no class numbers"
+    if labels is not None and (least := int(labels.values.min(initial=0))) < -1:
+        return f"its label {least} is no class number, nor -1 for none"
     for split, name in enumerate(listing.split_names):
         here = listing.split == split
         if len(listing.split_names) > 1 and name not in SPLIT_ORDER:
@@ -101,8 +103,7 @@ def _no_folders(listing: Listing) -> str:
     if labels is not None and listing.masks is not None:
         return "it has both labels and masks"
     if labels is not None and len(listing.split_names) == 1:
-        names = _class_names(labels)
-        mistaken = [name for name in names if name.lower() in SPLITS]
+        mistaken = [name for name in _class_names(labels).values() if name.lower() in SPLITS]
         if mistaken:
             return f"its class {mistaken[0]!r} would be taken for a split"
     return ""
@@ -111,8 +112,8 @@ def _no_folders(listing: Listing) -> str:
 def _folder_names(listing: Listing) -> tuple[list[str], list[str]]:
     """Returns the path of each row in folders of splits and classes, and notes on what these do not say."""
     labels = listing.columns.get("labels")
-    names = _class_names(labels) if labels is not None else ()
-    folders, given, notes = class_folders(names), Names(), []
+    names = _class_names(labels) if labels is not None else {}
+    folders, given, notes = dict(zip(names, class_folders(names.values()), strict=True)), Names(), []
     several = len(listing.split_names) > 1
     paths = []
     for row, key in enumerate(listing.keys):
@@ -125,22 +126,25 @@ def _folder_names(listing: Listing) -> tuple[list[str], list[str]]:
         notes.append(
             f"Folders cannot say it, only fastload.json and fields.npz do: {first_few(left)}. `--layout csv` does."
         )
-    renamed = [f"{name} as {folder}" for name, folder in zip(names, folders, strict=True) if name != folder]
+    renamed = [f"{names[number]} as {folder}" for number, folder in folders.items() if names[number] != folder]
     if renamed:
         notes.append(f"Classes whose names are no names of folders ({len(renamed)}): {first_few(renamed)}.")
     if labels is not None:
-        used = [folders[number] for number in np.unique(labels.values[labels.values >= 0]).tolist()]
-        if used != sorted(folders):
+        used = np.unique(labels.values[labels.values >= 0]).tolist()
+        if used != list(range(len(used))) or [folders[number] for number in used] != sorted(folders.values()):
             notes.append(RENUMBERED)
     return paths, notes
 
 
-def _class_names(labels: Column) -> tuple[str, ...]:
-    """Returns the names of all classes; numbers of equal length without names, so that sorting keeps their order."""
+def _class_names(labels: Column) -> dict[int, str]:
+    """Returns number -> name of all classes that have a name or a row.
+
+    Without a name it is the number, all of equal length, so that sorting keeps their order.
+    """
     names = tuple(labels.attrs.get("names", ()))
-    most = int(labels.values.max(initial=0))
-    digits = len(str(max(most, len(names) - 1)))
-    return names + tuple(f"{number:0{digits}d}" for number in range(len(names), most + 1))
+    used = np.unique(labels.values).tolist()
+    digits = len(str(max([len(names) - 1, *used])))
+    return dict(enumerate(names)) | {number: f"{number:0{digits}d}" for number in used if number >= len(names)}
 
 
 class Names:

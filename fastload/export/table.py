@@ -4,8 +4,9 @@
 
 Classes are written by their names. Where `fastload pack` would read other classes from these ("10" is a number, "a|b"
 two tags, "nan" no label), numbers are written, and the names in an extra column. A vector of 0 and 1 becomes a column
-for each attribute, a few numbers a column each. Longer arrays (token ids) do not fit a table and are left out;
-`fields.npz` has every column, and `fastload.json` what neither says. `sources/exported.py` reads both.
+for each attribute, a few numbers a column each. Text that a spreadsheet would run as a formula gets an apostrophe
+before it, and the table a last column that says so (`ESCAPED`). Longer arrays (token ids) do not fit a table and are
+left out; `fields.npz` has every column, and `fastload.json` what neither says. `sources/exported.py` reads both.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fastload.sources.box_forms import BOXES, POINTS, form_by_names
 from fastload.sources.exported import FORMAT, VERSION
 from fastload.sources.listing import Listing, first_few
 from fastload.sources.tables.frame import Frame, columns_of
-from fastload.sources.tables.read_table import values_of
+from fastload.sources.tables.read_table import ESCAPED, escape_formula, values_of
 from fastload.system.text import text_of
 
 MOST_COLUMNS = 256
@@ -74,14 +75,21 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[bytes, list[str]]:
         )
     if left:
         notes.append(f"Not in the table, which is no place for arrays, only in fields.npz: {first_few(left)}.")
-    rows: Iterator[Sequence[str]] = zip(*columns.values(), strict=True)
-    head = list(columns)
+    titles, classes = _box_classes(listing, notes) if boxed else ([], [])
+    head = [*columns, *titles]
+    plain: list[_Cells] = [*columns.values(), *classes]
+    safe_head, *safe = (list(map(escape_formula, each)) for each in (head, *plain))
+    escaped = [safe_head, *safe] != [head, *plain]
+    rows: Iterator[Sequence[str]] = zip(*safe, strict=True)
     if boxed:
-        titles, rows = _rows(list(columns.values()), listing, notes)
-        head += titles
+        safe_head[len(columns) : len(columns)] = ["x", "y", "width", "height"]
+        rows = _rows(safe[: len(columns)], safe[len(columns) :], listing)
+    if escaped:
+        safe_head.append(ESCAPED)
+        rows = ([*row, "1"] for row in rows)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow(safe_head)
     writer.writerows(rows)
     return out.getvalue().encode("utf-8", errors="backslashreplace"), notes
 
@@ -101,7 +109,7 @@ def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str
 def _class_cells(title: str, column: Column, names: tuple[str, ...], notes: list[str]) -> Iterator[tuple[str, _Cells]]:
     """Yields class names (an empty cell for none), or class numbers and then names; other values as they are."""
     values = column.values.tolist()
-    if column.values.dtype.kind != "i" or not names or max(values, default=-1) >= len(names):
+    if column.values.dtype.kind != "i" or not names or not set(values) <= {-1, *range(len(names))}:
         yield title, [_text(value) for value in values]
         return
     cells = [names[value] if value >= 0 else "" for value in values]
@@ -140,23 +148,25 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _rows(columns: list[_Cells], listing: Listing, notes: list[str]) -> tuple[list[str], Iterator[_Cells]]:
-    """Returns the titles of box columns; and a row for each box, or one with empty cells for an image without any."""
-    boxes, labels = listing.columns["boxes"].values, listing.columns["box_labels"]
-    numbers = listing.columns["num_boxes"].values
-    there = np.arange(boxes.shape[1]) < numbers[:, None]
+def _box_classes(listing: Listing, notes: list[str]) -> tuple[list[str], list[_Cells]]:
+    """Returns the titles and cells of the columns of classes, with a cell for each box."""
+    labels, numbers = listing.columns["box_labels"], listing.columns["num_boxes"].values
+    there = np.arange(labels.values.shape[1]) < numbers[:, None]
     names = tuple(labels.attrs.get("names", ()))
-    titles, classes = zip(*_class_cells("label", Column(labels.values[there]), names, notes), strict=True)
+    titles, cells = zip(*_class_cells("label", Column(labels.values[there]), names, notes), strict=True)
+    return list(titles), list(cells)
 
-    def rows() -> Iterator[_Cells]:
-        each = zip(boxes[there].astype(np.float64).tolist(), *classes, strict=True)
-        for cells, count in zip(zip(*columns, strict=True), numbers.tolist(), strict=True):
-            if not count:
-                yield [*cells, "", "", "", "", *("" for _ in titles)]
-            for box, *texts in itertools.islice(each, count):
-                yield [*cells, *(_text(value) for value in box), *texts]
 
-    return ["x", "y", "width", "height", *titles], rows()
+def _rows(columns: list[_Cells], classes: list[_Cells], listing: Listing) -> Iterator[_Cells]:
+    """Yields a row for each box, or one with empty cells for an image without any."""
+    boxes, numbers = listing.columns["boxes"].values, listing.columns["num_boxes"].values
+    there = np.arange(boxes.shape[1]) < numbers[:, None]
+    each = zip(boxes[there].astype(np.float64).tolist(), *classes, strict=True)
+    for cells, count in zip(zip(*columns, strict=True), numbers.tolist(), strict=True):
+        if not count:
+            yield [*cells, "", "", "", "", *("" for _ in classes)]
+        for box, *texts in itertools.islice(each, count):
+            yield [*cells, *(_text(value) for value in box), *texts]
 
 
 def sidecar_text(listing: Listing, plan: ExportPlan, table: bytes | None) -> bytes:

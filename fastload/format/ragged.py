@@ -49,7 +49,7 @@ class EncodedRow:
     digest: int  # XXH3-64 of the pixels (of a JPEG: of its bytes), then of the mask's
     mask: bytes | memoryview | None = None  # encoded bytes of the mask, if there are masks
     mask_encoding: int = RAW  # RAW or ZSTD
-    ended: bool = True  # whether a JPEG has its end marker; one without it may be cut short
+    warning: str = ""  # what libjpeg warns of in the JPEG that it was decoded from or is, if that is known
 
 
 def index_names(field: str) -> tuple[str, ...]:

@@ -40,15 +40,15 @@ from fastload.images.image_header import (
     png_without_tail,
     upright_size,
 )
-from fastload.images.jpeg import JpegHead, has_libjpeg, run_libjpeg, scan_jpeg
+from fastload.images.jpeg import JpegHead, has_libjpeg, libjpeg_warning, run_libjpeg, scan_jpeg
 from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
 
 _MODES = KINDS[8]
 _UINT8 = np.dtype(np.uint8)
 
 
-def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
-    """Decodes a whole image file into `out`, upright.
+def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> str:
+    """Decodes a whole image file into `out`, upright; returns what libjpeg warns of in a JPEG, "" for nothing.
 
     Safe to call from several threads, with an `out` each; simplejpeg and Pillow release the GIL while they decode.
 
@@ -63,13 +63,17 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> None:
     assert out.shape == (target.height, target.width, target.channels), "one row of the target"
     head = scan_jpeg(data)
     with decoding_errors(data):
-        if head is None or not _decode_jpeg(data, head, target, out):
-            with _loaded(data) as loaded:
-                if loaded.bits == 16:
-                    pixels = _from_16_bits(data, loaded, target)
-                else:
-                    pixels = _pixels_of(_converted(loaded.image, target.channels))
-            resample_pixels(upright(pixels, loaded.orientation), target, out)
+        if head is not None and _decode_jpeg(data, head, target, out):
+            return ""
+        with _loaded(data) as loaded:
+            is_jpeg = loaded.image.format in ("JPEG", "MPO")
+            if loaded.bits == 16:
+                pixels = _from_16_bits(data, loaded, target)
+            else:
+                pixels = _pixels_of(_converted(loaded.image, target.channels))
+        resample_pixels(upright(pixels, loaded.orientation), target, out)
+    # Pillow does not pass on warnings of libjpeg, and decodes many a damaged file without a word.
+    return libjpeg_warning(data) if is_jpeg else ""
 
 
 def decode_mask(

@@ -230,6 +230,26 @@ def has_libjpeg() -> bool:
     return importlib.util.find_spec("simplejpeg") is not None
 
 
+def libjpeg_warning(data: bytes) -> str:
+    """Returns the first thing that libjpeg warns of in a JPEG that it can decode, such as corrupt data; "" for nothing.
+
+    Decodes gray pixels at an eighth of the size: that passes through all of the data, and takes 0.8 of a decode.
+    """
+    if not has_libjpeg():
+        return ""
+    import simplejpeg
+
+    for colours in ("GRAY", "CMYK"):
+        for strict in (True, False):
+            try:
+                simplejpeg.decode_jpeg(data, colours, min_height=1, min_width=1, min_factor=8, strict=strict)
+            except (ValueError, RuntimeError) as exc:
+                warning = str(exc)
+            else:
+                return "" if strict else warning
+    return ""
+
+
 def run_libjpeg(
     data: bytes | bytearray | memoryview, shape: tuple[int, ...], *, factor: int = 1, out: NDArray[Any] | None = None
 ) -> NDArray[np.uint8]:

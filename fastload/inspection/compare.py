@@ -203,8 +203,9 @@ def _compare(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
     if task.headers is not None:
         return list(zip(task.rows.tolist(), _compare_ragged(worker, task, stored), strict=True))
     assert task.plan.target is not None, "only ragged rows differ in size"
-    arrays, failed = worker.decode(task.samples, task.plan.target)
-    found: list[int | str] = [f"{_GONE}: {failed[at]}" if at in failed else 0 for at in range(len(task.rows))]
+    arrays, amiss = worker.decode(task.samples, task.plan.target)
+    reasons = amiss.reasons
+    found: list[int | str] = [f"{_GONE}: {reasons[at]}" if at in reasons else 0 for at in range(len(task.rows))]
     for decoded, name in zip(arrays, stored.names, strict=False):
         packed = np.empty_like(decoded)
         unreadable = stored.read(name, task.rows, packed)

@@ -283,9 +283,8 @@ def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None,
         notes = [f"label_mix: of every {step}th of {width} attributes."] if step > 1 else []
     else:
         kind, alike = "classes", "all samples are of one class"
-        # Numbers from 0, also for labels that are -1 (none) or far apart.
-        names, classes = np.unique(values, return_inverse=True)
-        mix = randomness.class_mix(classes.reshape(-1), batch_size)
-        few = len(names) * 2 <= len(rows)
-        notes = [] if few else [f"label_mix says little: {len(names):,} classes among {len(rows):,} samples."]
+        mix = randomness.class_mix(values.reshape(-1), batch_size)
+        num_classes = len(np.unique(values))
+        few = num_classes * 2 <= len(rows)
+        notes = [] if few else [f"label_mix says little: {num_classes:,} classes among {len(rows):,} samples."]
     return (kind, mix, notes) if mix else (None, None, [f"label_mix does not apply: {alike}."])

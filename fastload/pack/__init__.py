@@ -70,6 +70,7 @@ def pack_images(
     chunk_bytes: int = CHUNK_BYTES,
     limit: int | None = None,
     on_error: OnError = "fail",
+    strict: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
@@ -107,6 +108,8 @@ def pack_images(
         chunk_bytes: the size that chunks should have.
         limit: pack only so many samples, spread evenly over the source.
         on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
+        strict: leave out and list JPEGs that libjpeg warns of, as of corrupt data, though it can decode them; by
+            default they are packed, and listed. With store="source" this decodes all of them, which takes much longer.
         overwrite: replace an output that exists, and discard an unfinished pack of something else.
         progress: called with (stage, done, total).
 

@@ -133,7 +133,7 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> dict[in
         if (
             record is not None
             and (record.first, record.count, record.sources, record.starts) == now
-            and not (record.reasons and job.on_error == "fail")
+            and not (record.failed and job.on_error == "fail")
         ):
             records[number] = record
             ends.append(tasks.ends(record))

@@ -30,6 +30,8 @@ from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
+_ZEROS = bytes(256)
+"""Image data hardly ever holds so many zeros; half of a disk's smallest block."""
 
 HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1"), ("jpeg", "u1")])
 """The part of an image's header that decides what becomes of it; `jpeg` as in `ImageHeader`."""
@@ -44,16 +46,24 @@ ROW = np.dtype(
         ("encoding", "u1"),
         ("orientation", "u1"),
         ("mask_encoding", "u1"),
-        ("missing_eoi", "u1"),
+        ("warned", "u1"),
         ("chunked", "u1"),
     ]
 )
 """A row that was made: its number in the order of packing, its digest, the bytes of its image and its mask, and the
-values of its `EncodedRow`; missing_eoi is 1 for a JPEG without an end marker. chunked is 1 where the row belongs to
+values of its `EncodedRow`; warned is 1 for a JPEG that libjpeg warns of. chunked is 1 where the row belongs to
 chunks that are compressed already: the length of each is that of its first row, that of the others 0."""
 
-Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], dict[int, str]]
-"""`fill(samples, target, out, headers) -> {index: error}`: decodes samples into the rows of out.
+
+class Amiss(NamedTuple):
+    """Samples by index or row: why one cannot be decoded, and what libjpeg warns of in a JPEG that was decoded."""
+
+    reasons: dict[int, str]
+    warnings: dict[int, str]
+
+
+Fill = Callable[[NDArray[np.int64], Target, NDArray[Any], NDArray[np.void]], Amiss]
+"""`fill(samples, target, out, headers)`: decodes samples into the rows of out, and returns those amiss by index.
 
 headers are HEADERS (n,), or empty: a sample whose size is no longer that of its header is then an error."""
 
@@ -109,7 +119,7 @@ def _header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHe
 def image_filler(images: Files | Pictures | Arrays) -> Fill:
     """Returns the `Fill` of images, whose out is (n, H, W, C)."""
 
-    def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> None:
+    def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> str:
         if header is not None:
             now, height, width = probe_image(lambda size: data[:size]), header["height"], header["width"]
             if (now.height, now.width) != (height, width):
@@ -117,7 +127,7 @@ def image_filler(images: Files | Pictures | Arrays) -> Fill:
                     f"is {now.width}x{now.height} (width x height) now, and was {width}x{height} when its header was "
                     f"read"
                 )
-        decode_image(data, target, out)
+        return decode_image(data, target, out)
 
     def from_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
         resample_pixels(pixels if pixels.ndim == 3 else pixels[..., None], target, out)
@@ -129,9 +139,10 @@ def mask_filler(masks: Masks) -> Fill:
     """Returns the `Fill` of masks, whose out is uint8 (n, H, W); samples without a mask get `ignore_index`, or 0."""
     outside = masks.ignore_index or 0
 
-    def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> None:
+    def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> str:
         size = None if header is None else (int(header["height"]), int(header["width"]))
         decode_mask(data, target, out, fill=outside, image_size=size)
+        return ""
 
     def from_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
         resample_mask(pixels, target, out, fill=outside)
@@ -141,40 +152,43 @@ def mask_filler(masks: Masks) -> Fill:
 
 def _filler(
     files: Files | Pictures | Arrays,
-    from_file: Callable[[bytes, Target, NDArray[Any], np.void | None], None],
+    from_file: Callable[[bytes, Target, NDArray[Any], np.void | None], str],
     from_pixels: Callable[[NDArray[Any], Target, NDArray[Any]], None],
     present: NDArray[np.bool_] | None = None,
     outside: int = 0,
 ) -> Fill:
-    """Returns the `Fill` of any kind of images or masks; the rows of samples that are not present become `outside`."""
+    """Returns the `Fill` of any kind of images or masks; the rows of samples that are not present become `outside`.
+
+    `from_file` returns what libjpeg warns of.
+    """
     encoded = files.read if isinstance(files, Files) else None
     pixels = files.read if isinstance(files, Pictures) else None
     arrays = files if isinstance(files, Arrays) else None
 
-    def fill(
-        samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]
-    ) -> dict[int, str]:
+    def fill(samples: NDArray[np.int64], target: Target, out: NDArray[Any], headers: NDArray[np.void]) -> Amiss:
+        found = Amiss({}, {})
         rows: Iterator[NDArray[Any]] = iter(())
         if arrays is not None:
             if present is None and (arrays.shape, arrays.dtype) == (out.shape[1:], out.dtype):
                 arrays.read_rows(samples, out)
-                return {}
+                return found
             there = samples if present is None else samples[present[samples]]
             read = np.empty((len(there), *arrays.shape), arrays.dtype)
             arrays.read_rows(there, read)
             rows = iter(read)
-        reasons: dict[int, str] = {}
         for at, sample in enumerate(samples.tolist()):
             try:
                 if present is not None and not present[sample]:
                     out[at] = outside
                 elif encoded is not None:
-                    from_file(encoded(sample), target, out[at], headers[at] if len(headers) else None)
+                    warning = from_file(encoded(sample), target, out[at], headers[at] if len(headers) else None)
+                    if warning:
+                        found.warnings[at] = warning
                 else:
                     from_pixels(next(rows) if pixels is None else pixels(sample), target, out[at])
             except (ImageError, OSError) as exc:
-                reasons[at] = reason_of(exc)
-        return reasons
+                found.reasons[at] = reason_of(exc)
+        return found
 
     return fill
 
@@ -198,7 +212,11 @@ class RowEncoder:
     returns the EncodedRow of sample i, with or without its mask.
     """
 
-    def __init__(self, images: Files | Pictures | Arrays, masks: Masks | None, plan: RaggedPlan) -> None:
+    def __init__(
+        self, images: Files | Pictures | Arrays, masks: Masks | None, plan: RaggedPlan, *, strict: bool = False
+    ) -> None:
+        """Prepares the encoder; strict: also JPEGs that are kept as they are get decoded, to see what is amiss."""
+        self._strict = strict
         self._images = images
         self._read = images.read if isinstance(images, Files) else None
         self._plan = plan
@@ -219,11 +237,11 @@ class RowEncoder:
         shape = (*plan.row_size(known["height"], known["width"]), plan.channels)
         own, made = jpegs_kept_and_made(plan, sample, known)
         image: bytes | memoryview
-        encoding, ended = JPEG if own or made else RAW, True
+        encoding = JPEG if own or made else RAW
         if own:
-            image, ended = self._own(sample, known)
+            image, warning = self._own(sample, known)
         else:
-            pixels = self._filled(self._fill, sample, header, np.empty(shape, plan.dtype.newbyteorder("<")))
+            pixels, warning = self._filled(self._fill, sample, header, np.empty(shape, plan.dtype.newbyteorder("<")))
             image = encode_jpeg(pixels, plan.option.quality) if made else bytes_of(pixels)
         digest = xxhash.xxh3_64(image)
         if encoding == RAW:
@@ -236,28 +254,34 @@ class RowEncoder:
             if plan.masks == "ragged":
                 mask_encoding, mask = _smaller(mask, plan.mask_codec)
         orientation = known["jpeg"] if own else 1
-        return EncodedRow(image, encoding, shape, orientation, digest.intdigest(), mask, mask_encoding, ended)
+        return EncodedRow(image, encoding, shape, orientation, digest.intdigest(), mask, mask_encoding, warning)
 
     def mask(self, sample: int, header: np.void) -> NDArray[np.uint8]:
         """Returns the mask (H, W) of a sample as its row holds it; raises as `encode`."""
         assert self._fill_mask is not None, "only called where there are masks"
         size = self._plan.row_size(int(header["height"]), int(header["width"]))
         try:
-            return self._filled(self._fill_mask, sample, header, np.empty(size, np.uint8))
+            return self._filled(self._fill_mask, sample, header, np.empty(size, np.uint8))[0]
         except ImageError as exc:
             raise ImageError(reason_of_mask(str(exc))) from exc
 
-    def _filled(self, fill: Fill, sample: int, header: np.void, out: NDArray[Any]) -> NDArray[Any]:
+    def _filled(self, fill: Fill, sample: int, header: np.void, out: NDArray[Any]) -> tuple[NDArray[Any], str]:
+        """Returns out, filled, and what libjpeg warns of."""
         target, (height, width) = self._plan.target, out.shape[:2]
         if target is None:
             fit: Fit | None = None if (height, width) == (header["height"], header["width"]) else "stretch"
             target = Target(height, width, self._plan.channels, self._plan.dtype, fit)
-        if reasons := fill(np.array([sample]), target, out[None], np.array([header], header.dtype)):
-            raise ImageError(reasons[0])
-        return out
+        found = fill(np.array([sample]), target, out[None], np.array([header], header.dtype))
+        if found.reasons:
+            raise ImageError(found.reasons[0])
+        return out, found.warnings.get(0, "")
 
-    def _own(self, sample: int, header: dict[str, int]) -> tuple[bytes, bool]:
-        """Returns the bytes of a plain JPEG file, and whether it has its end marker; if not, it was also decoded."""
+    def _own(self, sample: int, header: dict[str, int]) -> tuple[bytes, str]:
+        """Returns the bytes of a plain JPEG file, and what libjpeg warns of where it was decoded to see that.
+
+        It is where it lacks its end marker, as after an interrupted download, or holds zeros where image data should
+        be, as files do whose blocks were never written or were lost.
+        """
         assert self._read is not None, "only files have bytes of their own"
         data = self._read(sample)
         frame = scan_jpeg(data)
@@ -268,11 +292,12 @@ class RowEncoder:
             or (1 if frame.components == 1 else 3) != header["channels"]
         ):
             raise ImageError("is another file now than when its header was read")
-        if data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, data.rfind(_SCAN)) >= 0:
-            return data, True
+        ended = data.endswith(_END_OF_IMAGE) or data.find(_END_OF_IMAGE, data.rfind(_SCAN)) >= 0
+        if ended and not self._strict and data.find(_ZEROS, frame.scan.begins if frame.scan else 0) < 0:
+            return data, ""
         shape = (header["height"], header["width"], self._plan.channels)
-        decode_image(data, Target(*shape, self._plan.dtype), np.empty(shape, np.uint8))
-        return data, False
+        warning = decode_image(data, Target(*shape, self._plan.dtype), np.empty(shape, np.uint8))
+        return data, warning or ("" if ended else "it ends without its end marker")
 
     def _recoded(self, sample: int, header: np.void) -> EncodedRow:
         """Returns the row as its packed file holds it, its mask in the form that the plan asks for."""

@@ -68,7 +68,7 @@ class PackTasks:
         if placed is None:
             placed = {"images": (job.part.name, IMAGES_OFFSET), "masks": (job.masks.name, 0)}
             linear = all(name in specs and specs[name].codec == NONE for name in placed)
-            if linear and job.on_error == "fail":
+            if linear and not job.may_skip:
                 placed["masks"] = job.part.name, pixel_offsets(job.meta, survey.num_samples, specs)["masks"]
         streams = tuple(
             RowStream(
@@ -92,7 +92,7 @@ class PackTasks:
     @property
     def ordered(self) -> bool:
         """Whether the offsets of rows may depend on the rows before them."""
-        return self.job.on_error == "skip" or not self.fixed
+        return self.job.may_skip or not self.fixed
 
     def chunks_of(self, records: Collection[TaskRecord]) -> int:
         """Returns how many chunks lie whole in these tasks; how many tasks they are where chunks do not count."""
@@ -128,7 +128,8 @@ class PackTasks:
             streams=self.streams,
             sources=self.sources_check(number),
             starts=self.starts(number) if at_once else None,
-            compress=self.job.on_error == "fail",  # Else it is known in the end which rows share a chunk.
+            compress=not self.job.may_skip,  # Else it is known in the end which rows share a chunk.
+            strict=self.job.options.strict,
         )
 
     def starts(self, number: int) -> tuple[int, ...]:
@@ -178,7 +179,7 @@ class PackTasks:
             copied = rows if stream.path == str(self.job.masks) else 0
             if stream.compressed:
                 copied = compressed[stream.name]
-                rows = copied if self.job.on_error == "fail" else rows
+                rows = rows if self.job.may_skip else copied
             total += left * rows + copied
         return int(total)
 
@@ -242,8 +243,8 @@ def make_rows(tasks: PackTasks, journal: Journal, pool: PackPool, records: dict[
     done, total = 0, tasks.survey.num_samples - sum(record.count for record in records.values())
 
     def check(made: TaskRecord) -> None:
-        if made.reasons and job.on_error == "fail":
-            bad = unreadable(job.source, tasks.named(made.reasons), tasks.survey.num_samples)
+        if made.failed and job.on_error == "fail":
+            bad = unreadable(job.source, tasks.named(made.failed), tasks.survey.num_samples)
             raise SourceError(f"{bad} What was packed so far is kept: the same command continues with it.")
 
     def written(record: TaskRecord) -> None:

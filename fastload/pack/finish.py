@@ -35,7 +35,6 @@ from fastload.pack.journal import Journal, JournalContents, TaskRecord, source_t
 from fastload.pack.pack_options import PackJob, output_exists
 from fastload.pack.pack_worker import RowStream
 from fastload.pack.survey import Survey, unreadable
-from fastload.sources.listing import first_few
 from fastload.system.files import read_bytes
 from fastload.system.threads import in_threads
 
@@ -68,6 +67,8 @@ class PackReport:
         store: the encoding of images, such as "raw" or "jpeg:90".
         encodings: number of rows that are "raw", "jpeg" and "zstd".
         pixel_bytes: bytes of all decoded images and masks; 0 without images.
+        warned: (key, warning) of each JPEG that was packed though libjpeg warns of it, as of corrupt data. Of those
+            kept as they are (store="source") only some are looked at: that lack their end, or hold many zeros.
     """
 
     path: Path
@@ -89,6 +90,7 @@ class PackReport:
     store: str = "raw"
     encodings: dict[str, int] = field(default_factory=dict)
     pixel_bytes: int = 0
+    warned: tuple[tuple[str, str], ...] = ()
 
 
 def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:
@@ -100,6 +102,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
     job, survey = tasks.job, tasks.survey
     made = [records[number] for number in sorted(records)]
     skipped = tasks.named({row: reason for record in made for row, reason in record.reasons.items()})
+    warnings = {row: warning for record in made for row, warning in record.warnings.items()}
     if tasks.streams:
         rows = np.concatenate([record.rows for record in made])
     else:  # samples without images
@@ -120,6 +123,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
     done = {
         "converted": _converted(tasks, rows),
         "skipped": (*survey.skipped, *skipped),
+        "warned": tasks.named({row: warnings.get(row, "") for row in rows["row"][rows["warned"] > 0].tolist()}),
         "notes": (*survey.notes, *_notes(tasks, rows)),
         "store": "raw" if survey.plan is None else str(survey.plan.option),
         "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
@@ -167,7 +171,7 @@ def _report(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
     images = file.fields.get("images")
     ragged = [name for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged is not None]
     hidden = {*_NOT_OF_THE_SAMPLE, *(part for name in ragged for part in index_names(name))}
-    lists = {"skipped": tuple((key, reason) for key, reason in done["skipped"]), "notes": tuple(done["notes"])}
+    named = {name: tuple((key, text) for key, text in done.get(name, ())) for name in ("skipped", "warned")}
     return PackReport(
         path=job.output,
         layout=job.listing.layout,
@@ -181,7 +185,7 @@ def _report(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
         images_per_s=0.0,
         chunks_kept=done["chunks"],
         chunks_decoded=0,
-        **{**done, **lists},
+        **{**done, **named, "notes": tuple(done["notes"])},
     )
 
 
@@ -193,13 +197,6 @@ def _notes(tasks: PackTasks, rows: NDArray[np.void]) -> list[str]:
     if large:
         size = f"{ragged[0].chunk_bytes:,} bytes"
         notes.append(f"{large} images or masks are larger than a chunk ({size}) and have chunks of their own")
-    cut_short = tasks.survey.order[rows["row"][rows["missing_eoi"] > 0]].tolist()
-    if cut_short:
-        names = first_few([tasks.survey.listing.keys[sample] for sample in cut_short])
-        notes.append(
-            f"{len(cut_short)} JPEGs end without their end marker, as a download does that was interrupted: {names}. "
-            f"They can be decoded and were kept, but part of the picture may be gray or noise."
-        )
     return notes
 
 

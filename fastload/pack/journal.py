@@ -40,6 +40,7 @@ _OURS = b"fastload "
 SOURCE = np.dtype([("key", "<u8"), ("size", "<i8"), ("mtime_ns", "<i8")])
 """A source file: XXH3-64 of its key, size in bytes, modification time."""
 
+_BY_ROW = ("reasons", "warnings")
 _RECORD = struct.Struct("<8sqq")
 _HEAD, _FINISHED = -1, -2
 _LENGTH = np.dtype("<u8")
@@ -58,10 +59,16 @@ class TaskRecord:
     checks: tuple[int, ...]  # for each stream, XXH3-64 over those of its rows' bytes
     rows: NDArray[np.void]  # ROW (n,), the rows that were made
     reasons: dict[int, str]  # row -> why it was skipped
+    warnings: dict[int, str] = field(default_factory=dict)  # row -> what libjpeg warns of in its JPEG
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Row -> why it cannot be packed: those that were not skipped for a warning alone."""
+        return {row: reason for row, reason in self.reasons.items() if row not in self.warnings}
 
     def to_bytes(self) -> bytes:
         """Returns the body of its record."""
-        values = {**vars(self), "reasons": list(self.reasons.items())}
+        values = {**vars(self), **{name: list(getattr(self, name).items()) for name in _BY_ROW}}
         del values["rows"], values["number"]
         return _join_table(values, self.rows)
 
@@ -69,7 +76,8 @@ class TaskRecord:
     def of_bytes(cls, number: int, body: bytes) -> TaskRecord:
         """Returns the task of a record."""
         values, rows = _split_table(body, ROW)
-        values["reasons"] = {int(row): str(reason) for row, reason in values["reasons"]}
+        for name in _BY_ROW:  # warnings are not in journals of earlier releases
+            values[name] = {int(row): str(text) for row, text in values.get(name, ())}
         values["starts"], values["checks"] = tuple(values["starts"]), tuple(values["checks"])
         return cls(number=number, rows=rows, **values)
 

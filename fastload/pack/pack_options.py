@@ -73,6 +73,8 @@ class PackOptions:
     max_size: int | None = None
     codec: str = "auto"
     """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
+    strict: bool = False
+    """JPEGs that libjpeg warns of are left out."""
 
     def __post_init__(self) -> None:
         for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
@@ -125,7 +127,7 @@ class PackOptions:
             "store": None if self.store in (None, EncodingOption()) else str(self.store),
             "codec": "" if self.codec == "auto" else self.codec,
         }
-        defaults = {name for name in ("source", "bits", "store", "max_size", "codec") if not values[name]}
+        defaults = {name for name in ("source", "bits", "store", "max_size", "codec", "strict") if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}
 
 
@@ -146,6 +148,11 @@ class PackJob:
     on_error: OnError = "fail"
     overwrite: bool = False
     on_progress: Progress | None = None
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether samples may turn out to be left out when they are decoded."""
+        return self.on_error == "skip" or self.options.strict
 
     @property
     def part(self) -> Path:

@@ -28,6 +28,7 @@ from fastload.pack.decisions import RaggedPlan
 from fastload.pack.encode import (
     HEADERS,
     ROW,
+    Amiss,
     Headers,
     RowEncoder,
     headers_of,
@@ -88,6 +89,7 @@ class PackTask:
     sources: int  # XXH3-64 of the samples' part of the table of source files
     starts: tuple[int, ...] | None  # for each stream, where the rows begin after its base; None if that is not known
     compress: bool  # rows of one size with a codec are whole chunks, and are compressed
+    strict: bool  # JPEGs that libjpeg warns of are left out
 
 
 class Unwritten(NamedTuple):
@@ -141,30 +143,29 @@ class Worker:
 
         If it is, they are written a few at a time, and none after the first that fails.
         """
-        reasons: dict[int, str] = {}
+        amiss = Amiss({}, {})
         made: list[list[Piece]] = [[] for _ in task.streams]
         table = np.zeros(len(task.samples), ROW)
         checks = [np.zeros(len(table), np.uint64) for _ in task.streams]
         if task.plan.images == "ragged":
-            table = self._encode_rows(task, made, reasons)
+            table = self._encode_rows(task, made, amiss)
         else:
-            for part, arrays, failed in self._decoded(task, table):
-                reasons |= failed
+            for part, arrays in self._decoded(task, table, amiss):
                 for at, (stream, array) in enumerate(zip(task.streams, arrays, strict=True)):
                     rows = array.reshape(len(array), -1).view(np.uint8)
                     if task.starts is None:
                         made[at] += [row.data for row in rows]
                         continue
                     checks[at][part] = table["digest"][part] if len(arrays) == 1 else pixel_digests([array])
-                    if not reasons:
+                    if not amiss.reasons:
                         place = stream.base + task.starts[at] + part.start * rows.shape[1]
                         self._write(stream.path, [rows.reshape(-1).data], place)
         if task.starts is None:
-            table = self._keep(task, table, made, reasons)
+            table = self._keep(task, table, made, amiss.reasons)
             checks = [_digests(pieces) for pieces in self.unwritten[task.number].made]
         return TaskRecord(
             task.number, task.first, len(task.samples), task.sources, task.starts or (), tuple(map(_digest_of, checks)),
-            table, reasons,
+            table, *amiss,
         )  # fmt: skip
 
     def _keep(
@@ -188,33 +189,35 @@ class Worker:
         self.unwritten[task.number] = Unwritten(task.streams, table, made)
         return table
 
-    def _encode_rows(self, task: PackTask, made: list[list[Piece]], reasons: dict[int, str]) -> NDArray[np.void]:
-        """Fills made and reasons with rows of varying length; returns the description of those that were made."""
-        self._encoder = self._encoder or RowEncoder(self.images, self.masks, task.plan)
+    def _encode_rows(self, task: PackTask, made: list[list[Piece]], amiss: Amiss) -> NDArray[np.void]:
+        """Fills made and amiss with rows of varying length; returns the description of those that were made."""
+        self._encoder = self._encoder or RowEncoder(self.images, self.masks, task.plan, strict=task.strict)
         table = []
         for at, sample in enumerate(task.samples.tolist()):
             try:
                 row = self._encoder.encode(sample, task.headers[at])
             except (ImageError, OSError) as exc:
-                reasons[task.first + at] = reason_of(exc)
+                amiss.reasons[task.first + at] = reason_of(exc)
                 continue
             if len(task.digests) and row.digest != task.digests[at]:
-                reasons[task.first + at] = _OTHER_PIXELS
+                amiss.reasons[task.first + at] = _OTHER_PIXELS
+                continue
+            if row.warning and _warned(task, task.first + at, row.warning, amiss):
                 continue
             pieces: list[Piece] = [row.image, b"" if row.mask is None else row.mask]
             lengths = [memoryview(piece).nbytes for piece in pieces]
             table.append((
                 task.first + at, row.digest, *lengths, row.shape, row.encoding, row.orientation, row.mask_encoding,
-                not row.ended, False,
+                row.warning != "", False,
             ))  # fmt: skip
             for stream_pieces, piece in zip(made, pieces, strict=False):
                 stream_pieces.append(piece)
         return np.array(table, ROW)
 
     def _decoded(
-        self, task: PackTask, table: NDArray[np.void]
-    ) -> Iterator[tuple[slice, list[NDArray[Any]], dict[int, str]]]:
-        """Yields which rows of a task, their arrays as `decode`, and row -> why it failed; describes them in table."""
+        self, task: PackTask, table: NDArray[np.void], amiss: Amiss
+    ) -> Iterator[tuple[slice, list[NDArray[Any]]]]:
+        """Yields which rows of a task and their arrays as `decode`; describes them in table, and adds those amiss."""
         target = task.plan.target
         assert target is not None, "rows of one size have a target"
         table["row"], table["orientation"] = np.arange(task.first, task.first + len(table)), 1
@@ -232,12 +235,17 @@ class Worker:
         step = max(1, (_COPY_BYTES if self._copies else _CACHE_BYTES) // row_bytes)
         for start in range(0, len(table), step):
             part = slice(start, min(start + step, len(table)))
-            arrays, failed = self.decode(task.samples[part], target, task.headers[part], fresh=task.starts is None)
+            arrays, found = self.decode(task.samples[part], target, task.headers[part], fresh=task.starts is None)
             table["digest"][part] = pixel_digests(arrays)
             if len(task.digests):
                 for at in np.flatnonzero(table["digest"][part] != task.digests[part]).tolist():
-                    failed.setdefault(at, _OTHER_PIXELS)
-            yield part, arrays, {task.first + start + at: reason for at, reason in failed.items()}
+                    found.reasons.setdefault(at, _OTHER_PIXELS)
+            first = task.first + start
+            amiss.reasons.update((first + at, reason) for at, reason in found.reasons.items())
+            for at, warning in found.warnings.items():
+                if at not in found.reasons and not _warned(task, first + at, warning, amiss):
+                    table["warned"][start + at] = 1
+            yield part, arrays
 
     def decode(
         self,
@@ -246,21 +254,21 @@ class Worker:
         headers: NDArray[np.void] = _NO_HEADERS,
         *,
         fresh: bool = False,
-    ) -> tuple[list[NDArray[Any]], dict[int, str]]:
+    ) -> tuple[list[NDArray[Any]], Amiss]:
         """Decodes samples into rows: images (n, H, W, C) and, where there are any, masks (n, H, W).
 
         With HEADERS (n,) a sample that now has another size counts as not decodable. The arrays are new if `fresh`,
-        else valid until the next call. Also returns index -> why a sample could not be decoded.
+        else valid until the next call. Also returns the samples amiss, by index.
         """
         shape = (len(samples), target.height, target.width)
         images = self._buffer(0, (*shape, target.channels), target.dtype, fresh=fresh)
-        reasons = self._fill[0](samples, target, images, headers)
+        amiss = self._fill[0](samples, target, images, headers)
         if self.masks is None:
-            return [images], reasons
+            return [images], amiss
         masks = self._buffer(1, shape, np.dtype(np.uint8), fresh=fresh)
-        for at, reason in self._fill[1](samples, target, masks, headers).items():
-            reasons.setdefault(at, reason_of_mask(reason))
-        return [images, masks], reasons
+        for at, reason in self._fill[1](samples, target, masks, headers).reasons.items():
+            amiss.reasons.setdefault(at, reason_of_mask(reason))
+        return [images, masks], amiss
 
     def _buffer(self, which: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, fresh: bool) -> NDArray[Any]:
         """Returns memory of that shape: new, or the same for every call."""
@@ -321,6 +329,14 @@ class Worker:
             fcntl.flock(fd, fcntl.LOCK_SH)
             self._outputs[path] = fd
         return self._outputs[path]
+
+
+def _warned(task: PackTask, row: int, warning: str, amiss: Amiss) -> bool:
+    """Notes what libjpeg warns of in the JPEG of a row that is well otherwise; returns whether it is left out."""
+    amiss.warnings[row] = warning
+    if task.strict:
+        amiss.reasons[row] = f"libjpeg warns of it: {warning}"
+    return task.strict
 
 
 _OTHER_PIXELS = "its pixels are not those that were packed (their digest differs)"

@@ -41,7 +41,8 @@ def file_order(positions: Ints, rows: Ints) -> float:
 
 
 def class_mix(classes: Ints, batch_size: int) -> LabelMix | None:
-    """Returns `label_mix` for class numbers, int64 (N,), 0 or more; None if all rows are of one class."""
+    """Returns `label_mix` for class numbers, int64 (N,), of any value; None if all rows are of one class."""
+    classes = np.unique(classes, return_inverse=True)[1].reshape(-1)
     counts = np.bincount(classes)
     num_rows, num_classes = classes.size, int(np.count_nonzero(counts))
     expected = (num_classes - 1) * (num_rows - batch_size) / (num_rows - 1)

@@ -232,20 +232,24 @@ def _with_labels(listing: Listing, wanted: Sequence[str], where: str | Path) -> 
     column = listing.columns["labels"]
     names: tuple[str, ...] = tuple(column.attrs.get("names", ()))
     vectors = column.values.ndim == 2
-    numbers = column.values.shape[1] if vectors else max(len(names), int(column.values.max()) + 1)
+    # By the numbers that occur: these may be anything, and a uint64 and a negative number have no type in common.
+    occurring, of_row = np.unique(np.arange(column.values.shape[1]) if vectors else column.values, return_inverse=True)
+    at = {number: place for place, number in enumerate(occurring.tolist())}
     chosen = []
     for label in wanted:
         if label in names:
             chosen.append(names.index(label))
-        elif re.fullmatch(r"-?\d+", label) and (-1 if not vectors else 0) <= int(label) < numbers:
+        elif re.fullmatch(r"-?\d+", label) and (int(label) in at or (not vectors and -1 <= int(label) < len(names))):
             chosen.append(int(label))
         else:
-            known = f"among them {first_few(names)}" if names else "it has no names of classes"
-            raise OptionError(f"{where}: no label {label!r}: give a name or a number below {numbers}; {known}.")
+            known = f"names are {first_few(names)}" if names else "it has no names of classes"
+            numbers = f"numbers are {occurring[0]} to {occurring[-1]}"
+            raise OptionError(f"{where}: no label {label!r}: give a name or a number; {numbers}, {known}.")
+    places = [at[number] for number in chosen if number in at]
     if vectors:
-        found: NDArray[np.bool_] = np.any(column.values[:, chosen] != 0, axis=1)
+        found: NDArray[np.bool_] = np.any(column.values[:, places] != 0, axis=1)
         return found
-    return np.isin(column.values, chosen)
+    return np.isin(of_row.reshape(-1), places)
 
 
 def _rows_in(path: Path, num_rows: int, where: str | Path) -> NDArray[np.int64]:

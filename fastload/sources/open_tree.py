@@ -54,12 +54,13 @@ def open_tree(path: str | Path | Tree) -> Tree:
         return _walk(path)
     if stat.S_ISREG(status.st_mode) and (path.name.lower().endswith(_TABLES) or _IDX.search(path.name.lower())):
         name = os.fsdecode(path.name)
+        size, mtime = np.array([status.st_size], np.int64), np.array([status.st_mtime_ns], np.int64)
         return Tree(
             path=path.parent,
             names=[name],
-            sizes=np.array([status.st_size], np.int64),
-            mtimes_ns=np.array([status.st_mtime_ns], np.int64),
-            files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)]),
+            sizes=size,
+            mtimes_ns=mtime,
+            files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)], size, mtime),
             file=name,
         )
     # Imported here: a folder is listed without zipfile, tarfile and lzma.
@@ -118,6 +119,7 @@ def _walk(root: Path) -> Tree:
                 broken.append((name, "is not a regular file"))
     order = sorted(range(len(names)), key=[walk_order(name) for name in names].__getitem__)
     names = [names[i] for i in order]
+    listed = np.array(sizes, np.int64)[order], np.array(mtimes, np.int64)[order]
     notes = [hidden_note(hidden)] if hidden else []
     if circles:
         notes.append(f"Links that lead back to a folder above them were not followed: {first_few(sorted(circles))}.")
@@ -125,9 +127,9 @@ def _walk(root: Path) -> Tree:
         path=root,
         names=names,
         folders=sorted(folders),
-        sizes=np.array(sizes, dtype=np.int64)[order],
-        mtimes_ns=np.array(mtimes, dtype=np.int64)[order],
-        files=FolderFiles.of(top, [name.encode("utf-8", "surrogateescape") for name in names]),
+        sizes=listed[0],
+        mtimes_ns=listed[1],
+        files=FolderFiles.of(top, [name.encode("utf-8", "surrogateescape") for name in names], *listed),
         broken=sorted(broken),
         notes=tuple(notes),
     )

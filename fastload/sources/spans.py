@@ -1,6 +1,6 @@
 """Readers of pieces of files: members of archives, images inside tables; and several such readers joined to one.
 
-Nothing stays open: a file is opened for each read, and refused once it has changed since it was listed.
+Nothing stays open: a file is opened for each read, and refused if it is not, or no longer, as it was listed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, ImageError
 from fastload.sources.listing import Files
 from fastload.system.files import read_bytes
+
+
+def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
+    """Whether a file is still the one that was listed, by its size and time of modification.
+
+    A listing keeps the same two of each sample, and an interrupted pack continues with what has the same. What a
+    program wrote with both unchanged is not seen.
+    """
+    return (status.st_size, status.st_mtime_ns) == (num_bytes, mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class ListedFile:
             status = os.stat(self.path if fd is None else fd)
         except OSError as exc:
             raise self.gone(exc) from exc
-        if (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.mtime_ns):
+        if not is_as_listed(status, self.num_bytes, self.mtime_ns):
             raise FileChangedError(
                 f"{self.path}: was written to or replaced since it was listed. Leave it alone while it is read, and "
                 "run again."
@@ -55,7 +64,7 @@ class ListedFile:
         """Opens the file for reading, and gives its descriptor.
 
         Raises:
-            FileChangedError: it has changed, or is gone.
+            FileChangedError: it has changed or is gone, or changed before the end.
         """
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,6 +73,7 @@ class ListedFile:
         try:
             self.require_unchanged(fd)
             yield fd
+            self.require_unchanged(fd)
         finally:
             os.close(fd)
 

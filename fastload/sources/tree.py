@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.sources.listing import Files, first_few
+from fastload.sources.spans import is_as_listed
+from fastload.system.files import read_bytes
 
 IMAGE_SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .ppm .pgm .pbm .bmp .tif .tiff .webp .gif .mpo".split())
 """Suffixes, in any case, of files that are taken for images; their content decides the format later."""
@@ -85,30 +87,41 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class FolderFiles:
-    """Reads files below a folder. All paths are one bytes object, which is small and quick to pickle."""
+    """Reads files below a folder, as they were listed. All paths are one bytes object, small and quick to pickle."""
 
     root: bytes  # absolute path of the folder
     paths: bytes  # the relative paths, one after another
     ends: NDArray[np.int64]  # int64 (F,), where each path ends in `paths`
+    sizes: NDArray[np.int64]  # int64 (F,), bytes of each file
+    mtimes_ns: NDArray[np.int64]  # int64 (F,), time of modification of each file
 
     @classmethod
-    def of(cls, root: bytes, paths: list[bytes]) -> FolderFiles:
+    def of(cls, root: bytes, paths: list[bytes], sizes: NDArray[np.int64], mtimes_ns: NDArray[np.int64]) -> FolderFiles:
         """Returns the reader of the files with these paths relative to root."""
-        return cls(root, b"".join(paths), np.cumsum([len(path) for path in paths], dtype=np.int64))
+        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
+        return cls(root, b"".join(paths), ends, sizes, mtimes_ns)
 
     def read(self, i: int) -> bytes:
-        return self.read_head(i, -1)
+        return self.read_head(i, int(self.sizes[i]))
 
     def read_head(self, i: int, size: int) -> bytes:
-        """Returns the first `size` bytes of file i; -1: all."""
         try:
-            with open(os.path.join(self.root, self._path(i)), "rb", buffering=0) as file:
-                return file.read(size)
+            fd = os.open(os.path.join(self.root, self._path(i)), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = read_bytes(fd, size, 0)
+                # Behind the read: so it also sees who writes meanwhile, and one call is enough.
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
         except OSError as exc:
             raise ImageError(f"cannot be read: {exc.strerror}") from exc
+        if not is_as_listed(status, int(self.sizes[i]), int(self.mtimes_ns[i])):
+            raise ImageError("was written to or replaced since it was listed")
+        return data
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FolderFiles:
-        return FolderFiles.of(self.root, [self._path(i) for i in indices.tolist()])
+        paths = [self._path(i) for i in indices.tolist()]
+        return FolderFiles.of(self.root, paths, self.sizes[indices], self.mtimes_ns[indices])
 
     def _path(self, i: int) -> bytes:
         return self.paths[self.ends[i - 1] if i else 0 : self.ends[i]]

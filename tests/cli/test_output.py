@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from fastload.cli.output import (
-    MAX_SKIPPED,
+    MAX_NAMED,
     _progress_lines,
     changes,
     format_seconds,
@@ -51,8 +51,8 @@ def test_warnings_are_one_line(capsys, monkeypatch):
 
 
 def test_all_skipped_are_named_or_counted_by_folder():
-    skipped = [(f"train/cat/{i}.jpg", "truncated") for i in range(MAX_SKIPPED)]
-    assert changes({}, skipped)[1:] == [("", f"train/cat/{i}.jpg: truncated") for i in range(MAX_SKIPPED)]
+    skipped = [(f"train/cat/{i}.jpg", "truncated") for i in range(MAX_NAMED)]
+    assert changes({}, skipped)[1:] == [("", f"train/cat/{i}.jpg: truncated") for i in range(MAX_NAMED)]
     more = skipped + [(f"train/dog/{i}.jpg", "empty") for i in range(3)] + [("top.jpg", "empty")]
     assert changes({}, more)[-1][1] == "and 4 more: 3 in train/dog, 1 in the top folder"
 

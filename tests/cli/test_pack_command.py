@@ -137,3 +137,17 @@ def test_ctrl_c_says_that_the_same_command_continues(image_folder, tmp_path):
     assert error.splitlines() == ["error: interrupted; the same command continues where it stopped."]
     assert not (tmp_path / "a.h5").exists()
     assert "packed 2,000 images" in commands.run(*words).stdout
+
+
+def test_jpegs_that_libjpeg_warns_of_are_named_or_left_out_with_strict(tmp_path):
+    for i in range(3):
+        path = tmp_path / "s" / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.random.default_rng(i).integers(0, 256, (90, 90, 3), np.uint8)).save(path, quality=95)
+    data = path.read_bytes()
+    path.write_bytes(data[:2000] + bytes(4096) + data[6096:])
+    text = said(tmp_path / "s", tmp_path / "a.h5")
+    assert "packed 3 images" in text and "warned 1 packed though libjpeg warns of them; `--strict`" in text
+    assert "2.jpg: Corrupt JPEG data: " in text
+    text = said(tmp_path / "s", tmp_path / "b.h5", "--strict")
+    assert "packed 2 images" in text and "skipped 1 2.jpg: libjpeg warns of it: Corrupt JPEG data: " in text

@@ -60,3 +60,4 @@ def test_an_attribute_counts_as_two_classes_and_a_constant_one_not_at_all():
     columns = np.stack([one, np.ones(60), 1 - one], axis=1).astype(bool)
     assert attribute_mix(columns, 10)(batches) == pytest.approx(class_mix(one, 10)(batches))
     assert attribute_mix(columns[:, 1:2], 10) is None
+    assert class_mix(one * 2**62 - 5, 10)(batches) == class_mix(one, 10)(batches)

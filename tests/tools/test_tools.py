@@ -321,6 +321,10 @@ def test_a_file_without_what_a_task_needs_is_refused(tmp_path):
     path = pack_images(tmp_path / "a.npz", tmp_path / "a.h5").path
     with pytest.raises(SystemExit, match="tokens holds -2: numbers from 0 on are wanted"):
         tasks.TextLabels(fastload.PackedDataset(path), 1)
+    labels = Column(np.array([2_000_000_000, 1], np.int64))
+    path = write_packed(tmp_path / "ids.h5", np.zeros((2, 4, 4, 3), np.uint8), {"labels": labels})
+    with pytest.raises(SystemExit, match="labels go up to 2,000,000,000, for 2 rows: that is no class"):
+        tasks.ImageLabels(fastload.PackedDataset(path))
     labels = Column(np.r_[np.arange(6) % 2, -np.ones(2, int)], {"names": ("a", "b")})
     path = write_packed(tmp_path / "b.h5", np.zeros((8, 4, 4, 3), np.uint8), {"labels": labels})
     task = tasks.ImageLabels(fastload.PackedDataset(path))

@@ -113,6 +113,7 @@ class _Hdf5Rows(StoredRows):
                 block = np.asarray(item[first : first + self.chunk_rows])
                 block = block.reshape(len(block), *self.stored_shape)
                 out[where] = upright(block, self.axes)[rows[where] - first]
+        self.file.require_unchanged()
 
 
 def _datasets(path: Path, file: Any, notes: list[str]) -> Iterator[NamedArray]:

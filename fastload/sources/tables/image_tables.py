@@ -15,7 +15,14 @@ from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, folder_ar
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.tables.frame import LABELS, plain_name
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
-from fastload.sources.tables.read_table import DELIMITED, JSON_LINES, PARQUET, ParsedTable, read_rows
+from fastload.sources.tables.read_table import (
+    DELIMITED,
+    JSON_LINES,
+    PARQUET,
+    ParsedTable,
+    read_rows,
+    without_escapes,
+)
 from fastload.sources.tree import Tree, is_image, key_of
 
 IMAGE_COLUMNS = (
@@ -200,6 +207,7 @@ def _with_image_column(
                 raise SourceError(f"{rows.path}: two columns are called {twice[0]!r}. Rename one.")
             names = [name or "unnamed: 0" for name in first]
             rows = replace(rows, names=tuple(names), columns=[c[1:] for c in rows.columns], lines=rows.lines[1:])
+            rows = without_escapes(rows)
         else:
             names = [f"column_{i}" for i in range(1, len(first) + 1)]
             rows = replace(rows, names=tuple(names), notes=(*rows.notes, f"{rows.path} has no header."))

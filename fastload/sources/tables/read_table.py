@@ -6,10 +6,11 @@ import csv
 import io
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,13 @@ PARQUET = ".parquet"
 _MANY_CELLS = 10**7
 _HEAD_ROWS = 50  # rows by which the delimiter is found
 _UTF16_MARKS = b"\xff\xfe", b"\xfe\xff"  # little endian, big endian
+
+ESCAPED = "escaped_by_apostrophe"
+"""A column that says: an apostrophe was put before each cell and title that a spreadsheet would run as a formula."""
+
+# What a spreadsheet takes for a formula, also behind spaces, and in the wide forms of East Asian keyboards.
+_FORMULA = re.compile(r"[\s']*[=+\-@\uff1d\uff0b\uff0d\uff20]|'*[\t\r\n]")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 
 Kind = Literal["int", "float", "text", "list", "other"]
 
@@ -66,6 +74,24 @@ def read_rows(data: bytes, path: str, *, head: bool = False) -> ParsedTable:
     if path.lower().endswith(JSON_LINES):
         return _json_lines(text, path, legacy, notes)
     return _delimited(text, path, legacy, notes, head)
+
+
+def escape_formula(cell: str) -> str:
+    """Returns a cell with an apostrophe before it if a spreadsheet would run it; numbers stay as they are."""
+    return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+
+
+def without_escapes(table: ParsedTable) -> ParsedTable:
+    """Returns a table, whose names are known, as it was before `escape_formula`; unchanged if it has no `ESCAPED`."""
+    if ESCAPED not in table.names:
+        return table
+
+    def plain(cell: str) -> str:
+        return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+    kept = [(name, cells) for name, cells in zip(table.names, table.columns, strict=True) if name != ESCAPED]
+    names, columns = tuple(plain(name) for name, _ in kept), [list(map(plain, cells)) for _, cells in kept]
+    return replace(table, names=names, columns=columns)
 
 
 def _decode(data: bytes, path: str) -> tuple[str, str, list[str]]:
