@@ -22,7 +22,10 @@ from fastload.pack.pack_options import Progress
 from fastload.read.checked import CHANGED
 from fastload.repack.packed_rows import RaggedRows, RowByRow
 from fastload.sources.listing import Arrays, Listing
+from fastload.system.files import open_output, output_errors, write_all
 from fastload.system.threads import in_threads
+
+KEPT = "What was exported is kept: make room, then run the same command again."
 
 _BLOCK_BYTES = 4 * 2**20
 _BLOCK_ROWS = 64
@@ -52,7 +55,8 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
     `resumed`: an interrupted call may have left files.
     """
     for above in sorted({str(Path(path).parent) for path in (*job.plan.images, *job.plan.masks)}):
-        (job.folder / above).mkdir(parents=True, exist_ok=True)
+        with output_errors(f"{job.folder / above}: cannot be made ({{}}). {KEPT}"):
+            (job.folder / above).mkdir(parents=True, exist_ok=True)
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
     blocks = (range(start, min(total, start + step)) for start in range(0, total, step))
@@ -131,13 +135,10 @@ def unfinished(path: Path) -> Path:
 def write_file(path: Path, data: bytes) -> None:
     """Writes a file under another name and renames it, so that it is never seen incomplete."""
     part = unfinished(path)
-    try:
-        part.write_bytes(data)
+    with output_errors(f"{path}: {len(data):,} bytes cannot be written ({{}}). {KEPT}"):
+        with os.fdopen(open_output(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0) as file:
+            write_all(file.fileno(), data)
         os.replace(part, path)
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot be written ({exc.strerror}). What was exported is kept: the same command continues."
-        ) from exc
 
 
 LEVEL = 4
