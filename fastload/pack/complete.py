@@ -37,6 +37,7 @@ from fastload.system.files import (
     output_errors,
     read_bytes,
     scratch_file,
+    sync,
     write_at,
 )
 from fastload.system.threads import in_threads
@@ -167,7 +168,7 @@ class _Target:
             if new:
                 os.fchmod(fd, mode)
             yield cls(path, fd)
-            os.fsync(fd)
+            sync(fd)
         finally:
             os.close(fd)
 

@@ -119,8 +119,9 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         _copy_permissions(job.output, path)
         os.replace(path, job.output)
         sync_folder(job.output.parent)
+    report = _report(job, read_header(job.output), done)  # While there is a journal: the disk may fail here, too.
     _clean_up(job, [job.part, *(Path(stream.path) for stream in tasks.streams)], journal)
-    return _report(job, read_header(job.output), done)
+    return report
 
 
 def _copy_permissions(old: Path, new: Path) -> None:
@@ -155,8 +156,9 @@ def finished_report(job: PackJob, journal: Journal, found: JournalContents | Non
     with suppress(FormatError):
         file = read_header(job.output)
         if file.header_digest == header_digest:
+            report = _report(job, file, done)
             _clean_up(job, own_files(job, found), journal)
-            return _report(job, file, done)
+            return report
     return None
 
 

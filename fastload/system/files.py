@@ -134,6 +134,17 @@ def output_errors(message: str) -> Iterator[None]:
         raise error from exc
 
 
+def sync(fd: int) -> None:
+    """Waits until a file is on the disk, as fsync; where that fails, the file is read from the disk from then on."""
+    try:
+        os.fsync(fd)
+    except OSError:
+        # Pages that could not be written count as clean then, and would be taken for what the disk holds (fsync(2)).
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Waits until the names of files in a folder are on the disk, as fsync does for their content."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
