@@ -142,8 +142,7 @@ def export_file(
             write_file(job.folder / SIDECAR, sidecar_text(listing, plan, table))
             with output_errors(f"{job.folder}: cannot be completed ({{}}). {KEPT}"):
                 sync_files_below(job.folder)
-                (job.folder / JOURNAL).unlink()
-                sync_folder(job.folder)
+                (job.folder / JOURNAL).unlink()  # Where a power failure brings it back, the same call ends here again.
     finally:
         close_readers()
     seconds = time.perf_counter() - started

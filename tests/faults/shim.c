@@ -166,35 +166,41 @@ static struct iovec half(const struct iovec *data, int pieces) {
     return (struct iovec){NULL, 0};
 }
 
-static ssize_t moved(int kind, int fd, const struct iovec *data, int pieces, int64_t offset) {
+static ssize_t moved(int kind, int fd, const struct iovec *data, int pieces, int64_t offset, int flags) {
     char path[PATH_MAX];
-    int number = kind == READ ? (offset < 0 ? SYS_readv : SYS_preadv) : (offset < 0 ? SYS_writev : SYS_pwritev);
+    int number = kind == READ ? (offset < 0 ? SYS_readv : SYS_preadv2) : (offset < 0 ? SYS_writev : SYS_pwritev2);
     struct iovec some;
     int ours = concerns_fd(fd, path), fault = ours ? fails(kind) : 0;
     if (fault > 0) return -1;
     if (fault < 0 && size_of(data, pieces) > 1) some = half(data, pieces), data = &some, pieces = 1;
     int64_t at = offset < 0 && ours && kind == WRITE ? syscall(SYS_lseek, fd, 0, SEEK_CUR) : offset;
-    ssize_t count = offset < 0 ? syscall(number, fd, data, pieces) : syscall(number, fd, data, pieces, offset, 0);
+    ssize_t count = offset < 0 ? syscall(number, fd, data, pieces) : syscall(number, fd, data, pieces, offset, 0, flags);
     if (ours && count >= 0) record(kind, path, "", at, count, kind == WRITE ? data : NULL, kind == WRITE ? pieces : 0);
     return count;
 }
 
 #define ONE struct iovec one = {(void *)data, size}
-ssize_t read(int fd, void *data, size_t size) { ONE; return moved(READ, fd, &one, 1, -1); }
-ssize_t __read_chk(int fd, void *data, size_t size, size_t most) { (void)most; ONE; return moved(READ, fd, &one, 1, -1); }
-ssize_t pread(int fd, void *data, size_t size, off_t at) { ONE; return moved(READ, fd, &one, 1, at); }
-ssize_t pread64(int fd, void *data, size_t size, off64_t at) { ONE; return moved(READ, fd, &one, 1, at); }
-ssize_t __pread_chk(int fd, void *data, size_t size, off_t at, size_t most) { (void)most; ONE; return moved(READ, fd, &one, 1, at); }
-ssize_t __pread64_chk(int fd, void *data, size_t size, off64_t at, size_t most) { (void)most; ONE; return moved(READ, fd, &one, 1, at); }
-ssize_t readv(int fd, const struct iovec *data, int pieces) { return moved(READ, fd, data, pieces, -1); }
-ssize_t preadv(int fd, const struct iovec *data, int pieces, off_t at) { return moved(READ, fd, data, pieces, at); }
-ssize_t preadv64(int fd, const struct iovec *data, int pieces, off64_t at) { return moved(READ, fd, data, pieces, at); }
-ssize_t write(int fd, const void *data, size_t size) { ONE; return moved(WRITE, fd, &one, 1, -1); }
-ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { ONE; return moved(WRITE, fd, &one, 1, at); }
-ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) { ONE; return moved(WRITE, fd, &one, 1, at); }
-ssize_t writev(int fd, const struct iovec *data, int pieces) { return moved(WRITE, fd, data, pieces, -1); }
-ssize_t pwritev(int fd, const struct iovec *data, int pieces, off_t at) { return moved(WRITE, fd, data, pieces, at); }
-ssize_t pwritev64(int fd, const struct iovec *data, int pieces, off64_t at) { return moved(WRITE, fd, data, pieces, at); }
+ssize_t read(int fd, void *data, size_t size) { ONE; return moved(READ, fd, &one, 1, -1, 0); }
+ssize_t __read_chk(int fd, void *data, size_t size, size_t most) { (void)most; ONE; return moved(READ, fd, &one, 1, -1, 0); }
+ssize_t pread(int fd, void *data, size_t size, off_t at) { ONE; return moved(READ, fd, &one, 1, at, 0); }
+ssize_t pread64(int fd, void *data, size_t size, off64_t at) { ONE; return moved(READ, fd, &one, 1, at, 0); }
+ssize_t __pread_chk(int fd, void *data, size_t size, off_t at, size_t most) { (void)most; ONE; return moved(READ, fd, &one, 1, at, 0); }
+ssize_t __pread64_chk(int fd, void *data, size_t size, off64_t at, size_t most) { (void)most; ONE; return moved(READ, fd, &one, 1, at, 0); }
+ssize_t readv(int fd, const struct iovec *data, int pieces) { return moved(READ, fd, data, pieces, -1, 0); }
+ssize_t preadv(int fd, const struct iovec *data, int pieces, off_t at) { return moved(READ, fd, data, pieces, at, 0); }
+ssize_t preadv64(int fd, const struct iovec *data, int pieces, off64_t at) { return moved(READ, fd, data, pieces, at, 0); }
+ssize_t write(int fd, const void *data, size_t size) { ONE; return moved(WRITE, fd, &one, 1, -1, 0); }
+ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { ONE; return moved(WRITE, fd, &one, 1, at, 0); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) { ONE; return moved(WRITE, fd, &one, 1, at, 0); }
+ssize_t writev(int fd, const struct iovec *data, int pieces) { return moved(WRITE, fd, data, pieces, -1, 0); }
+ssize_t pwritev(int fd, const struct iovec *data, int pieces, off_t at) { return moved(WRITE, fd, data, pieces, at, 0); }
+ssize_t pwritev64(int fd, const struct iovec *data, int pieces, off64_t at) { return moved(WRITE, fd, data, pieces, at, 0); }
+
+/* Python calls these for os.preadv and os.pwritev. */
+ssize_t preadv2(int fd, const struct iovec *data, int pieces, off_t at, int flags) { return moved(READ, fd, data, pieces, at, flags); }
+ssize_t preadv64v2(int fd, const struct iovec *data, int pieces, off64_t at, int flags) { return moved(READ, fd, data, pieces, at, flags); }
+ssize_t pwritev2(int fd, const struct iovec *data, int pieces, off_t at, int flags) { return moved(WRITE, fd, data, pieces, at, flags); }
+ssize_t pwritev64v2(int fd, const struct iovec *data, int pieces, off64_t at, int flags) { return moved(WRITE, fd, data, pieces, at, flags); }
 
 static int synced(int fd, int number) {
     char path[PATH_MAX];

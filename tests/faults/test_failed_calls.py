@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from faulty_commands import CASES, FAULTS, KINDS, Bench, Case, bench
 
-POINTS = int(os.environ.get("FASTLOAD_FAULTS", "100"))
+POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
 
 pytestmark = pytest.mark.slow
 
