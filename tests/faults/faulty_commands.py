@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
@@ -312,6 +313,11 @@ def bench(folder: Path) -> Iterator[Bench]:
         yield Bench(python, folder / "runs", control)
 
 
-def spread(points: Sequence[object], number: int) -> list[object]:
-    """Returns so many of the points, evenly spread; all of them if there are no more."""
-    return list(points) if number >= len(points) else [points[i * len(points) // number] for i in range(number)]
+_LOGGED_EVERY = 100
+
+
+def log_found(what: str, tried: int, survived: Counter[str], wrong: Sequence[str], *, end: bool) -> None:
+    """Appends what was found so far to the file named by FASTLOAD_FAULTS_LOG, if any; a long run does so as it goes."""
+    if (log := os.environ.get("FASTLOAD_FAULTS_LOG")) and (end or tried % _LOGGED_EVERY == 0):
+        with open(log, "a", encoding="utf-8") as file:
+            print(json.dumps({"what": what, "tried": tried, "survived": survived, "wrong": wrong}), file=file)

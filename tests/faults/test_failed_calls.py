@@ -6,7 +6,6 @@ what it found to the file named by FASTLOAD_FAULTS_LOG.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from faulty_commands import CASES, FAULTS, KINDS, Bench, Case, bench
+from faulty_commands import CASES, FAULTS, KINDS, Bench, Case, bench, log_found
 
 POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
 
@@ -57,26 +56,14 @@ def points(commands: Bench) -> list[Point]:
 def test_after_any_failed_call_the_output_is_absent_or_whole_and_the_same_command_finishes(commands: Bench) -> None:
     survived, wrong = Counter[str](), list[str]()
     tried = points(commands)[:POINTS]
-    for point in tried:
+    for done, point in enumerate(tried):
+        log_found("failed calls", done, survived, wrong, end=False)
         try:
             survived[f"{point.kind} {commands.fail(*point)}"] += 1
         except AssertionError as exc:
             wrong.append(f"{point.case.name}: {point.kind} {point.number}, errno {point.error} x {point.many}: {exc}")
     commands.check_inputs()
-    if log := os.environ.get("FASTLOAD_FAULTS_LOG"):
-        with open(log, "a", encoding="utf-8") as file:
-            print(
-                json.dumps(
-                    {
-                        "what": "failed calls",
-                        "tried": len(tried),
-                        "survived": survived,
-                        "wrong": wrong,
-                        "messages": commands.messages,
-                    }
-                ),
-                file=file,
-            )
+    log_found("failed calls", len(tried), survived, wrong, end=True)
     assert not wrong, "\n\n".join(wrong)
     assert any("harmless" in name for name in survived) and any("failed" in name for name in survived)
 

@@ -6,7 +6,6 @@ named by FASTLOAD_FAULTS_LOG.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -15,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from faulty_commands import KILLED, Bench, Case, bench, check_message
+from faulty_commands import KILLED, Bench, Case, bench, check_message, log_found
 
 KILLS = max(6, int(os.environ.get("FASTLOAD_FAULTS", "0")) // 60)
 
@@ -52,6 +51,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def test_a_command_that_was_killed_or_whose_worker_was_killed_is_finished_by_the_same_command(commands: Bench) -> None:
     rng, found, wrong = random.Random(7), Counter[str](), list[str]()
     for turn in range(KILLS):
+        log_found("kills", turn, found, wrong, end=False)
         case = CASES[(turn * 5) % len(CASES)]
         who = "started" if case.words[0] == "pack" and turn % 2 else "forked"
         output = commands.new_output(case)
@@ -75,8 +75,6 @@ def test_a_command_that_was_killed_or_whose_worker_was_killed_is_finished_by_the
             wrong.append(f"{case.name}: {who} killed at {point}: {exc}")
         shutil.rmtree(output.parent)
     commands.check_inputs()
-    if log := os.environ.get("FASTLOAD_FAULTS_LOG"):
-        with open(log, "a", encoding="utf-8") as file:
-            print(json.dumps({"what": "kills", "tried": KILLS, "survived": found, "wrong": wrong}), file=file)
+    log_found("kills", KILLS, found, wrong, end=True)
     assert not wrong, "\n\n".join(wrong)
     assert found["command killed"] and found["worker killed"]

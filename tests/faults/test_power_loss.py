@@ -7,15 +7,15 @@ FASTLOAD_FAULTS_LOG.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from faulty_commands import CASES, CREATED, Bench, Call, Case, bench, read_calls
+from faulty_commands import CASES, CREATED, Bench, Call, Case, bench, log_found, read_calls
 from power_loss import MODES, Mode, after_crash, changing_calls, restore, snapshot
 
 POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
@@ -59,6 +59,7 @@ def test_after_any_power_failure_the_same_command_finishes_with_the_same_bytes(c
     everything = crashes(recorded)
     survived, wrong = Counter[str](), list[str]()
     for turn in range(POINTS):
+        log_found("power failures", turn, survived, wrong, end=False)
         case, number, mode = everything[turn % len(everything)]
         rng = random.Random(turn)
         output = commands.new_output(case)
@@ -75,14 +76,11 @@ def test_after_any_power_failure_the_same_command_finishes_with_the_same_bytes(c
             wrong.append(f"{case.name}: {mode} at {number} of {len(recorded[case.name])}, turn {turn}: {exc}")
         shutil.rmtree(output.parent)
     commands.check_inputs()
-    if log_file := os.environ.get("FASTLOAD_FAULTS_LOG"):
-        with open(log_file, "a", encoding="utf-8") as file:
-            found = {"what": "power failures", "tried": POINTS, "survived": survived, "wrong": wrong}
-            print(json.dumps(found), file=file)
+    log_found("power failures", POINTS, survived, wrong, end=True)
     assert not wrong, "\n\n".join(wrong)
 
 
-def again(commands: Bench, case: Case, folder, rng: random.Random) -> None:
+def again(commands: Bench, case: Case, folder: Path, rng: random.Random) -> None:
     """Lets the command that continues after a crash crash as well."""
     output, log = folder / ("out" if case.folder else "out.h5"), folder.parent / "log"
     start = snapshot(folder)
