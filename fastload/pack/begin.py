@@ -301,7 +301,7 @@ def free_bytes(output: Path) -> int:
 def _reserve(tasks: PackTasks, made: list[Path] | None = None) -> None:
     """Extends the files by the space that is known to be needed: a full disk shows before decoding.
 
-    With `made` they are new, and are added to it; they get the permissions of the file that they will replace.
+    With `made` they are new, and are added to it; who may not read the file that they will replace cannot read them.
     """
     mode = mode_for(tasks.job.output) | stat.S_IRUSR | stat.S_IWUSR
     for path in dict.fromkeys([tasks.job.part, *(Path(stream.path) for stream in tasks.streams)]):
@@ -317,8 +317,6 @@ def _reserve(tasks: PackTasks, made: list[Path] | None = None) -> None:
                 f"{_SMALLER}."
             ),
         ):
-            if made is not None:
-                os.fchmod(fd, mode)
             if _on_tmpfs(path) or not hasattr(os, "posix_fallocate"):  # as on macOS
                 # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
                 # space has just been checked.

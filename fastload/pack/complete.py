@@ -161,12 +161,10 @@ class _Target:
     @classmethod
     @contextmanager
     def open(cls, path: Path, mode: int, *, new: bool) -> Iterator[_Target]:
-        """Opens the file, a new one with these permissions, and syncs it to disk at the end."""
+        """Opens the file, a new one with no more permissions than these, and syncs it to disk at the end."""
         mode |= stat.S_IRUSR | stat.S_IWUSR
         fd = open_output(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if new else 0), mode)
         try:
-            if new:
-                os.fchmod(fd, mode)
             yield cls(path, fd)
             sync(fd)
         finally:

@@ -125,12 +125,13 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
 
 
 def _copy_permissions(old: Path, new: Path) -> None:
-    """Gives a file the permissions of the one that it replaces, and its group where that is allowed."""
+    """Gives a file the permissions of the one that it replaces, and its group, where that is allowed."""
     with suppress(FileNotFoundError):
         before = os.stat(old)
         with suppress(PermissionError):
             os.chown(new, -1, before.st_gid)
-        os.chmod(new, mode_for(old))
+        with suppress(PermissionError):  # as on FAT, which has none
+            os.chmod(new, mode_for(old))
 
 
 def _clean_up(job: PackJob, files: Iterable[Path], journal: Journal) -> None:

@@ -150,6 +150,9 @@ def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some network mounts have no such thing.
+            raise
     finally:
         os.close(fd)
 

@@ -119,7 +119,7 @@ def test_an_output_that_is_replaced_keeps_its_permissions(tmp_path: Path, mode: 
     output.chmod(mode)
     pack_images(IMAGES, output, overwrite=True, codec=codec, progress=look, **OPTIONS)
     assert stat.S_IMODE(output.stat().st_mode) == mode
-    assert seen == {mode | 0o600}, "nobody else may read it meanwhile"
+    assert seen and all(each & ~(mode | 0o600) == 0 for each in seen), "nobody else may read it meanwhile"
     (tmp_path / "b.h5").write_bytes(b"old")
     (tmp_path / "b.h5").chmod(mode)
     repack_file(output, tmp_path / "b.h5", overwrite=True)
