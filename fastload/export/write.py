@@ -27,6 +27,7 @@ from fastload.system.threads import in_threads
 
 KEPT = "What was exported is kept: make room, then run the same command again."
 
+_SECTOR_BYTES = 512
 _BLOCK_BYTES = 4 * 2**20
 _BLOCK_ROWS = 64
 
@@ -112,6 +113,7 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
     if resumed and path.exists():
         height, width, *rest = pixels.shape
         found = np.empty((height, width, *(rest or [1])), pixels.dtype)
+        data = b""
         try:
             data = path.read_bytes()
             if jpeg and data == jpeg:
@@ -120,10 +122,32 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
         except (OSError, ImageError):
             pass  # Cut off, as a power failure leaves it: it is written again.
         else:
-            if jpeg or not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
+            if not jpeg and np.array_equal(found.reshape(-1), pixels.reshape(-1)) and _sound_png(data):
+                return True
+            if not _left_of(jpeg or encode_png(pixels), data):  # Decoders also take files with holes.
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
-            return True
     write_file(path, jpeg or encode_png(pixels))
+    return False
+
+
+def _left_of(whole: bytes, found: bytes) -> bool:
+    """Whether a power failure may have left this of a file: its begin, and sectors of zeros in it."""
+    starts = range(0, len(found), _SECTOR_BYTES)
+    return len(found) <= len(whole) and all(
+        whole.startswith(found[at : at + _SECTOR_BYTES].rstrip(b"\0"), at) for at in starts
+    )
+
+
+def _sound_png(data: bytes) -> bool:
+    """Whether all chunks of a PNG are whole up to its end, which decoders do not insist on."""
+    at = 8
+    while at + 12 <= len(data):
+        stop = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        if zlib.crc32(data[at + 4 : stop]) != int.from_bytes(data[stop : stop + 4], "big"):
+            return False
+        if data[at + 4 : at + 8] == b"IEND":
+            return True
+        at = stop + 4
     return False
 
 
