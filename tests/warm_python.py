@@ -1,6 +1,6 @@
 """Scripts in forks of one process that has imported torch already: each fresh process takes 2 s of a CPU for that.
 
-And as long again for torch._dynamo, which the first optimizer imports.
+And as long again for torch._dynamo, which the first optimizer imports. Or of one that has imported something else.
 
 A script finds what it finds when it is started by itself: its words, its folder on sys.path, its exit code and what is
 done at exit. Only environment variables that torch reads when it is imported have to be there from the beginning.
@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 
 _SERVER = """
-import json, os, runpy, signal, sys
-import numpy, torch._dynamo
+import gc, json, os, runpy, signal, sys
+exec(sys.argv[1])
+gc.freeze()  # Without it each fork copies the memory of every object there is, when it ends.
 
 for line in sys.stdin:
     words, cwd, log, limit_s = json.loads(line)
@@ -40,13 +41,22 @@ else:
 
 
 class WarmPython:
-    """A process that forks for each script; they run one after the other. `environment` is that of all of them."""
+    """A process that forks for each script; they run one after the other. `environment` is that of all of them.
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+    `first` is what the process does before the first of them.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], folder: Path, first: str = "import numpy, torch._dynamo"
+    ) -> None:
         self._log = folder / "warm"
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-c", _SERVER, first],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
 
     def run(self, *words: object, cwd: Path, limit_s: int = 600) -> subprocess.CompletedProcess[str]:
         """As `subprocess.run([sys.executable, *words], ...)` with its output captured; killed after limit_s."""

@@ -3,7 +3,7 @@
 A packed file (or another HDF5 file with images) goes in; a folder comes out that `fastload pack` packs to the same
 rows. Images become PNG files, those stored as JPEG their own bytes. `fastload.json` and `fields.npz` hold what files
 and table cannot say. Every row is checked against its digest. While the work is unfinished, the folder holds the hidden
-file `.fastload-export`, and the same call continues it.
+file `.fastload-export`, and the same call continues it, also after a power failure: it goes when all is on the disk.
 
 Read `plan` first (which file each row becomes), then `write` (threads write the images) and `table` (the CSV table and
 the two extra files). Imports `repack` for the listing of a packed file, `read` and below; never the loader or torch.
@@ -28,7 +28,7 @@ import numpy as np
 from fastload.errors import FormatError, OutputError
 from fastload.export.plan import MANIFEST, ExportLayout, plan_export
 from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import Job, image_file, write_file, write_images
+from fastload.export.write import KEPT, Job, image_file, write_file, write_images
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
@@ -36,7 +36,7 @@ from fastload.repack.packed_listing import Choice, choose_rows, list_packed, reg
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import first_few
-from fastload.system.files import write_at
+from fastload.system.files import open_output, output_errors, sync_files_below, sync_folder, write_at
 from fastload.system.machine import worker_count
 
 __all__ = ["ExportReport", "export_file"]
@@ -140,7 +140,9 @@ def export_file(
                 notes += left_out
             write_file(job.folder / FIELDS, fields_bytes(listing))
             write_file(job.folder / SIDECAR, sidecar_text(listing, plan, table))
-            (job.folder / JOURNAL).unlink()
+            with output_errors(f"{job.folder}: cannot be completed ({{}}). {KEPT}"):
+                sync_files_below(job.folder)
+                (job.folder / JOURNAL).unlink()  # Where a power failure brings it back, the same call ends here again.
     finally:
         close_readers()
     seconds = time.perf_counter() - started
@@ -181,10 +183,15 @@ def _check_folder(folder: Path, identity: str) -> bool:
         raise OutputError(f"{folder}: is a file. Give a folder.")
     try:
         there = {path.name for path in folder.iterdir()}
-        found = journal.read_text(errors="replace") if JOURNAL in there else None
+        found = None
+        if JOURNAL in there:
+            with os.fdopen(open_output(journal, os.O_RDONLY), encoding="utf-8", errors="replace") as file:
+                found = file.read()
+    except OutputError:
+        raise
     except OSError as exc:
         raise OutputError(f"{folder}: cannot be read ({exc.strerror}). Choose another folder.") from exc
-    if not there or (found == "" and there == {JOURNAL}):
+    if not there or (there == {JOURNAL} and not str(found).endswith("}")):
         return False  # Another call is about to begin, or was killed there.
     if found is None:
         raise OutputError(f"{folder}: is not empty. Give a new folder; nothing is ever written among other files.")
@@ -203,11 +210,9 @@ def _locked(folder: Path, identity: str) -> Iterator[bool]:
     OutputError: another process exports into it, or it cannot be written.
     """
     journal = folder / JOURNAL
-    try:
+    with output_errors(f"{folder}: cannot be written ({{}}). Choose another folder."):
         folder.mkdir(exist_ok=True)
-        fd = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as exc:
-        raise OutputError(f"{folder}: cannot be written ({exc.strerror}). Choose another folder.") from exc
+        fd = open_output(journal, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,15 +223,18 @@ def _locked(folder: Path, identity: str) -> Iterator[bool]:
         except OSError:
             pass  # A file system without locks.
         if os.fstat(fd).st_size == 0 and {path.name for path in folder.iterdir()} != {JOURNAL}:
-            journal.unlink(missing_ok=True)
+            with output_errors(f"{journal}: cannot be removed ({{}}). Remove it."):
+                journal.unlink(missing_ok=True)
             raise OutputError(f"{folder}: another process has just written there. Give a new folder.")
         resumed = _check_folder(folder, identity)
         if not resumed:
-            try:
+            with output_errors(
+                f"{journal}: cannot be written ({{}}). Free some space, then run the same command again."
+            ):
+                os.ftruncate(fd, 0)
                 write_at(fd, identity.encode(), 0)
                 os.fsync(fd)
-            except OSError as exc:
-                raise OutputError(f"{journal}: cannot be written ({exc.strerror}). Free some space.") from exc
+                sync_folder(folder)
         yield resumed
     finally:
         os.close(fd)

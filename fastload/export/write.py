@@ -22,8 +22,12 @@ from fastload.pack.pack_options import Progress
 from fastload.read.checked import CHANGED
 from fastload.repack.packed_rows import RaggedRows, RowByRow
 from fastload.sources.listing import Arrays, Listing
+from fastload.system.files import open_output, output_errors, write_all
 from fastload.system.threads import in_threads
 
+KEPT = "What was exported is kept: make room, then run the same command again."
+
+_SECTOR_BYTES = 512
 _BLOCK_BYTES = 4 * 2**20
 _BLOCK_ROWS = 64
 
@@ -52,7 +56,8 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
     `resumed`: an interrupted call may have left files.
     """
     for above in sorted({str(Path(path).parent) for path in (*job.plan.images, *job.plan.masks)}):
-        (job.folder / above).mkdir(parents=True, exist_ok=True)
+        with output_errors(f"{job.folder / above}: cannot be made ({{}}). {KEPT}"):
+            (job.folder / above).mkdir(parents=True, exist_ok=True)
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
     total, done, kept = len(job.listing), 0, 0
     blocks = (range(start, min(total, start + step)) for start in range(0, total, step))
@@ -108,6 +113,7 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
     if resumed and path.exists():
         height, width, *rest = pixels.shape
         found = np.empty((height, width, *(rest or [1])), pixels.dtype)
+        data = b""
         try:
             data = path.read_bytes()
             if jpeg and data == jpeg:
@@ -116,10 +122,32 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
         except (OSError, ImageError):
             pass  # Cut off, as a power failure leaves it: it is written again.
         else:
-            if jpeg or not np.array_equal(found.reshape(-1), pixels.reshape(-1)):
+            if not jpeg and np.array_equal(found.reshape(-1), pixels.reshape(-1)) and _sound_png(data):
+                return True
+            if not _left_of(jpeg or encode_png(pixels), data):  # Decoders also take files with holes.
                 raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
-            return True
     write_file(path, jpeg or encode_png(pixels))
+    return False
+
+
+def _left_of(whole: bytes, found: bytes) -> bool:
+    """Whether a power failure may have left this of a file: its begin, and sectors of zeros in it."""
+    starts = range(0, len(found), _SECTOR_BYTES)
+    return len(found) <= len(whole) and all(
+        whole.startswith(found[at : at + _SECTOR_BYTES].rstrip(b"\0"), at) for at in starts
+    )
+
+
+def _sound_png(data: bytes) -> bool:
+    """Whether all chunks of a PNG are whole up to its end, which decoders do not insist on."""
+    at = 8
+    while at + 12 <= len(data):
+        stop = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        if zlib.crc32(data[at + 4 : stop]) != int.from_bytes(data[stop : stop + 4], "big"):
+            return False
+        if data[at + 4 : at + 8] == b"IEND":
+            return True
+        at = stop + 4
     return False
 
 
@@ -131,13 +159,10 @@ def unfinished(path: Path) -> Path:
 def write_file(path: Path, data: bytes) -> None:
     """Writes a file under another name and renames it, so that it is never seen incomplete."""
     part = unfinished(path)
-    try:
-        part.write_bytes(data)
+    with output_errors(f"{path}: {len(data):,} bytes cannot be written ({{}}). {KEPT}"):
+        with os.fdopen(open_output(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0) as file:
+            write_all(file.fileno(), data)
         os.replace(part, path)
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot be written ({exc.strerror}). What was exported is kept: the same command continues."
-        ) from exc
 
 
 LEVEL = 4

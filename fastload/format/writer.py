@@ -1,6 +1,8 @@
 """Creates a packed file: all HDF5 metadata and small datasets; pixel datasets are allocated, not written.
 
-Pixels are written afterwards by plain `pwrite` at the offsets that `create_file` returns.
+Pixels are written afterwards by plain `pwrite` at the offsets that `create_file` returns. The packer has HDF5 write
+into memory only (`fastload.system.files.scratch_file`) and writes those bytes to the disk itself: HDF5 2.0 ends the
+process with a segmentation fault where a write fails while it closes a file.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from fastload.format.codecs import NONE, Codec
 from fastload.format.column import Column
 from fastload.format.digests import header_digest, linear_offset, row_digests
 from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
+from fastload.system.files import check_size_limit, scratch_file
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
 CHUNK_BYTES = 8 * 2**20
@@ -99,14 +102,16 @@ def create_file(
     `header_digest` are computed here, so columns must hold `split`, `key` and `digest`.
 
     Args:
-        path: an existing file is overwritten.
+        path: an existing file is overwritten; it may be a link in /proc/self/fd.
         pixels: `images`, and `masks` where there are any, in this order.
         columns: every other dataset but `digest_fields`, each with N rows.
         attrs: root attributes besides `fastload_version`, `fastload_writer` and `header_digest`.
 
     Raises:
         FormatError: this HDF5 library does not lay the chunks back to back.
+        OSError: the file may be larger than the limit of this process on the size of files.
     """
+    check_size_limit(_most_bytes(num_rows, pixels, columns, attrs))
     with _new_file(path) as file:
         offsets = _create_pixels(file, path, num_rows, pixels)
         for name, column in columns.items():
@@ -118,16 +123,33 @@ def create_file(
     return offsets
 
 
-def pixel_offsets(path: str | Path, num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -> dict[str, int]:
+def pixel_offsets(num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -> dict[str, int]:
     """Returns the offsets that `create_file` will return, by creating the pixel datasets alone.
 
-    The path is that of a temporary file, which is removed again. Later datasets do not move the pixels.
+    Later datasets do not move the pixels. Raises as `create_file`.
     """
-    try:
-        with _new_file(path) as file:
-            return _create_pixels(file, path, num_rows, pixels)
-    finally:
-        Path(path).unlink(missing_ok=True)
+    check_size_limit(_most_bytes(num_rows, pixels, {}, {}))
+    with scratch_file() as (_, path), _new_file(path) as file:
+        return _create_pixels(file, path, num_rows, pixels)
+
+
+def _most_bytes(
+    num_rows: int,
+    pixels: Mapping[str, PixelSpec | RaggedSpec],
+    columns: Mapping[str, Column],
+    attrs: Mapping[str, Any],
+) -> int:
+    """Returns a few bytes more than a file needs at most, without chunks that are compressed."""
+    total, described = 2**20 + 16 * num_rows, [attrs, *(each.attrs for each in (*pixels.values(), *columns.values()))]
+    for values in (value for each in described for value in each.values()):
+        texts = [repr(text) for text in values] if isinstance(values, (tuple, list)) else [str(values)]
+        total += 16 * len(texts) * max(map(len, texts), default=0)  # each as long as the longest
+    for spec in pixels.values():
+        linear = isinstance(spec, RaggedSpec) or spec.codec == NONE
+        num_bytes = spec.allocated_bytes(num_rows)
+        chunk = spec.chunk if isinstance(spec, RaggedSpec) else spec.chunk_rows * spec.row_bytes
+        total += linear * num_bytes + 64 * (num_bytes // max(chunk, 1))
+    return total + sum(2 * column.values.nbytes for column in columns.values())
 
 
 def _new_file(path: str | Path) -> h5py.File:
@@ -136,6 +158,7 @@ def _new_file(path: str | Path) -> h5py.File:
     access.set_alignment(4096, 4096)
     # The first block of metadata fills the file up to the pixels, also if those are too few bytes for HDF5 to align.
     access.set_meta_block_size(IMAGES_OFFSET)
+    access.set_fapl_stdio()  # The same bytes as by default, whose driver cannot open a file by its descriptor.
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, creation, access))

@@ -12,6 +12,7 @@ Imports `sources`, `images`, `format` and below; never `read`, the loader or tor
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -150,9 +151,11 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
                 return replace(report, seconds=time.perf_counter() - started)
             tasks, records = begin_or_resume(job, journal, found, pool)
         except BaseException:
-            if not job.part.exists():
+            if not os.path.lexists(job.part):
                 discard(job, found)
                 journal.remove()  # Nothing was begun, so there is nothing to continue.
+            elif journal.is_empty():
+                journal.remove()
             raise
         if tasks.survey.plan is not None and tasks.survey.plan.special and not pool.workers:
             pool.local_threads = pool.threads  # Encoding releases the GIL, and takes longer than copying.

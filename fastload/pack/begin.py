@@ -10,7 +10,9 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Collection, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,7 @@ from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, survey_listing
 from fastload.sources.listing import first_few
-
-SYNC_BYTES = 256 * 2**20
-"""The journal's head is synced to disk for packs of so many bytes; for a small one that would take most of the time."""
+from fastload.system.files import mode_for, open_output, output_errors
 
 _SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
 _KEPT = "What was packed so far is kept: the same command continues with it."
@@ -54,7 +54,7 @@ def begin_or_resume(
     ResumeError: what lies there belongs to another source, option or release, and may not be overwritten.
     """
     old = None
-    if job.part.exists():
+    if os.path.lexists(job.part):
         if found is not None:
             changed = changed_since(job, found.head, found.sources)
         elif any(map(of_another_release, (journal_path(job.output), job.part))):
@@ -153,8 +153,9 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> dict[in
         # stay zero.
         behind = {stream.path: stream.base + end for stream, end in zip(tasks.streams, ends[len(records)], strict=True)}
         for path, end_of_rows in behind.items():
-            os.truncate(path, end_of_rows)
-    job.meta.unlink(missing_ok=True)  # Left by a last step that was interrupted; it is made again.
+            with _changing(path) as fd:
+                os.ftruncate(fd, end_of_rows)
+    remove(job.meta)  # Left by a last step that was interrupted; it is made again.
     _check_space(tasks, records.values())
     _reserve(tasks)
     return records
@@ -163,13 +164,16 @@ def _resume(tasks: PackTasks, found: JournalContents, pool: PackPool) -> dict[in
 def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
     """Starts a new pack: its journal, and its files with the space that is known to be needed."""
     job = tasks.job
-    if any(stream.path == str(job.masks) for stream in tasks.streams) and job.masks.exists():
-        if not job.overwrite:
+    needed = [job.meta]  # Most packs do not make it, but one that has to must not find out at its end.
+    needed += [job.masks] * any(stream.path == str(job.masks) for stream in tasks.streams)
+    for path in filter(os.path.lexists, needed):
+        if path == job.meta or not job.overwrite:
+            replaced = "" if path == job.meta else ", or replace it with `--overwrite`"
             raise ResumeError(
-                f"{job.masks}: exists, and is of no unfinished pack of {job.output.name}, which needs that name until "
-                f"it is complete. Move it away, choose another output, or replace it with `--overwrite`."
+                f"{path}: exists, and is of no unfinished pack of {job.output.name}, which needs that name until it is "
+                f"complete. Move it away{',' if replaced else ' or'} choose another output{replaced}."
             )
-        job.masks.unlink()
+        remove(path)
     _check_space(tasks, ())
     head = {
         **_identity_of(job),
@@ -177,35 +181,57 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
         "streams": [(stream.name, os.path.basename(stream.path), stream.base) for stream in tasks.streams],
         "headers": headers_to_json(headers),
     }
-    journal.begin(head, tasks.sources, sync=tasks.survey.bytes_needed >= SYNC_BYTES)
+    journal.begin(head, tasks.sources)
+    made: list[Path] = []
     try:
-        _reserve(tasks)
+        _reserve(tasks, made)
     except OutputError:
-        for path in {job.part, *(Path(stream.path) for stream in tasks.streams)}:
-            path.unlink(missing_ok=True)
+        for path in made:
+            remove(path)
         raise
 
 
 def own_files(job: PackJob, found: JournalContents | None) -> list[Path]:
-    """Returns the unfinished files besides the journal; `OUT.h5.masks` if the journal names it, or cannot be read."""
+    """Returns the unfinished files besides the journal; `OUT.h5.masks` if the journal names it, or cannot be read.
+
+    `OUT.h5.meta` is the pack's, too, if there is a journal: a pack does not begin beside one of somebody else.
+    """
     if found is None:
-        named = {job.part.name, job.masks.name} if job.part.exists() else set()
+        named = {job.part.name, job.masks.name} if os.path.lexists(job.part) else set()
     else:
-        named = {job.part.name, *(file for _, file, _ in found.head["streams"])}
-    return [path for path in (job.masks, job.part) if path.name in named and path.exists()]
+        named = {job.part.name, job.meta.name, *(file for _, file, _ in found.head["streams"])}
+    return [path for path in (job.meta, job.masks, job.part) if path.name in named and os.path.lexists(path)]
 
 
 def discard(job: PackJob, found: JournalContents | None) -> None:
     """Removes the files of an unfinished pack, but for its journal."""
     for path in own_files(job, found):
-        wait_for_orphans(path)
+        if not path.is_symlink():
+            wait_for_orphans(path)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes an unfinished file, or nothing."""
+    with output_errors(f"{path}: cannot be removed ({{}}). Remove it, then run the same command again."):
         path.unlink(missing_ok=True)
 
 
 def wait_for_orphans(part: Path) -> None:
     """Waits until no worker of a killed packer has the file open; each ends with its parent, within moments."""
-    with open(part, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _changing(part) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+@contextmanager
+def _changing(path: str | Path) -> Iterator[int]:
+    """Yields a descriptor of a file being packed; OutputError: it cannot be opened, or an operation failed."""
+    with output_errors(f"{path}: cannot be written ({{}}). What was packed is kept: run the same command again."):
+        fd = open_output(Path(path), os.O_RDWR)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def _identity_of(job: PackJob) -> dict[str, Any]:
@@ -272,27 +298,31 @@ def free_bytes(output: Path) -> int:
         ) from exc
 
 
-def _reserve(tasks: PackTasks) -> None:
-    """Creates or extends the files with the space that is known to be needed: a full disk shows before decoding."""
-    for path in {tasks.job.part, *(Path(stream.path) for stream in tasks.streams)}:
+def _reserve(tasks: PackTasks, made: list[Path] | None = None) -> None:
+    """Extends the files by the space that is known to be needed: a full disk shows before decoding.
+
+    With `made` they are new, and are added to it; who may not read the file that they will replace cannot read them.
+    """
+    mode = mode_for(tasks.job.output) | stat.S_IRUSR | stat.S_IWUSR
+    for path in dict.fromkeys([tasks.job.part, *(Path(stream.path) for stream in tasks.streams)]):
         num_bytes = tasks.known_end if path == tasks.job.part else 1
-        try:
-            path.touch()
-        except OSError as exc:
-            raise OutputError(f"{path}: cannot be written ({exc.strerror}). Choose another folder.") from exc
-        try:
-            with open(path, "r+b") as file:
-                if _on_tmpfs(path) or not hasattr(os, "posix_fallocate"):  # as on macOS
-                    # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its
-                    # free space has just been checked.
-                    file.truncate(max(num_bytes, path.stat().st_size))
-                else:
-                    os.posix_fallocate(file.fileno(), 0, num_bytes)
-        except OSError as exc:
-            raise OutputError(
-                f"{path}: {num_bytes:,} bytes cannot be reserved ({exc.strerror}). Free some space, or choose another "
-                f"disk; {_SMALLER}."
-            ) from exc
+        with output_errors(f"{path}: cannot be written ({{}}). Choose another folder."):
+            fd = open_output(path, os.O_RDWR | (0 if made is None else os.O_CREAT | os.O_EXCL), mode)
+        if made is not None:
+            made.append(path)
+        with (
+            os.fdopen(fd, "r+b", buffering=0) as file,
+            output_errors(
+                f"{path}: {num_bytes:,} bytes cannot be reserved ({{}}). Free some space, or choose another disk; "
+                f"{_SMALLER}."
+            ),
+        ):
+            if _on_tmpfs(path) or not hasattr(os, "posix_fallocate"):  # as on macOS
+                # tmpfs would hand out its pages here and now, 0.25 s per GB during which no worker decodes; its free
+                # space has just been checked.
+                file.truncate(max(num_bytes, path.stat().st_size))
+            else:
+                os.posix_fallocate(fd, 0, num_bytes)
 
 
 def _on_tmpfs(path: Path) -> bool:

@@ -10,7 +10,7 @@ which worker was faster, a skipped sample never gets an offset, and nothing is m
 | `OUT.h5.part` | rows of images from byte 4096 on, and those of masks behind them if that place is known beforehand |
 | `OUT.h5.masks` | else the rows of masks |
 | `OUT.h5.journal` | what is packed, and each task when its rows are written |
-| `OUT.h5.meta` | the file in which HDF5 builds its metadata, and which holds compressed chunks |
+| `OUT.h5.meta` | the complete file, where it cannot be made in `OUT.h5.part`, as with compressed chunks |
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PackTasks:
             placed = {"images": (job.part.name, IMAGES_OFFSET), "masks": (job.masks.name, 0)}
             linear = all(name in specs and specs[name].codec == NONE for name in placed)
             if linear and not job.may_skip:
-                placed["masks"] = job.part.name, pixel_offsets(job.meta, survey.num_samples, specs)["masks"]
+                placed["masks"] = job.part.name, pixel_offsets(survey.num_samples, specs)["masks"]
         streams = tuple(
             RowStream(
                 name, str(job.part.with_name(placed[name][0])), placed[name][1], plan.chunk_bytes, specs.get(name)

@@ -1,44 +1,33 @@
-"""The end of a pack: compressed chunks and metadata are made, the file gets its final name, and a report.
+"""The end of a pack: the complete file is made (`complete`), gets its final name, and a report.
 
-HDF5 itself writes only `OUT.h5.meta`: a sparse file of the same layout, whose bytes other than pixels are then copied
-to the rows in `OUT.h5.part`; or the whole file, if rows of images are compressed in chunks or do not lie where they
-belong. Until then rows stay where they were written, so that each step can be repeated after a kill at any instant.
+Each step can be repeated after a kill or a power failure at any instant.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OutputError, SourceError
-from fastload.format.column import Column
-from fastload.format.digests import plain
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
-from fastload.format.ragged import ENCODINGS, RaggedIndex, common_shape, index_names
-from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_options
-from fastload.images.decode import decoder_versions
-from fastload.pack.begin import changed_since, own_files
+from fastload.errors import FormatError, SourceError
+from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
+from fastload.format.ragged import ENCODINGS, index_names
+from fastload.pack.begin import changed_since, own_files, remove
+from fastload.pack.complete import complete_file
 from fastload.pack.decisions import source_exceptions
 from fastload.pack.encode import ROW
 from fastload.pack.engine import PackTasks
 from fastload.pack.journal import Journal, JournalContents, TaskRecord, source_table
 from fastload.pack.pack_options import PackJob, output_exists
-from fastload.pack.pack_worker import RowStream
-from fastload.pack.survey import Survey, unreadable
-from fastload.system.files import read_bytes
-from fastload.system.threads import in_threads
-
-_COPY_BYTES = 1 << 24
+from fastload.pack.survey import unreadable
+from fastload.system.files import mode_for, output_errors, sync_folder
 
 _NOT_OF_THE_SAMPLE = ("images", "split", "key", "digest", "digest_fields")
 
@@ -110,10 +99,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         rows["row"], rows["digest"] = np.arange(len(rows)), xxhash.xxh3_64_intdigest(b"")
     if not len(rows):
         raise SourceError(unreadable(job.source, skipped, survey.num_samples))
-    path = _complete(tasks, rows, tasks.end_of(records), threads)
-    # Read from the file, as every reader will.
-    with open_hdf5(job.meta) as file:
-        header_digest = str(plain(file.attrs["header_digest"]))
+    path, header_digest = complete_file(tasks, rows, tasks.end_of(records), threads)
     if job.output.exists() and not job.overwrite:
         raise output_exists(job.output)
     counts = np.bincount(rows["encoding"], minlength=len(ENCODINGS)).tolist() if tasks.streams else []
@@ -131,16 +117,36 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         "pixel_bytes": int((height * width * (channels * value_bytes + len(tasks.streams) - 1)).sum()),
     }
     journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
-    os.replace(path, job.output)
-    fd = os.open(job.output.parent, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    for each in (job.meta, job.part, *(Path(stream.path) for stream in tasks.streams)):
-        each.unlink(missing_ok=True)
+    with output_errors(
+        f"{job.output}: cannot get its name ({{}}). What was packed is kept: run the same command again."
+    ):
+        _copy_permissions(job.output, path)
+        os.replace(path, job.output)
+        sync_folder(job.output.parent)
+    report = _report(job, read_header(job.output), done)  # While there is a journal: the disk may fail here, too.
+    _clean_up(job, [job.part, *(Path(stream.path) for stream in tasks.streams)], journal)
+    return report
+
+
+def _copy_permissions(old: Path, new: Path) -> None:
+    """Gives a file the permissions of the one that it replaces, and its group, where that is allowed."""
+    with suppress(FileNotFoundError):
+        before = os.stat(old)
+        with suppress(PermissionError):
+            os.chown(new, -1, before.st_gid)
+        with suppress(PermissionError):  # as on FAT, which has none
+            os.chmod(new, mode_for(old))
+
+
+def _clean_up(job: PackJob, files: Iterable[Path], journal: Journal) -> None:
+    """Removes what only packing needed, the journal last: it says whose the others are."""
+    there = [path for path in dict.fromkeys(files) if os.path.lexists(path)]
+    for path in there:
+        remove(path)
+    if there:
+        with output_errors(f"{job.output.parent}: cannot be written ({{}}). Run the same command again."):
+            sync_folder(job.output.parent)
     journal.remove()
-    return _report(job, read_header(job.output), done)
 
 
 def finished_report(job: PackJob, journal: Journal, found: JournalContents | None) -> PackReport | None:
@@ -155,10 +161,9 @@ def finished_report(job: PackJob, journal: Journal, found: JournalContents | Non
     with suppress(FormatError):
         file = read_header(job.output)
         if file.header_digest == header_digest:
-            for path in (job.meta, *own_files(job, found)):
-                path.unlink(missing_ok=True)
-            journal.remove()
-            return _report(job, file, done)
+            report = _report(job, file, done)
+            _clean_up(job, own_files(job, found), journal)
+            return report
     return None
 
 
@@ -208,115 +213,3 @@ def _converted(tasks: PackTasks, rows: NDArray[np.void]) -> dict[str, int]:
     expected = source_exceptions(plan, survey.samples, headers)
     others = {name: count for name, count in survey.converted.items() if name not in expected}
     return others | source_exceptions(plan, survey.order[rows["row"]], headers)
-
-
-def _complete(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...], threads: int) -> Path:
-    """Makes the complete file of rows (ROW), synced to disk; returns its path, `OUT.h5.part` or `OUT.h5.meta`."""
-    job, plan, mask_attrs = tasks.job, tasks.survey.plan, tasks.survey.mask_attrs
-    columns, attrs = _described(tasks.survey, rows)
-    of_one_size = tasks.survey.pixels(len(rows))
-    specs: dict[str, PixelSpec | RaggedSpec] = {}
-    for stream, end in zip(tasks.streams, ends, strict=True):
-        if stream.spec is not None:
-            specs[stream.name] = of_one_size[stream.name]
-            continue
-        assert plan is not None, "there are streams"
-        shape, offsets = common_shape(rows["shape"]), stream.offsets(rows[stream.name], 0)[0]
-        encoding, spec = "mask_encoding", RaggedSpec(end, stream.chunk_bytes, shape[:2], np.dtype("u1"), mask_attrs)
-        if stream.name == "images":
-            encoding, spec = "encoding", RaggedSpec(end, stream.chunk_bytes, shape, plan.dtype, {})
-        index = RaggedIndex(offsets, rows[stream.name], rows["shape"], rows[encoding], rows["orientation"])
-        columns |= {name: Column(values, more) for name, (values, more) in index.datasets(stream.name).items()}
-        specs[stream.name] = spec
-    try:
-        job.meta.unlink(missing_ok=True)
-        bases = create_file(job.meta, num_rows=len(rows), pixels=specs, columns=columns, attrs=attrs)
-        for stream in tasks.streams:
-            if stream.compressed:
-                _copy_chunks(tasks, stream, of_one_size[stream.name], rows, threads)
-        # `OUT.h5.part` becomes the file if what lies in it has no codec, and lies where HDF5 will look for it. Masks
-        # behind the images do not, where samples were skipped that a first call was not to skip.
-        in_part = [stream for stream in tasks.streams if stream.path == str(job.part)]
-        target = job.part if all(bases.get(stream.name) == stream.base for stream in in_part) else job.meta
-        _join(tasks, bases, ends, target)
-    except OSError as exc:
-        job.meta.unlink(missing_ok=True)
-        found = re.search(r"error message = '([^']*)'", str(exc))  # in HDF5's long message
-        reason = found[1] if found else exc.strerror or str(exc)
-        raise OutputError(
-            f"{job.output}: cannot be finished ({reason}). What was packed is kept: make room, then run "
-            f"the same command again."
-        ) from exc
-    return target
-
-
-def _described(survey: Survey, rows: NDArray[np.void]) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Returns the datasets of a file of these rows (ROW) other than its pixels, and its root attributes."""
-    listing, samples = survey.listing, survey.order[rows["row"]]
-    columns = {name: Column(column.values[samples], column.attrs) for name, column in listing.columns.items()}
-    columns["split"] = Column(listing.split[samples], {"names": listing.split_names})
-    try:
-        keys = np.array(listing.keys, "S")  # ASCII, six times as fast
-    except UnicodeEncodeError:
-        keys = np.array([key.encode() for key in listing.keys])
-    columns["key"] = Column(keys[samples])
-    columns["digest"] = Column(rows["digest"].copy())
-    attrs = {
-        "decoder": decoder_versions(),
-        "source_layout": listing.layout,
-        "pack_options": dump_options(survey.options.to_dict()),
-        "seed": survey.options.seed,
-        "shuffled": survey.options.shuffle,
-        **listing.attrs,
-    }
-    return columns, attrs
-
-
-def _copy_chunks(tasks: PackTasks, stream: RowStream, spec: PixelSpec, rows: NDArray[np.void], threads: int) -> None:
-    """Writes the rows of a stream as compressed chunks, in order; those that are not compressed yet are."""
-    offsets, end = stream.offsets(rows[stream.name], 0)
-    begins = [*offsets[:: spec.chunk_rows].tolist(), end]
-    chunked = rows["chunked"][:: spec.chunk_rows]
-    with h5py.File(tasks.job.meta, "r+") as file, open(stream.path, "rb", buffering=0) as source:
-        dataset, fd = file[stream.name].id, source.fileno()
-
-        def chunk(number: int) -> bytes:
-            data = read_bytes(fd, begins[number + 1] - begins[number], stream.base + begins[number])
-            return data if chunked[number] else spec.compressed_chunk(data)
-
-        numbers = range(len(chunked))
-        for number, data in zip(numbers, in_threads(chunk, numbers, threads, ordered=True), strict=True):
-            dataset.write_direct_chunk((number * spec.chunk_rows, *(0 for _ in spec.row_shape)), data)
-            if tasks.job.on_progress:
-                tasks.job.on_progress(f"writing compressed {stream.name}", number + 1, len(numbers))
-
-
-def _join(tasks: PackTasks, bases: dict[str, int], ends: tuple[int, ...], target: Path) -> None:
-    """Copies what HDF5 wrote and what workers wrote into one file.
-
-    Behind the last row of a dataset it becomes zero, as the sparse file is that HDF5 wrote.
-    """
-    meta, at, size = tasks.job.meta, 0, tasks.job.meta.stat().st_size
-    with open(target, "r+b") as file:
-        for stream, end in zip(tasks.streams, ends, strict=True):
-            if stream.name in bases:
-                base = bases[stream.name]
-                _copy_bytes(meta, at, base, file, at)
-                _copy_bytes(Path(stream.path), stream.base, stream.base + end, file, base)
-                at = base + end
-        _copy_bytes(meta, at, size, file, at)
-        file.truncate(size)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _copy_bytes(path: Path, start: int, stop: int, target: Any, to: int) -> None:
-    """Copies bytes start to stop of a file to byte `to` of another one; of a file to itself: nothing."""
-    if path == Path(target.name):
-        return
-    target.seek(to)
-    with open(path, "rb") as source:
-        source.seek(start)
-        while start < stop and (data := source.read(min(_COPY_BYTES, stop - start))):
-            target.write(data)
-            start += len(data)

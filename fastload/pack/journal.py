@@ -5,8 +5,9 @@ bytes each), and the body. The first says what is packed, with the table of sour
 whose rows are written; the last one holds the report of the complete file, which is about to get its final name. After
 a kill the file is read up to the last whole record. A task that is done again has a second record, and the last counts.
 
-The head is synced to disk if the pack is large. Rows whose records a power failure loses are made again; a small pack
-whose head is lost starts over, with `--overwrite`.
+The head and the last record are synced to disk, the head before any other file is made: after a power failure the same
+command continues. Rows whose records are lost by it are made again. A file of that name that is not a journal is never
+written to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ from numpy.typing import NDArray
 from fastload.errors import OutputError, PackError
 from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.sources.listing import Listing
-from fastload.system.files import read_bytes, write_all
+from fastload.system.files import open_output, output_errors, read_bytes, sync_folder, write_all
 
 MAGIC = b"fastload journal 4\n"
 _OURS = b"fastload "
 """Begins the journals of all releases, and the unfinished files of those before MAGIC that had no journal."""
+_SECTOR = bytes(512)
+"""Begins a journal whose first bytes a power failure lost, while it was being begun."""
 
 SOURCE = np.dtype([("key", "<u8"), ("size", "<i8"), ("mtime_ns", "<i8")])
 """A source file: XXH3-64 of its key, size in bytes, modification time."""
@@ -96,26 +99,60 @@ class JournalContents:
 
 
 class Journal:
-    """An open journal, locked against a second packer while it is open; PackError: another process holds the lock."""
+    """An open journal, locked against a second packer while it is open.
+
+    PackError: another process holds the lock; OutputError: it cannot be opened, or another file lies there.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         while True:
-            try:
-                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except OSError as exc:
-                raise OutputError(
-                    f"{path}: cannot be written ({exc.strerror}). Choose another folder for the output."
-                ) from exc
+            with output_errors(f"{path}: cannot be written ({{}}). Choose another folder for the output."):
+                self._fd = open_output(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as exc:
                 os.close(self._fd)
                 raise PackError(f"{path}: another process is packing to this output. Wait for it, or stop it.") from exc
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._fd), os.stat(path)):
+            try:
+                if self._still_there():
+                    self._check_ours()
                     return
+            except BaseException:
+                os.close(self._fd)
+                raise
             os.close(self._fd)  # Its owner finished and removed it between our open and our lock.
+
+    def _still_there(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        return False
+
+    def _check_ours(self) -> None:
+        """Raises OutputError for a file of another kind: what it holds would be lost."""
+        with self._reading():
+            begin = os.pread(self._fd, len(_SECTOR), 0)
+        if not (begin.startswith(_OURS) or _OURS.startswith(begin) or _SECTOR.startswith(begin)):
+            raise OutputError(
+                f"{self.path}: exists, and is not the journal of a pack, which needs that name until the output is "
+                f"complete. Move it away, or choose another output."
+            )
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return output_errors(
+            f"{self.path}: cannot be read ({{}}). Run the same command again; if that does not help, start again with "
+            f"`--overwrite`."
+        )
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return output_errors(
+            f"{self.path}: cannot be written ({{}}). What was packed is kept: make room, then run the same command "
+            f"again."
+        )
+
+    def is_empty(self) -> bool:
+        """Whether nothing was written to it: it did not exist before, or an earlier call ended there."""
+        return os.fstat(self._fd).st_size == 0
 
     def close(self) -> None:
         """Releases the lock; the file stays."""
@@ -123,18 +160,24 @@ class Journal:
 
     def remove(self) -> None:
         """Deletes the file; the lock lasts until `close`."""
-        self.path.unlink(missing_ok=True)
+        with output_errors(f"{self.path}: cannot be removed ({{}}). Run the same command again, or remove it."):
+            self.path.unlink(missing_ok=True)
 
-    def begin(self, head: Mapping[str, Any], sources: NDArray[np.void], *, sync: bool = False) -> None:
-        """Starts over with a head and the table of sources, synced to disk if sync is set."""
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        self._append(_HEAD, _join_table(head, sources), before=MAGIC)
-        if sync:
+    def begin(self, head: Mapping[str, Any], sources: NDArray[np.void]) -> None:
+        """Starts over with a head and the table of sources, synced to disk, as is its name."""
+        with self._writing():
+            os.ftruncate(self._fd, 0)
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._append(_HEAD, _join_table(head, sources), before=MAGIC)
             os.fsync(self._fd)
+            sync_folder(self.path.parent)
 
     def read(self) -> JournalContents | None:
         """Returns its content up to the last whole record, None without a whole head; cuts off what comes behind."""
+        with self._reading():
+            return self._read()
+
+    def _read(self) -> JournalContents | None:
         at, contents = len(MAGIC), None
         if os.pread(self._fd, at, 0) != MAGIC:
             return None
@@ -166,17 +209,14 @@ class Journal:
         self._append(task.number, task.to_bytes())
 
     def finished(self, report: Mapping[str, Any]) -> None:
-        """Appends that the file is complete and about to get its final name."""
+        """Appends that the file is complete and about to get its final name; synced to disk."""
         self._append(_FINISHED, json.dumps(dict(report)).encode())
+        with self._writing():
+            os.fsync(self._fd)
 
     def _append(self, number: int, body: bytes, *, before: bytes = b"") -> None:
-        try:
+        with self._writing():
             write_all(self._fd, before + _RECORD.pack(_check(number, body), number, len(body)) + body)
-        except OSError as exc:
-            raise OutputError(
-                f"{self.path}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the "
-                f"same command again."
-            ) from exc
 
 
 def _check(number: int, body: bytes) -> bytes:

@@ -161,7 +161,7 @@ class PackJob:
 
     @property
     def meta(self) -> Path:
-        """A sparse file of the same layout in which HDF5 builds the metadata."""
+        """The complete file until it gets its name, where it cannot be made in `part`."""
         return self.output.with_name(self.output.name + ".meta")
 
     @property

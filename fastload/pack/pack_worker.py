@@ -12,13 +12,14 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError, OutputError
+from fastload.errors import ImageError
 from fastload.format.codecs import NONE
 from fastload.format.digests import pixel_digests
 from fastload.format.ragged import ragged_offsets
@@ -39,7 +40,7 @@ from fastload.pack.encode import (
 )
 from fastload.pack.journal import TaskRecord
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
-from fastload.system.files import read_into, write_at
+from fastload.system.files import open_output, output_errors, read_into, write_at
 
 _CACHE_BYTES = 512 * 2**10
 _COPY_BYTES = 2 * 2**20
@@ -301,7 +302,11 @@ class Worker:
             offsets, end = stream.offsets(lengths, begin)
             first = int(offsets[0]) if len(offsets) else end
             data = np.zeros(end - first, np.uint8)
-            read_into(self.open(stream.path), data.data, stream.base + first)
+            with output_errors(
+                f"{stream.path}: what was packed cannot be read ({{}}). Run the same command again; if that does "
+                f"not help, start again with `--overwrite`."
+            ):
+                read_into(self.open(stream.path), data.data, stream.base + first)
             pieces = [data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True)]
             if _digest_of(_digests(pieces)) != check:
                 return record.number, False
@@ -309,21 +314,21 @@ class Worker:
 
     def _write(self, path: str, pieces: list[Any], offset: int) -> None:
         """Writes pieces one after another; raises OutputError where that fails, as on a full disk."""
-        try:
-            fd, size = self.open(path), sum(memoryview(piece).nbytes for piece in pieces)
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        with output_errors(
+            f"{path}: {size:,} bytes cannot be written at byte {offset:,} ({{}}). What was packed is kept: make room, "
+            f"then run the same command again."
+        ):
+            fd = self.open(path)
             written = os.pwritev(fd, pieces, offset)
             if written < size:  # At 2 GiB, or where the disk is full.
                 write_at(fd, memoryview(b"".join(pieces))[written:], offset + written)
-        except OSError as exc:
-            raise OutputError(
-                f"{path}: cannot be written ({exc.strerror}). What was packed is kept: make room, then run the same "
-                f"command again."
-            ) from exc
 
     def open(self, path: str) -> int:
         """Returns a descriptor of a file being packed, which stays open until `close`."""
         if path not in self._outputs:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            with output_errors(f"{path}: cannot be opened ({{}}). Run the same command again."):
+                fd = open_output(Path(path), os.O_RDWR)
             # A shared lock held while this process lives: after a kill of the packer, the next one waits for it
             # before it touches the file, so that no orphan writes behind its back.
             fcntl.flock(fd, fcntl.LOCK_SH)

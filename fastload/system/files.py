@@ -1,19 +1,27 @@
-"""Files: output checked before any work and written whole or not at all; reads of any length; the page cache."""
+"""Files: output checked before any work and written whole or not at all; reads of any length; the page cache.
+
+Nothing is written through a symbolic link that lies where an unfinished file belongs (`open_output`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import platform
+import resource
+import stat
 import struct
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from fastload.errors import OutputError
+from fastload.errors import FastloadError, OutputError
 from fastload.system import syscalls
 
 _MAX_READ_BYTES = 1 << 30
@@ -62,10 +70,8 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read; give this one the permissions of any new file.
-        umask = os.umask(0)
-        os.umask(umask)
-        unfinished.chmod(0o666 & ~umask)
+        # mkstemp makes files that only their owner can read.
+        unfinished.chmod(mode_for(path))
         if force:
             os.replace(unfinished, path)
         else:
@@ -83,6 +89,128 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
     finally:
         if unfinished is not None:
             unfinished.unlink(missing_ok=True)
+
+
+def mode_for(path: Path) -> int:
+    """Returns the permissions of a new file at `path`: those of the file that it replaces, or what the umask leaves."""
+    with contextlib.suppress(OSError):
+        return stat.S_IMODE(os.stat(path).st_mode) & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def open_output(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Opens a file that belongs to an output, as `os.open`; never through a symbolic link, where the system can tell.
+
+    OutputError: a link or something else that is no file lies there; OSError: as `os.open`.
+    """
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), mode)
+    except OSError as exc:
+        if not path.is_symlink():
+            raise
+        raise OutputError(
+            f"{path}: is a symbolic link. It is not followed, since what it leads to would be overwritten. Remove the "
+            f"link, or choose another output."
+        ) from exc
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OutputError(f"{path}: is a device or pipe. This name is needed for a file; remove it.")
+    return fd
+
+
+@contextlib.contextmanager
+def output_errors(message: str) -> Iterator[None]:
+    """Turns an OSError into an OutputError of the same errno; the last `{}` in the message becomes the reason."""
+    try:
+        yield
+    except FastloadError:
+        raise
+    except OSError as exc:
+        what, _, advice = message.rpartition("{}")
+        error = OutputError(f"{what}{exc.strerror or exc}{advice}")
+        error.errno = exc.errno
+        raise error from exc
+
+
+def sync(fd: int) -> None:
+    """Waits until a file is on the disk, as fsync; where that fails, the file is read from the disk from then on."""
+    try:
+        os.fsync(fd)
+    except OSError:
+        # Pages that could not be written count as clean then, and would be taken for what the disk holds (fsync(2)).
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names of files in a folder are on the disk, as fsync does for their content."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some network mounts have no such thing.
+            raise
+    finally:
+        os.close(fd)
+
+
+def sync_files_below(folder: Path) -> None:
+    """Waits until all files below a folder are on the disk: by one call for its file system, where there is one."""
+    with contextlib.suppress(AttributeError):
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs  # Linux
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if syncfs(fd) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+            return
+        finally:
+            os.close(fd)
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(above, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(above))
+
+
+@contextlib.contextmanager
+def scratch_file() -> Iterator[tuple[int, str]]:
+    """Yields an empty sparse file, gone afterwards: its descriptor and a path to it. In memory, so that no disk fills.
+
+    Where the system has no such files (macOS), it lies in the folder for temporary files.
+    """
+    fd = -1
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            fd = os.memfd_create("fastload")
+    path = f"/proc/self/fd/{fd}"
+    try:
+        if os.path.exists(path):  # /proc may not be mounted.
+            yield fd, path
+            return
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    with tempfile.NamedTemporaryFile(prefix="fastload-") as named:
+        yield named.fileno(), named.name
+
+
+def check_size_limit(num_bytes: int) -> None:
+    """Raises OSError (EFBIG) where this process may not write so large a file (`ulimit -f`)."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and num_bytes > limit:
+        raise OSError(errno.EFBIG, f"the file needs up to {num_bytes:,} bytes, `ulimit -f` allows {limit:,}")
+
+
+def forget(fd: int, start: int, stop: int) -> None:
+    """Frees the memory of a part of a `scratch_file`, which then reads as zeros where whole pages lie in it."""
+    stop = min(stop, os.fstat(fd).st_size)  # The last bytes may not have been written yet.
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end and hasattr(mmap, "MADV_REMOVE"):
+        with contextlib.suppress(OSError), mmap.mmap(fd, end - first, offset=first) as pages:
+            pages.madvise(mmap.MADV_REMOVE)
 
 
 def read_bytes(fd: int, length: int, offset: int) -> bytes:

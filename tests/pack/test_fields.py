@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,37 +131,6 @@ def test_samples_left_out_take_their_masks_with_them(tmp_path: Path, shuffle: bo
     ) as file:
         assert_holds(file, root, set(range(90)) - {7, 11, 60})
         assert shuffle or (np.diff(file["number"]) > 0).all()
-
-
-@pytest.mark.parametrize("on_error", ["fail", "skip"])
-def test_a_kill_at_any_moment_leaves_images_and_masks_together(tmp_path: Path, on_error: str) -> None:
-    root = drawn(tmp_path / "src", 60)
-    bad = {3, 4, 20, 41} if on_error == "skip" else set()
-    for number in bad:
-        path = root / "images" / f"{number:03d}.png"
-        path.write_bytes(path.read_bytes()[:-3000])
-    script = tmp_path / "one.py"
-    script.write_text(
-        "import sys; sys.path[:0] = sys.argv[1].split(':')\n"
-        "from pathlib import Path\nimport os, signal\n"
-        "from test_fields import listed, pack\n"
-        "calls, real = 0, os.pwritev\n"
-        "def pwritev(*args):\n"
-        "    global calls\n"
-        "    calls += 1\n"
-        "    if calls > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return real(*args)\n"
-        "os.pwritev = pwritev\n"
-        "root = Path(sys.argv[2])\n"
-        "pack(listed(root), root.parent / 'a.h5', on_error=sys.argv[4], workers=0, chunk_bytes=32_000)\n"
-    )
-    here = Path(__file__).parent
-    for writes in (2, 5, 16):
-        command = [sys.executable, str(script), f"{here}:{here.parent}", str(root), str(writes), on_error]
-        assert subprocess.run(command, env=os.environ, check=False).returncode == -signal.SIGKILL, writes
-    assert (tmp_path / "a.h5.masks").exists() == (on_error == "skip"), "else it is known where they belong"
-    with pack(listed(root), tmp_path / "a.h5", on_error=on_error, workers=0, chunk_bytes=32_000) as file:
-        assert_holds(file, root, set(range(60)) - bad)
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])

@@ -117,7 +117,8 @@ def test_headers_are_read_back() -> None:
         (b"fastload journal 2\n" + bytes(500), bytes(9000), "another release of fastload began it"),
         (b"fastload ordered1\n" + bytes(500), bytes(9000), "another release of fastload began it"),
         (None, b"fastload chunks1\n" + bytes(500), "another release of fastload began it"),
-        (b"no journal of ours", bytes(9000), "its journal is missing or damaged"),
+        (b"fast", bytes(9000), "its journal is missing or damaged"),
+        (bytes(700), bytes(9000), "its journal is missing or damaged"),
     ],
 )
 def test_unfinished_work_of_another_release_is_kept_until_it_may_be_overwritten(

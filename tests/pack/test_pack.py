@@ -4,8 +4,6 @@ import contextlib
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -324,32 +322,6 @@ def _claimed_chunks(output: Path) -> int:
     with contextlib.closing(Journal(path)) as journal:
         found = journal.read()
     return 0 if found is None else len(found.tasks)
-
-
-_WITH_WORKERS = """
-import sys
-from fastload.pack import pack_images
-if __name__ == "__main__":
-    pack_images(sys.argv[1], sys.argv[2], workers=2, chunk_bytes=4000)
-"""
-
-
-def test_killed_at_random_moments_with_workers(tmp_path, image_folder):
-    source, output = image_folder(per_class=100, size=(40, 40)), tmp_path / "o.h5"
-    expected = pack_images(source, tmp_path / "whole.h5", workers=0, chunk_bytes=4000).path.read_bytes()
-    rng = np.random.default_rng(7)
-    command = [sys.executable, "-c", _WITH_WORKERS, source, output]
-    for _ in range(3):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            process.communicate(timeout=float(rng.uniform(0.3, 1.6)))
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-    if not output.exists() or leftovers(output):
-        pack_images(source, output, workers=2, chunk_bytes=4000)
-    assert output.read_bytes() == expected and leftovers(output) == []
 
 
 def test_an_output_under_way_is_locked_against_a_second_packer(tmp_path, image_folder):
