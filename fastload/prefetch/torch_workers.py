@@ -71,16 +71,11 @@ class Workers(_MultiProcessingDataLoaderIter):
             multiprocessing_context=context,
             generator=torch.Generator(device="cpu"),  # the user's global one is not drawn from
         )
-        chosen: str | None = multiprocessing.get_start_method(allow_none=True)
         try:
             super().__init__(loader)
         except BaseException:
             self.end(kill=True)
             raise
-        finally:
-            if chosen is None:
-                # Starting a worker asks for the default method, which fixes it; it is the user's to choose.
-                multiprocessing.set_start_method(None, force=True)
         # torch's signal handler would raise in the middle of the training step, wherever that is.
         signals: Any = _utils.signal_handling
         signals._remove_worker_pids(id(self))

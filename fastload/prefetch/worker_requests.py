@@ -90,4 +90,6 @@ class Sender:
             what = f"is at {where}, {min(place + 1, len(rows))} of {len(rows)} in its batch."
         elif not stacks.answered_by(pid):
             what = "is still starting, and imports its modules."
-        return f"Worker process {pid} {what} {state or stacks.of(pid)}".rstrip()
+        said = f"Worker process {pid} {what} {state}".rstrip()
+        stack = "" if state else stacks.of(pid)  # who is stopped would answer later
+        return f"{said}\n\n{stack}" if stack else said

@@ -63,7 +63,7 @@ class WorkerStacks:
                 break
         lines = os.pread(fd, size - before, before).decode(errors="backslashreplace").splitlines()
         own = takewhile(lambda line: _BELOW not in line, lines)
-        return "\n" + "\n".join(own).strip() if lines else ""
+        return "\n".join(own).strip()
 
     def close(self) -> None:
         """Lets go of the file."""

@@ -53,13 +53,13 @@ def left_alone_by_signals() -> Iterator[BaseContext]:
         for number in signal.valid_signals() - {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
         if callable(signal.getsignal(number))
     }
-    with _ctrl_c_held_back() as held_back:
+    with _ctrl_c_held_back() as held_back, _method_left_to_the_user():
         if method != "fork":
             with _blocked(own):  # Python's own process, too; its start lets SIGINT through again
                 resource_tracker.ensure_running()
         if method == "forkserver":
             # What a server inherits it passes on to all its processes, and only this module of ours undoes that.
-            server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+            server: Any = forkserver._forkserver
             before = server._forkserver_pid
             with _blocked(own | {signal.SIGINT} if PRELOADED in server._preload_modules else own):
                 forkserver.ensure_running()
@@ -71,6 +71,17 @@ def left_alone_by_signals() -> Iterator[BaseContext]:
         else:
             with _blocked(own | {signal.SIGINT}):
                 yield context
+
+
+@contextmanager
+def _method_left_to_the_user() -> Iterator[None]:
+    chosen: str | None = multiprocessing.get_start_method(allow_none=True)
+    try:
+        yield
+    finally:
+        if chosen is None:
+            # Starting a process asks for the default method, which fixes it.
+            multiprocessing.set_start_method(None, force=True)
 
 
 class _HeldBack:
