@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import logging
 import multiprocessing
@@ -253,6 +254,13 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
         raise WorkerError(
             f"the process that starts the workers ended, by a signal (Ctrl-C) or an error; what it wrote is above. "
             f"{GUARD}"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise WorkerError(
+            f"{number} worker processes cannot be started: {error.strerror}. Each takes some descriptors in this "
+            f"process: raise the limit (`ulimit -n`), or choose fewer workers."
         ) from error
     except (PicklingError, AttributeError, TypeError) as error:
         raise OptionError(

@@ -71,9 +71,8 @@ def test_thirty_two_descriptors_are_enough(packed, tmp_path, method, transform):
 
 
 def test_too_few_descriptors_are_an_error_that_says_so(packed, tmp_path):
-    for limit, method, transform in ((9, "threads", "None"), (14, "fork", "same")):
-        done = load(tmp_path, packed, method, transform, before=f"ulimit -n {limit}")
-        assert done.returncode == 1 and "oo many open files" in text(done), text(done)
+    done = load(tmp_path, packed, "fork", "same", before="ulimit -n 15")
+    assert done.returncode == 1 and "oo many open files" in text(done) and "ulimit -n" in text(done), text(done)
 
 
 def test_thirty_two_descriptors_are_enough_to_pack_and_look(image_folder, tmp_path):
@@ -191,12 +190,9 @@ def test_a_folder_that_may_not_be_written_to_is_read(packed_copy, image_folder, 
 
 ODD = {
     "a newline": "a\nb.h5",
-    "spaces": "  a  b .h5",
-    "percent": "100%s%d%(x)s.h5",
+    "signs with a meaning": "  100%s%(x)s {0}'\"`$HOME`#?a:b  .h5",
     "a leading dash": "-a.h5",
     "bytes that are no text": os.fsdecode(b"a\xff\xfe.h5"),
-    "braces and quotes": "{0}'\"`$HOME`.h5",
-    "a colon": "a:b#c?d.h5",
     "other scripts": "写真-ß-🙂.h5",
     "many characters": "x" * 240 + ".h5",
 }
