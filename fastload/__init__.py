@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SourceError,
         StateError,
         WorkerError,
+        WorkerTimeoutError,
     )
     from fastload.inspection.info import inspect_file
     from fastload.inspection.verify import verify_file
@@ -67,6 +68,7 @@ __all__ = [
     "SourceError",
     "StateError",
     "WorkerError",
+    "WorkerTimeoutError",
     "diagnose",
     "inspect_file",
     "pack_images",

@@ -13,6 +13,7 @@ FastloadError
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
 ├── ShareError         (RuntimeError)  rank or world size unknown, or contradictory; a rank does not answer
 ├── WorkerError        (RuntimeError)  a worker process raised or died; names the sample
+│   └── WorkerTimeoutError (TimeoutError)  no batch came within FastLoader's timeout; says what hangs
 ├── CacheError         (MemoryError)   the rows to be cached in memory do not fit
 ├── SharedMemoryError  (OSError)       no memory for the batches that worker processes fill
 └── MissingExtraError  (ImportError)   an optional package is missing; the message says which
@@ -76,6 +77,10 @@ class WorkerError(FastloadError, RuntimeError):
     """A worker process raised or died; the message has the sample's name and the worker's traceback."""
 
 
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """No batch came within the loader's timeout; the message says which sample is being made, and by which code."""
+
+
 class CacheError(FastloadError, MemoryError):
     """The rows that a loader was asked to cache in memory do not fit; the message says by how much."""
 
@@ -86,3 +91,11 @@ class SharedMemoryError(FastloadError, OSError):
 
 class MissingExtraError(FastloadError, ImportError):
     """An optional package is missing; the message says how to install it."""
+
+
+def shortened(text: str, most: int = 10_000) -> str:
+    """Returns a text with at most so many characters of its beginning and end, and how many were left out."""
+    if len(text) <= most:
+        return text
+    part = most // 2
+    return f"{text[:part]}\n... ({len(text) - 2 * part:,} characters left out) ...\n{text[-part:]}"

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -166,9 +167,13 @@ class Iteration(Iterator[Batch | DictBatch]):
 
     def displace(self) -> None:
         """Ends the pass because the loader begins another one; asking for more batches is an error from now on."""
-        with self._lock:
+        with self._alone():
             self._displaced = self.running
             self.close()
+
+    def _alone(self) -> AbstractContextManager[object]:
+        # In a forked process, a thread that it does not have may hold the lock.
+        return self._lock if self._pid == os.getpid() else nullcontext()
 
     def _next(self) -> Batch | DictBatch:
         if not self.running or self._pid != os.getpid():
@@ -248,10 +253,12 @@ class Iteration(Iterator[Batch | DictBatch]):
         """
         if not self.running or self._is_finalizing():
             return
-        self.running, self._counter.ended = False, True
-        self.end_measuring()
-        self._kept.clear()
-        self._batches.end()
+        with self._alone():
+            if self.running:
+                self.running, self._counter.ended = False, True
+                self.end_measuring()
+                self._kept.clear()
+                self._batches.end()
 
     def __del__(self) -> None:
         if getattr(self, "running", False):

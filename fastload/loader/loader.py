@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -34,6 +36,7 @@ from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
+from fastload.prefetch.waiting import check_timeout
 from fastload.read.reader import Read
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.clocks import InFlight
@@ -87,12 +90,17 @@ class FastLoader:
             a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
             by how much memory is free, and logs why. Kept until `close()`.
         read: "map", or "pread" for file systems where other machines may truncate the file.
+        timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first one waits for the
+            workers' start, too. Then a `WorkerTimeoutError` names the sample that is being made, with the stack of who
+            makes it, and what hangs is ended, or left alone where it is a thread. 0: it waits as long as it takes, and
+            a warning after a minute says the same.
 
     Raises:
         OptionError: an argument has no meaning, or there is not one whole batch.
         MissingFileError, FormatError, FileChangedError: the file is absent, cannot be read, or changed.
         ShareError: rank and world size are not known; (later, with echo="auto") a rank does not answer.
         WorkerError: (while iterating) the user's code raised an error, or a worker process died.
+        WorkerTimeoutError: (while iterating) no batch came within the timeout; it is a WorkerError and a TimeoutError.
         SharedMemoryError: (while iterating) there is not enough shared memory for the workers' batches.
         CacheError: the rows to cache are larger than memory.
     """
@@ -114,6 +122,7 @@ class FastLoader:
         echo: Echo = 1,
         cache: CacheOption = None,
         read: Read = "map",
+        timeout: float = 0,
     ) -> None:
         data = as_input(source)
         _check_reading(read, workers, data)
@@ -150,6 +159,7 @@ class FastLoader:
             auto_workers=self._auto is not None,
             backend=backend,
             cache=location,
+            timeout_s=check_timeout(timeout),
         )
         self._options = options.with_transforms(transform, echo)
         if not plan.num_steps:
@@ -168,6 +178,8 @@ class FastLoader:
         self._feed_of_parent: Feed | None = None
         self._batches = EpochsAhead(self._options)
         self._pid = os.getpid()
+        # Two threads may begin iterations; the later one's stays. Taken before that of an iteration, never after it.
+        self._lock, self._lock_pid = threading.RLock(), self._pid
 
     def __iter__(self) -> Iterator[Batch]:
         """Begins a new iteration; the one before it, if any, ends."""
@@ -175,6 +187,10 @@ class FastLoader:
 
     def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
         """Does the same as `iter()` for a `Meter`: the probe takes note of each batch."""
+        with self._alone():
+            return self._iterate(probe)
+
+    def _iterate(self, probe: Probe | None) -> Iterator[Batch]:
         self._end_active()
         options, counter = self._options, PassCounter(in_flight=self._in_flight)
         check_share(self._share_option, options.share)
@@ -231,12 +247,13 @@ class FastLoader:
         Raises:
             StateError: the state belongs to another file, seed or shuffle, or is damaged.
         """
-        loaded = self._epochs.checked(state)
-        position = self._epochs.resumed(loaded, self._echo.schedule_of, keeps_all=self._options.cache == "device")
-        self._end_active()
-        self._epochs.load(position)
-        self._options = replace(self._options, plan=self._epochs.plan)
-        self._echo.adopt((loaded.next_echo if position.finished else None) or loaded.echo)
+        with self._alone():
+            loaded = self._epochs.checked(state)
+            position = self._epochs.resumed(loaded, self._echo.schedule_of, keeps_all=self._options.cache == "device")
+            self._end_active()
+            self._epochs.load(position)
+            self._options = replace(self._options, plan=self._epochs.plan)
+            self._echo.adopt((loaded.next_echo if position.finished else None) or loaded.echo)
 
     @property
     def stats(self) -> LoaderStats:
@@ -251,17 +268,24 @@ class FastLoader:
         """Ends a running iteration and closes the file. Batches handed over stay valid, and `iter()` opens it again."""
         if self._is_finalizing():
             return  # from a generator that outlived its script; see Iteration.close
-        self._end_active()
-        self._batches.close()
-        if self._feed is not None and self._pid == os.getpid():
-            self._feed.close()
-            self._feed = None
+        with self._alone():
+            self._end_active()
+            self._batches.close()
+            if self._feed is not None and self._pid == os.getpid():
+                self._feed.close()
+                self._feed = None
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a FastLoader holds open files and threads or processes, and can be neither pickled nor copied; make "
             "another one of the same dataset, and give it this one's state_dict()"
         )
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """Keeps other threads from beginning and ending iterations."""
+        if self._lock_pid != os.getpid():  # a thread that this process does not have may hold it
+            self._lock, self._lock_pid = threading.RLock(), os.getpid()
+        return self._lock
 
     def _running(self) -> Iteration | None:
         iteration = self._active()

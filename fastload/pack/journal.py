@@ -111,9 +111,17 @@ class Journal:
                 self._fd = open_output(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as exc:
+            except BlockingIOError as exc:
                 os.close(self._fd)
                 raise PackError(f"{path}: another process is packing to this output. Wait for it, or stop it.") from exc
+            except OSError as exc:
+                if os.fstat(self._fd).st_size == 0:
+                    path.unlink(missing_ok=True)
+                os.close(self._fd)
+                raise OutputError(
+                    f"{path}: its file system has no locks ({exc.strerror}), and two packers could write to one "
+                    f"output. Pack to another disk, and copy the file here."
+                ) from exc
             try:
                 if self._still_there():
                     self._check_ours()

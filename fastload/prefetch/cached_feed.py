@@ -34,6 +34,7 @@ from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, coalesced, fact_fields
+from fastload.prefetch.waiting import Patience
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
@@ -128,7 +129,7 @@ def _fetched(rows: torch.Tensor, index: torch.Tensor, host_index: torch.Tensor, 
 class CachedFeed:
     """Gathers batches from a cache of every row that will be planned."""
 
-    usable, short_switches = True, False
+    short_switches = False
     worker_info = WorkerInfo(0, 0, by_threads=False)
 
     def __init__(self, cache: RowCache, options: Resolved) -> None:
@@ -141,7 +142,13 @@ class CachedFeed:
         # One thread is enough for some numbers a sample, and is a few batches ahead.
         self._ring = Ring(fields, SLOTS_IN_COPY + 3, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(1)
+        self._timeout_s = options.timeout_s
         self._stream: _IndexStream | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether another stream can begin: the thread does not hang."""
+        return not self._threads.left_behind
 
     def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
         """Begins a stream, which reads nothing, and ends the one before it."""
@@ -158,7 +165,14 @@ class CachedFeed:
 
         if self._stream is not None:
             self._stream.close()
-        self._stream = _IndexStream(coalesced(epochs, 1), fill, self._ring, self._threads, draw=self._draw)
+        self._stream = _IndexStream(
+            coalesced(epochs, 1),
+            fill,
+            self._ring,
+            self._threads,
+            draw=self._draw,
+            patience=Patience(self._timeout_s),
+        )
         self._stream.cache = cache
         return self._stream
 
@@ -167,6 +181,8 @@ class CachedFeed:
         if self._stream is not None:
             self._stream.close()
         self._threads.close()
+        if self._threads.left_behind:
+            return
         self._pins.close()
         if self._cache is not None and self._cache.pins is not None:
             self._cache.pins.close()

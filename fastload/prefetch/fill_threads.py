@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import queue
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -58,6 +60,7 @@ class Request:
     extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
     work: BatchWork | None = None  # what it cost, if that is measured
     error: BaseException | None = None  # came instead
+    thread: int | None = None  # that has it, by its number
     done: bool = False  # whether no thread will write to the slot any more
 
     def finish(self) -> None:
@@ -68,7 +71,10 @@ class Request:
 
 # The interpreter ends daemon threads where they are, and one that is in a call of torch then aborts the process.
 _living: weakref.WeakSet[FillThreads] = weakref.WeakSet()
-_EXIT_S = 10.0
+# A thread that hangs cannot be ended.
+_CLOSE_S = 10.0
+
+_log = logging.getLogger("fastload")
 
 
 @atexit.register
@@ -79,7 +85,7 @@ def _end_threads() -> None:
             # So that a later exit handler may close the stream, and nobody takes them for filled.
             request.error = RuntimeError("the interpreter is ending: no more batches are read")
             request.finish()
-        threads.close(_EXIT_S)
+        threads.close()
 
 
 class FillThreads:
@@ -88,11 +94,13 @@ class FillThreads:
     Attributes:
         number: of threads.
         timed: whether they measure what a batch costs.
+        left_behind: whether nobody waits for them any more, since one hangs. They may write to their slots at any time.
     """
 
     def __init__(self, number: int, *, timed: bool = False) -> None:
         self.number = number
         self.timed = timed
+        self.left_behind = False
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
@@ -124,18 +132,39 @@ class FillThreads:
 
     def may_wait(self) -> bool:
         """Whether the caller may wait for the threads: it is none of them, where garbage collection may run."""
-        return threading.current_thread() not in self._threads
+        return not self.left_behind and threading.current_thread() not in self._threads
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Ends the threads. Returns when none is left, or after the timeout; requests put later start new ones."""
+    def settle(self, begun: Collection[Request], done_one: queue.SimpleQueue[None]) -> bool:
+        """Waits until all of a stream's requests are done, and returns whether that is so.
+
+        False: they are left behind, or the caller may not wait.
+        """
+        end_s = time.monotonic() + _CLOSE_S
+        while self.may_wait() and not all(request.done for request in begun):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                self._leave_behind()
+            with suppress(queue.Empty):
+                done_one.get(timeout=max(0.0, left_s))
+        return self.may_wait()
+
+    def _leave_behind(self) -> None:
+        self.left_behind = True
+        _log.warning("a thread of a loader that was closed did not finish its batch in %.0f s and is left", _CLOSE_S)
+
+    def close(self) -> None:
+        """Ends the threads. Returns when none is left, or some seconds later; requests put later start new ones."""
         may_wait, threads, self._threads = self.may_wait(), self._threads, []
         if self._pid != os.getpid():  # a forked child has none of them
             return
         for _ in threads:
             self._requests.put(None)
+        end_s = time.monotonic() + _CLOSE_S
         for thread in threads:
             if may_wait and thread.ident is not None:
-                thread.join(timeout_s)
+                thread.join(max(0.0, end_s - time.monotonic()))
+        if may_wait and any(thread.is_alive() for thread in threads):
+            self._leave_behind()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # While the interpreter ends, daemon threads are already frozen and cannot be waited for, and globals are gone.
@@ -175,6 +204,7 @@ def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) 
     with turn:
         request = requests.get()
         if request is not None:
+            request.thread = threading.get_ident()
             try:
                 request.group = next(request.coming, None)
             except BaseException as error:  # noqa: BLE001  # as in `_work`

@@ -9,6 +9,8 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import queue
 import sys
@@ -22,7 +24,7 @@ from itertools import chain, takewhile
 import numpy as np
 
 from fastload.device import Pins
-from fastload.errors import WorkerError
+from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.fill_threads import Draw, FillThreads, Group
@@ -30,10 +32,11 @@ from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
-from fastload.prefetch.sample_worker import BatchResult, Filler
+from fastload.prefetch.sample_worker import BatchResult, Filler, control_bytes
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import announced, coalesced, fact_fields
 from fastload.prefetch.torch_workers import Workers, start_workers
+from fastload.prefetch.waiting import Patience
 from fastload.prefetch.worker_requests import NO_SLOT, Asked, Sender
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
@@ -71,7 +74,7 @@ class ProcessFeed:
         self._pins = Pins(options.backend) if options.backend is not None else None
         self._memory = SharedMemory()
         self._control = SharedMemory()  # see `Filler`
-        self._control.extend(8)
+        self._control.extend(control_bytes(0, 0))
         self._wanted = self._control.view(0, 8).view(np.int64)
         self._workers: Workers | None = None
         self._sender: Sender | None = None  # when there are workers
@@ -82,7 +85,8 @@ class ProcessFeed:
     @property
     def usable(self) -> bool:
         """Whether an epoch can begin: all workers are alive, or none was started."""
-        return not self._closed and (self._workers is None or self._workers.all_alive())
+        hangs = self._closed or self._threads.left_behind
+        return not hangs and (self._workers is None or self._workers.all_alive())
 
     @property
     def worker_info(self) -> WorkerInfo:
@@ -145,27 +149,38 @@ class ProcessFeed:
         """Takes back the slots of what a stream asked for and does not hand over: now, or with their results."""
         for request in self._threads.drop():
             request.done = True
-        for asked in stream.under_way if self._threads.may_wait() else ():
-            while not asked.done:
-                stream.done_one.get()
+        for asked in stream.under_way if self._threads.settle(stream.under_way, stream.done_one) else ():
             if not asked.sent:
                 del self._asked[asked.number]
             if not asked.sent or asked.result is not None:
                 self.take_back(asked)
 
-    def receive(self, worker: int | None = None) -> None:
+    def receive(self, waits_for: Asked | None = None, left: Callable[[], float] = lambda: math.inf) -> None:
         """Waits for the result of any request; the slots of those that an earlier stream made become free.
 
-        Raises WorkerError if the worker that this waits for died; None: any of them.
+        Raises WorkerError if the worker that this waits for died; None: any of them. `left` as in `Workers.result`.
         """
         assert self._workers is not None, "a stream's workers are alive"
-        number, result = self._workers.result(worker)
+        number, result = self._workers.result(waits_for.worker if waits_for is not None else None, left)
         asked = self._asked.pop(number)
         if isinstance(result, Exception):
             result = BatchResult(asked.slot.number, error=result)
         asked.result = result
         if asked.stream < self._wanted_from:
             self.take_back(asked)
+
+    def patience(self) -> Patience:
+        """Returns that of a new stream."""
+        return Patience(self._options.timeout_s, self._options.data.name_of)
+
+    def describe(self, waits_for: Asked | None, patience: Patience) -> str:
+        """Returns sentences on what a batch waits for; see `Sender.describe`."""
+        assert self._sender is not None, "a stream's workers are alive"
+        return self._sender.describe(self._asked, waits_for, patience.named)
+
+    def leave_thread_behind(self) -> None:
+        """Lets `close` not wait for the thread that plans, which may hang."""
+        self._threads.left_behind = True
 
     def receive_all(self) -> None:
         """Takes note of the results that have arrived."""
@@ -206,7 +221,7 @@ class ProcessFeed:
     def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
         num_bytes = max(1, ring.slot_bytes)
-        self._control.extend(8 * self._options.plan.batch_size * count)  # see `requested_rows`
+        self._control.extend(control_bytes(count, self._options.plan.batch_size) - control_bytes(0, 0))
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
             ring.add(self._memory.view(offset, num_bytes))
@@ -253,6 +268,7 @@ class ProcessStream(BatchStream):
         self.timed = timed
         self._pid = os.getpid()
         self._closed = False
+        self._patience = feed.patience()
         self.under_way: deque[Asked] = deque()  # what this stream asked for and did not hand over, in order
         self.done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ask()
@@ -292,21 +308,23 @@ class ProcessStream(BatchStream):
 
     def _result(self) -> BatchResult | None:
         """Waits for the result of the next batch; None: the stream is over. Raises a worker's error."""
-        feed = self._feed
+        feed, patience = self._feed, self._patience
+        patience.begin()
         while not self._closed:
-            if not self.under_way:
-                feed.receive()
+            asked = self.under_way[0] if self.under_way else None
+            describe = functools.partial(feed.describe, asked, patience)
+            if asked is None:
+                feed.receive(None, functools.partial(patience.left, describe))
                 self._ask()
                 continue
-            asked = self.under_way[0]
             while not asked.done:
-                self.done_one.get()
+                patience.get(self.done_one, describe)
             if asked.error is not None:
                 raise asked.error
             if asked.group is None:
                 return None
             if (result := asked.result) is None:
-                feed.receive(asked.worker)
+                feed.receive(asked, functools.partial(patience.left, describe))
             elif result.error is not None or result.skipped:
                 raise result.error or WorkerError("a worker skipped a batch that is waited for: a fault of fastload's")
             elif result.slot >= 0:
@@ -335,6 +353,8 @@ class ProcessStream(BatchStream):
 
     def _give_up(self, error: BaseException) -> None:
         self._closed = True
+        if isinstance(error, WorkerTimeoutError):
+            self._feed.leave_thread_behind()
         self._feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
 
     def close(self) -> None:

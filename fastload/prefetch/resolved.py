@@ -130,6 +130,7 @@ class Resolved:
     auto_workers: bool  # whether their number is chosen anew for each epoch, by measurements
     backend: Backend | None  # of the device; None for the CPU
     cache: Location | None  # where rows are cached; None: nowhere
+    timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
     augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
     # For ragged images, the transforms that the reading threads run to give them one size; None: there are none.
     size_head: SizeHead | None = None

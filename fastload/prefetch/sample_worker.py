@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 
-from fastload.errors import FastloadError, WorkerError
+from fastload.errors import FastloadError, WorkerError, shortened
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import slot_arrays, slot_bytes
 from fastload.prefetch.sample_layout import SampleLayout, describe, fields_of, layout_of, unwritten, write
@@ -44,12 +44,26 @@ class BatchRequest(NamedTuple):
     rows: NDArray[np.int64] | None = None  # (B,), of the file, or indices of the dataset; None: `requested_rows`
 
 
+def control_bytes(slots: int, batch_size: int) -> int:
+    """Returns the bytes of the memory that says what is wanted and what is being made; see `Filler`."""
+    return 8 * (2 + slots * (1 + batch_size))
+
+
+def place_in_batch(control: SharedMemory, slot: int, batch_size: int) -> NDArray[np.int64]:
+    """Returns where it lies which sample of a slot's batch is being made, int64 (1,): its place in the batch.
+
+    -1: the batch was not begun; beyond its samples: all are made, and are put together.
+    """
+    first = 8 if slot < 0 else control_bytes(slot, batch_size)
+    return control.view(first, 8).view(np.int64)
+
+
 def requested_rows(control: SharedMemory, slot: int, batch_size: int) -> NDArray[np.int64]:
     """Returns where the rows lie that are asked for in a slot, int64 (B,).
 
     They do not go through the pipe of requests, which would be full sooner or later, and who writes would wait.
     """
-    return control.view(8 * (1 + slot * batch_size), 8 * batch_size).view(np.int64)
+    return control.view(control_bytes(slot, batch_size) + 8, 8 * batch_size).view(np.int64)
 
 
 class BatchResult(NamedTuple):
@@ -72,7 +86,7 @@ class Filler(Dataset[Any]):
         source: makes the samples.
         memory: the slots.
         control: int64: batches of streams with lower numbers than the first are skipped, also in the middle of one;
-            then `requested_rows` of each slot.
+            then `place_in_batch` of the request for a layout, then that and `requested_rows` of each slot.
         batch_size: samples of a batch.
     """
 
@@ -85,12 +99,14 @@ class Filler(Dataset[Any]):
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._kept: set[int] = set()  # slots that the user's code still refers to; the training process replaces them
         self._in_place = True
-        self._num_made = 0  # samples of the present batch, so that an error can name the next one
+        self._wanted: memoryview | None = None  # the first number of `control`
+        self._place = np.zeros(1, np.int64).data  # of the sample that is being made, see `place_in_batch`
         self._stopwatch: Stopwatch | None = None  # while a batch is timed
 
     def __getitem__(self, request: BatchRequest) -> BatchResult:
         """Carries out a request."""
-        self._num_made = 0
+        self._place = place_in_batch(self._control, request.slot, self._batch_size).data
+        self._place[0] = 0
         self._layout = request.layout or self._layout
         if (rows := request.rows) is None:
             rows = requested_rows(self._control, request.slot, self._batch_size)
@@ -112,19 +128,20 @@ class Filler(Dataset[Any]):
             stopwatch.lap("collate")
             return result._replace(work=stopwatch.end())
         except FastloadError as error:
-            said = f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"
-            return BatchResult(request.slot, error=type(error)(said))
+            return BatchResult(request.slot, error=type(error)(f"{shortened(str(error))}{_traceback()}"))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the training loop has to hear of it
             return BatchResult(request.slot, error=self._named(error, rows))
         finally:
             self._stopwatch = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_slots": {}, "_kept": set(), "_stopwatch": None}
+        return {**self.__dict__, "_slots": {}, "_kept": set(), "_stopwatch": None, "_wanted": None, "_place": None}
 
     def _is_stale(self, request: BatchRequest) -> bool:
         """Whether nobody waits for the batch any more."""
-        return int.from_bytes(self._control.view(0, 8), sys.byteorder) > request.stream
+        if self._wanted is None:
+            self._wanted = self._control.view(0, 8).view(np.int64).data
+        return bool(self._wanted[0] > request.stream)
 
     def _made(self, rows: NDArray[np.int64]) -> Iterator[Any]:
         """Yields the samples of rows, made some at a time."""
@@ -159,7 +176,7 @@ class Filler(Dataset[Any]):
         for index in range(len(rows)):
             if self._is_stale(request):
                 return BatchResult(slot, skipped=True, kept=self._note_kept(slot, kept=_any_referenced(gathered)))
-            self._num_made = index
+            self._place[0] = index
             # Not by zip, which keeps the last tuple that it gave.
             given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None
             sample = transform(given) if transform else next(samples)
@@ -186,7 +203,7 @@ class Filler(Dataset[Any]):
             if stopwatch is not None:
                 stopwatch.lap("collate")
                 stopwatch.sample()
-        self._num_made = len(made) + len(unfit)
+        self._place[0] = len(made) + len(unfit)
         if not unfit and not _any_referenced(gathered):
             if gathered:
                 # A transform that mostly makes new images is better off with samples that are still in the cache.
@@ -199,7 +216,7 @@ class Filler(Dataset[Any]):
         whole = [_sample(layout, arrays, index, new) for index, new in enumerate(made)] + unfit
         for sample in self._made(rows[len(whole) :]) if gathered else samples:
             whole.append(sample)
-            self._num_made += 1
+            self._place[0] += 1
         return self._collated(slot, rows, whole)._replace(kept=self._note_kept(slot, kept=bool(gathered)))
 
     def _note_kept(self, slot: int, *, kept: bool) -> bool:
@@ -259,18 +276,24 @@ class Filler(Dataset[Any]):
 
     def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:
         """Returns an error that names the sample, as far as it is known."""
-        done, name_of = self._num_made, self._source.name_of
-        if done >= len(rows):
-            where = f"the batch that begins with {name_of(int(rows[0]))}"
-        elif self._source.at_once:
-            first = done // _BLOCK * _BLOCK
-            where = f"one of {', '.join(map(name_of, rows[first : first + _BLOCK].tolist()))}"
-        else:
-            where = name_of(int(rows[done]))
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return WorkerError(
-            f"{where}: the dataset or its transform raised {said}\n\nIn a worker process:\n{traceback.format_exc()}"
-        )
+        where = sample_at(self._place[0], rows, self._source.name_of, at_once=self._source.at_once)
+        said, text = type(error).__name__, str(error)
+        said = shortened(f"{said}: {text}" if text else said)
+        return WorkerError(f"{where}: the dataset or its transform raised {said}{_traceback()}")
+
+
+def sample_at(place: int, rows: NDArray[np.int64], name_of: Callable[[int], str], *, at_once: bool) -> str:
+    """Returns what messages call the sample at a place of a batch; `at_once`: only its neighbours, too, are known."""
+    if place >= len(rows):
+        return f"the batch that begins with {name_of(int(rows[0]))}"
+    if at_once:
+        first = place // _BLOCK * _BLOCK
+        return f"one of {', '.join(map(name_of, rows[first : first + _BLOCK].tolist()))}"
+    return name_of(int(rows[place]))
+
+
+def _traceback() -> str:
+    return f"\n\nIn a worker process:\n{shortened(traceback.format_exc())}"
 
 
 def _any_referenced(raw: Sequence[Sequence[NDArray[Any]]]) -> bool:

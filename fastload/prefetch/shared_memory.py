@@ -66,6 +66,10 @@ class SharedMemory:
             self._whole = np.frombuffer(mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED), np.uint8)
         return self._whole[offset : offset + num_bytes]
 
+    def fileno(self) -> int:
+        """Returns the descriptor of the file."""
+        return self._fd
+
     def close(self) -> None:
         """Lets go of the file; views that are left keep their memory."""
         fd, self._fd, self._whole = self._fd, -1, None

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.device import Backend, Pins
+from fastload.errors import WorkerTimeoutError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_decoder import DeviceDecoder
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs
@@ -34,6 +35,7 @@ from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
+from fastload.prefetch.waiting import Patience, doing, rows_in_words
 from fastload.read.readahead import announced_ahead, has_read_ahead
 from fastload.timing.probe import WorkerInfo
 
@@ -60,8 +62,6 @@ class ThreadFeed:
         usable: whether another stream can begin; else a new feed is needed.
         short_switches: whether the threads decode or compute, so that they need a `ShortSwitchInterval`.
     """
-
-    usable = True
 
     def __init__(self, options: Resolved) -> None:
         self._options, dataset = options, options.packed.dataset
@@ -98,6 +98,11 @@ class ThreadFeed:
         self._stream: ThreadStream | None = None  # the last one
         self.short_switches = options.decodes or self._transformer is not None
 
+    @property
+    def usable(self) -> bool:
+        """Whether another stream can begin: no thread hangs."""
+        return not self._threads.left_behind
+
     def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
         """Begins to read batches of rows of the file, and ends the stream before it.
 
@@ -126,6 +131,7 @@ class ThreadFeed:
                 group=group,
                 present=self._present,
                 draw=self._options.draw if WORDS in self._ring.slots[0].arrays else None,
+                patience=Patience(self._options.timeout_s, self._options.data.name_of),
             )
             if transformer is not None:
                 stream.views = transformer.views
@@ -147,6 +153,8 @@ class ThreadFeed:
             self._stream.close()
             self._stream = None
         self._threads.close()
+        if self._threads.left_behind:
+            return  # they may still read the file, and write to slots
         self._reader.close()
         if self._pins is not None:
             self._pins.close()
@@ -184,6 +192,7 @@ class ThreadStream(BatchStream):
         group: batches that are filled at a time; see `group_size`.
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
         draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
+        patience: of who waits for a batch; None: it is endless.
     """
 
     def __init__(
@@ -196,6 +205,7 @@ class ThreadStream(BatchStream):
         group: int = 1,
         present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
         draw: Draw | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._coming = coming
@@ -205,6 +215,7 @@ class ThreadStream(BatchStream):
         self._group = group
         self._present = present
         self._draw = draw
+        self._patience = patience or Patience()
         self._begun: deque[Request] = deque()  # with a slot, in order; the first is handed over next
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
         self._done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -221,8 +232,8 @@ class ThreadStream(BatchStream):
             self._begin()
             if not self._begun:
                 raise StopIteration  # it was closed
-            while not self._begun[0].done:
-                self._done_one.get()
+            if not self._begun[0].done:
+                self._wait_for(self._begun[0])
             if (error := self._begun[0].error) is not None:
                 raise error
             if (group := self._begun[0].group) is None:
@@ -246,6 +257,27 @@ class ThreadStream(BatchStream):
             self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
         return self._split.popleft()
 
+    def _wait_for(self, request: Request) -> None:
+        """Waits until a request is done; raises WorkerTimeoutError when that takes too long."""
+        patience = self._patience
+        patience.begin()
+
+        def describe() -> str:
+            if request.thread is None:
+                return "No thread has begun to read it: all are still at earlier batches."
+            what = "plans the next batch."
+            if request.group is not None:
+                rows = request.group.whole.rows
+                what = f"makes the batch that begins with {patience.named(int(rows[0]))} ({rows_in_words(rows)})."
+            return f"A thread {what}\n\n{doing([request.thread])}"
+
+        try:
+            while not request.done:
+                patience.get(self._done_one, describe)
+        except WorkerTimeoutError:
+            self._threads.left_behind = True
+            raise
+
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Does the same for the fields in the slot; images that the device decoded are on it already."""
         device_batch = super().begin_copy(batch, backend)
@@ -267,16 +299,18 @@ class ThreadStream(BatchStream):
         return len(self._split) + sum(len(request.group.members) if request.group else 0 for request in filled)
 
     def close(self) -> None:
-        """Takes back every slot that is not lent. Returns when no thread writes for this stream any more."""
+        """Takes back every slot that is not lent.
+
+        Returns when no thread writes for this stream any more, or none is waited for, since it hangs: then its slots
+        are not used again, and stay its own.
+        """
         self._closed = True
         try:
             if self._pid == os.getpid():  # a forked child has neither the threads nor their results
                 for request in self._threads.drop():
                     request.done = True
                 self._split.clear()
-                if self._threads.may_wait():  # else the feed does before its next stream
-                    while not all(request.done for request in self._begun):
-                        self._done_one.get()
+                if self._threads.settle(self._begun, self._done_one):  # else the feed does before its next stream
                     while self._begun:
                         self._ring.give_back(self._begun.popleft().slot)
         finally:

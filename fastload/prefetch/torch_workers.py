@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
+import functools
+import logging
 import multiprocessing
 import multiprocessing.process
 import os
 import pickle
 import select
 import signal
-import sys
-import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from pickle import PicklingError
 from typing import Any
@@ -24,8 +27,15 @@ from torch.utils.data import DataLoader, Dataset, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastload.errors import OptionError, WorkerError
+from fastload.prefetch.worker_stacks import WorkerStacks, is_stopped, state_of
+from fastload.prefetch.worker_start import begin_worker, left_alone_by_signals
 
+# Between looks at whether workers live that do not give results.
 _LOOK_S = 5.0
+# For workers to end by themselves, and after they were killed: all of them together.
+_END_S = 5.0
+
+_log = logging.getLogger("fastload")
 
 # The queues of workers that run. When workers are garbage of a cycle, such as an error and its traceback, their queues
 # are not: those would be closed first, and the rest would then write to numbers that may belong to other files.
@@ -42,33 +52,35 @@ class Workers(_MultiProcessingDataLoaderIter):
     Args:
         dataset: given a request, returns its result.
         number: of workers.
+        context: starts them.
 
     Attributes:
         dead: the workers that are known to have ended.
+        stacks: what the living ones are doing.
     """
 
-    def __init__(self, dataset: Dataset[Any], number: int) -> None:
+    def __init__(self, dataset: Dataset[Any], number: int, context: BaseContext) -> None:
         self.dead: list[Any] = []
+        self.stacks = WorkerStacks()
         self._owner = os.getpid()
         self._began = False  # whether any worker has given a result
+        _living.add(self)
         loader = DataLoader(
             dataset,
             batch_size=None,
             sampler=(),
             num_workers=number,
             collate_fn=_as_it_is,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=functools.partial(begin_worker, self.stacks),
             persistent_workers=True,
-            multiprocessing_context=worker_context(),
+            multiprocessing_context=context,
             generator=torch.Generator(device="cpu"),  # the user's global one is not drawn from
         )
-        chosen: str | None = multiprocessing.get_start_method(allow_none=True)
         try:
             super().__init__(loader)
-        finally:
-            if chosen is None:
-                # Starting a worker asks for the default method, which fixes it; it is the user's to choose.
-                multiprocessing.set_start_method(None, force=True)
+        except BaseException:
+            self.end(kill=True)
+            raise
         # torch's signal handler would raise in the middle of the training step, wherever that is.
         signals: Any = _utils.signal_handling
         signals._remove_worker_pids(id(self))
@@ -87,18 +99,17 @@ class Workers(_MultiProcessingDataLoaderIter):
         Not called by the thread that trains: this wakes the worker, which may take the CPU from the caller for
         milliseconds (two cores, both busy: 2.7 ms in one of ten requests). A small request does not block.
         """
-        # As the queue's own thread does, which would have to be woken, too. The worker releases the semaphore.
-        queue: Any = self._index_queues[worker]
-        queue._sem.acquire()
-        queue._writer.send_bytes(pickle.dumps((number, request)))
+        _send(self._index_queues[worker], (number, request))
 
-    def result(self, worker: int | None) -> tuple[int, Any]:
+    def result(self, worker: int | None, left: Callable[[], float]) -> tuple[int, Any]:
         """Waits for a result, of any request; returns the request's number with it, an exception if that came instead.
+
+        `left` is called again and again, and gives the seconds to wait until it has to be called again, or raises.
 
         Raises:
             WorkerError: the worker that this waits for died before it gave one; None: any of them.
         """
-        while not self.waiting(_LOOK_S):
+        while not self.waiting(min(_LOOK_S, left())):
             if self.dead and (worker is None or self._workers[worker] in self.dead or self._is_stuck()):
                 raise _death(self.dead, hint="" if self._began else f" {GUARD}")
         number, result = self._worker_result_queue.get()
@@ -141,73 +152,62 @@ class Workers(_MultiProcessingDataLoaderIter):
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def end(self, *, kill: bool) -> None:
-        """Ends the workers; kills them also if one is dead, since torch's way would wait for locks that it may hold."""
-        if not kill and self.all_alive():
-            self._shutdown_workers()
-        if self._owner != os.getpid() or self._shutdown:
+        """Ends the workers: they finish the sample they are at, unless killed, which nothing can delay.
+
+        They are killed also if one is dead or stopped, which may hold locks that ending takes, and if they do not end
+        within some seconds.
+        """
+        if self._owner != os.getpid() or getattr(self, "_shutdown", True):  # it may not have come that far
             return
         self._shutdown = True
-        _queues_in_use.pop(id(self), None)
+        if not (kill or self.dead or not self.all_alive() or any(map(is_stopped, self.pids))):
+            done: Any = self._workers_done_event
+            done.set()
+            for queue in self._index_queues:
+                with suppress(OSError):  # it ended meanwhile
+                    _send(queue, None)
+            _join(self._workers)
         for worker in self._workers:
             worker.kill()
-        for worker in self._workers:
-            worker.join()
+        for worker in _join(self._workers):
+            # The kernel ends it when its disk answers; Python would wait for that when it ends itself.
+            multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
+            _log.warning("worker process %d was killed and has not ended: %s", worker.pid, state_of(worker.pid))
         for each in (*self._index_queues, self._worker_result_queue):
             each.cancel_join_thread()
             each.close()
+        self.stacks.close()
+        _queues_in_use.pop(id(self), None)
 
     def _shutdown_workers(self, _getpid: Callable[[], int] = os.getpid) -> None:
-        if self._owner == _getpid():  # found before the globals are gone, when the interpreter ends
-            super()._shutdown_workers()
-            _queues_in_use.pop(id(self), None)
+        # Found before the globals are gone, when the interpreter ends; then `_end_workers` has ended them.
+        if getattr(self, "_owner", None) == _getpid() and not getattr(self, "_shutdown", True):
+            self.end(kill=False)
 
 
-def _begin_worker(worker: int) -> None:
-    """Runs in a new worker process: leaves signals to the process that made it, and ends with that."""
-    # SIGINT of Ctrl-C goes to all processes of a terminal. The training process decides what follows: it may go on.
-    for number in {signal.SIGINT, *signal.pthread_sigmask(signal.SIG_BLOCK, ())}:
-        signal.signal(number, _take_no_notice)  # not SIG_IGN, which the programs that a dataset starts would inherit
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    end_with_parent(worker)
+def _send(queue: Any, message: Any) -> None:
+    # As the queue's own thread does, which would have to be woken, too. The worker releases the semaphore.
+    queue._sem.acquire()
+    queue._writer.send_bytes(pickle.dumps(message))
 
 
-def _take_no_notice(number: int, frame: Any) -> None:
-    """Handles a signal by doing nothing."""
+def _join(workers: Sequence[Any]) -> list[Any]:
+    """Waits some seconds for processes to end; returns those that did not."""
+    end_s = time.monotonic() + _END_S
+    for worker in workers:
+        worker.join(max(0.0, end_s - time.monotonic()))
+    return [worker for worker in workers if worker.is_alive()]
 
 
-@contextmanager
-def _own_signals_blocked() -> Iterator[None]:
-    """Blocks the signals that this program handles itself; processes that are started meanwhile inherit that.
-
-    A scheduler that announces the end of a job sends SIGUSR1 or so to all its processes. The program's handler saves a
-    checkpoint, and the processes that were started without it would die.
-    """
-    own = {
-        number
-        for number in signal.valid_signals() - {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD}
-        if callable(signal.getsignal(number))
-    }
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, own)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+# torch leaves its workers to Python when that ends, which waits for stopped ones for ever.
+_living: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
-def end_with_parent(worker: int) -> None:
-    """Ends this worker process at once when the process that made it is gone, however that ended.
-
-    torch's workers look at their parent's process id. Under a forkserver that is the server, which lives as long as
-    they do.
-    """
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, name=f"fastload-worker-{worker}-parent", daemon=True).start()
+@atexit.register
+def _end_workers() -> None:
+    """Ends all workers of this process, which is ending; what they are at is of no use."""
+    for workers in list(_living):
+        workers.end(kill=True)
 
 
 def _death(workers: Sequence[Any], hint: str) -> WorkerError:
@@ -245,12 +245,12 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
         )
     try:
         # torch draws a seed, and would on the user's default device.
-        with torch.device("cpu"), warnings.catch_warnings(), _own_signals_blocked():
+        with torch.device("cpu"), warnings.catch_warnings(), left_alone_by_signals() as context:
             # The error below says it better.
             warnings.filterwarnings("ignore", "Got pickle error")
             # The user made no DataLoader, and a dataset that waits gains from more workers than CPUs.
             warnings.filterwarnings("ignore", "This DataLoader will create")
-            return Workers(dataset, number)
+            return Workers(dataset, number, context)
     except ChildProcessError as error:
         raise OptionError(
             "this process was forked from one that had started a forkserver, which it cannot use. Call "
@@ -261,38 +261,19 @@ def start_workers(dataset: Dataset[Any], number: int) -> Workers:
             f"the process that starts the workers ended, by a signal (Ctrl-C) or an error; what it wrote is above. "
             f"{GUARD}"
         ) from error
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise WorkerError(
+            f"{number} worker processes cannot be started: {error.strerror}. Each takes some descriptors in this "
+            f"process: raise the limit (`ulimit -n`), or choose fewer workers."
+        ) from error
     except (PicklingError, AttributeError, TypeError) as error:
         raise OptionError(
             f"the dataset or its transform cannot be sent to worker processes: {error}. Define functions and "
             f"classes at the top level of a module (no lambda), open files in the worker and not before, or call "
             f'multiprocessing.set_start_method("fork") first.'
         ) from error
-
-
-def worker_context() -> BaseContext:
-    """Returns the context that starts workers, by `start_method`; a forkserver imports their modules once for all."""
-    context = multiprocessing.get_context(start_method())
-    server: Any = getattr(forkserver, "_forkserver", None)
-    if context.get_start_method() == "forkserver" and getattr(server, "_preload_modules", None) == ["__main__"]:
-        # Nobody has chosen otherwise. Two workers then start in 0.1 s and not 2 s; the first start takes as long.
-        context.set_forkserver_preload(["__main__", "fastload.prefetch.sample_worker"])
-    return context
-
-
-def start_method() -> str:
-    """Returns how workers are started: as `multiprocessing.set_start_method` says, else by a forkserver.
-
-    Where the main program is no file (a notebook, `python -c`, a script from stdin), what it defines cannot be imported
-    by a new process, so there it is "fork", as for torch's own workers.
-    """
-    chosen: str | None = multiprocessing.get_start_method(allow_none=True)
-    if chosen is not None:
-        return chosen
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    main = sys.modules["__main__"]
-    is_file = getattr(main, "__spec__", None) is not None or os.path.isfile(getattr(main, "__file__", None) or "")
-    return "forkserver" if is_file else "fork"
 
 
 def _as_it_is(item: Any) -> Any:

@@ -5,6 +5,7 @@ training thread: a slot --Asked--> thread of `FillThreads`: plans the batch --Ba
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,14 @@ from fastload.prefetch.fill_threads import Group, Request
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import Slot
 from fastload.prefetch.sample_layout import SampleLayout
-from fastload.prefetch.sample_worker import BatchRequest, BatchResult, requested_rows
+from fastload.prefetch.sample_worker import BatchRequest, BatchResult, place_in_batch, requested_rows, sample_at
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.torch_workers import Workers
+from fastload.prefetch.waiting import doing
+from fastload.prefetch.worker_stacks import is_stopped, state_of
+
+# Workers whose stacks a message shows.
+_MOST_SHOWN = 4
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,6 +51,7 @@ class Sender:
 
     def __call__(self, asked: Asked, group: Group) -> None:
         slot, rows, plan = asked.slot.number, group.whole.rows, self._options.plan
+        place_in_batch(self._control, slot, plan.batch_size)[0] = -1
         seed = batch_seed(plan.seed, group.epoch, self._options.share.rank, group.whole.step)
         request = BatchRequest(slot, seed, asked.stream, asked.timed)
         if slot < 0:
@@ -56,3 +63,33 @@ class Sender:
                 self._told.add(asked.worker)
         self._workers.ask(asked.worker, asked.number, request)
         asked.sent = True
+
+    def describe(self, asked: Mapping[int, Asked], waits_for: Asked | None, name_of: Callable[[int], str]) -> str:
+        """Returns sentences on what a batch waits for, of those that were asked for, by number; None: for any of them.
+
+        They name the sample that its worker is at, and say what the worker is doing.
+        """
+        if waits_for is not None and not waits_for.sent:
+            stack = doing([waits_for.thread]) if waits_for.thread is not None else ""
+            return f"The thread that plans batches has not sent the request for it.\n\n{stack}"
+        # A worker carries out its requests in order.
+        at_work = {one.worker: one for one in reversed(list(asked.values())) if one.result is None and one.sent}
+        stopped = [n for n in at_work if is_stopped(self._workers.pids[n])]
+        shown = sorted({waits_for.worker, *stopped}) if waits_for is not None else sorted(at_work)
+        return "\n\n".join(self._describe(at_work[n], name_of) for n in shown[:_MOST_SHOWN] if n in at_work)
+
+    def _describe(self, asked: Asked, name_of: Callable[[int], str]) -> str:
+        assert asked.group is not None, "it was sent"
+        pid, rows, batch_size = self._workers.pids[asked.worker], asked.group.whole.rows, self._options.plan.batch_size
+        place = int(place_in_batch(self._control, asked.slot.number, batch_size)[0])
+        rows = rows if asked.slot is not NO_SLOT else rows[:1]
+        state, stacks = state_of(pid), self._workers.stacks
+        what = "has not begun the batch."
+        if place >= 0:
+            where = sample_at(place, rows, name_of, at_once=self._options.data.at_once)
+            what = f"is at {where}, {min(place + 1, len(rows))} of {len(rows)} in its batch."
+        elif not stacks.answered_by(pid):
+            what = "is still starting, and imports its modules."
+        said = f"Worker process {pid} {what} {state}".rstrip()
+        stack = "" if state else stacks.of(pid)  # who is stopped would answer later
+        return f"{said}\n\n{stack}" if stack else said

@@ -50,6 +50,9 @@ _PROBES = 8
 _QUIET_BATCHES = 16
 _QUIET_EVERY = 8
 
+# For the thread to end. A call that waits for a disk that does not answer cannot be ended.
+_CLOSE_S = 10.0
+
 _log = logging.getLogger("fastload")
 
 Item = TypeVar("Item")
@@ -122,7 +125,9 @@ class ReadAhead:
                 self._orders.get()
             self._orders.put(None)
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(_CLOSE_S)
+                if thread.is_alive():
+                    return  # its disk does not answer; it may still use what would be closed
         for extents in (*self._small, *self._large):
             extents.close()
         fd, self._fd = self._fd, -1

@@ -241,7 +241,7 @@ def test_a_changed_file_is_noticed_though_its_batches_were_read_ahead(tmp_path):
 
 def test_what_nobody_waits_for_is_skipped_also_in_the_middle_of_a_batch():
     memory, wanted, made = SharedMemory(), SharedMemory(), []
-    wanted.extend(8)
+    wanted.extend(sample_worker.control_bytes(2, N))
     newest = wanted.view(0, 8).view(np.int64)
 
     class Samples(Dataset):
@@ -269,7 +269,7 @@ def test_what_nobody_waits_for_is_skipped_also_in_the_middle_of_a_batch():
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_nobody_waits_for_is_skipped_also_while_rows_are_gathered(packed, monkeypatch, kept):
     memory, wanted, asked = SharedMemory(), SharedMemory(), []
-    wanted.extend(8)
+    wanted.extend(sample_worker.control_bytes(2, N))
     newest = wanted.view(0, 8).view(np.int64)
     held = []
 

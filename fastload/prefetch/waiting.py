@@ -1,0 +1,115 @@
+"""The wait of a loop for its next batch: an error after the loader's timeout, else a warning when it takes a minute.
+
+Both say which sample is being made, and what the thread or process that makes it is doing.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError, WorkerTimeoutError
+
+WARN_AFTER_S = 60.0
+"""Seconds of a wait without a timeout after which a warning says what is waited for; then twice as many."""
+
+_LONGEST_S = 3600.0
+# For the name of a sample, which is read from the file: what is waited for may be its disk.
+_NAME_S = 0.3
+_MOST_ROWS = 8
+
+
+def check_timeout(timeout: object) -> float:
+    """Returns the `timeout` of a loader in seconds. Raises OptionError if it is no number of seconds, 0 or more."""
+    number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
+    if not number or not 0 <= float(timeout) < math.inf:  # type: ignore[arg-type]  # it is a number
+        raise OptionError(
+            f"timeout={timeout!r}: give the seconds that a batch may be waited for, as a number of 0 or more; 0 waits "
+            f"as long as it takes"
+        )
+    return float(timeout)  # type: ignore[arg-type]  # it is a number
+
+
+class Patience:
+    """How long a loop waits for a batch; one for a stream. Used by the thread that waits.
+
+    Args:
+        timeout_s: seconds; 0: for ever.
+        name_of: returns what messages call a row's sample; may take for ever.
+    """
+
+    def __init__(self, timeout_s: float = 0.0, name_of: Callable[[int], str] = "row {}".format) -> None:
+        self.timeout_s = timeout_s
+        self._name_of = name_of
+        self._warn_after_s = WARN_AFTER_S
+        self._begun_s = 0.0
+        self._warned = False  # in this wait
+
+    def begin(self) -> None:
+        """Begins a wait."""
+        self._begun_s, self._warned = time.monotonic(), False
+
+    def left(self, describe: Callable[[], str]) -> float:
+        """Returns for how many seconds to wait before this is called again.
+
+        Raises WorkerTimeoutError, or warns, when the time is over. `describe` returns sentences on what is waited for.
+        """
+        waited_s = time.monotonic() - self._begun_s
+        limit_s = self.timeout_s or (math.inf if self._warned else self._warn_after_s)
+        if waited_s < limit_s:
+            return min(limit_s - waited_s, _LONGEST_S)
+        if self.timeout_s:
+            raise WorkerTimeoutError(
+                f"no batch came within timeout={self.timeout_s:g} s. {describe()}\n\nIf a batch may take that long "
+                f"(the first one waits for the workers' start, too), give FastLoader a longer timeout."
+            )
+        self._warned = True
+        self._warn_after_s *= 2  # a loop that is that slow hears of it once, and one that hangs later does, too
+        warnings.warn(
+            f"no batch has come for {waited_s:.0f} s, and the loop waits on. {describe()}\n\nFastLoader(timeout=...) "
+            f"raises an error instead.",
+            stacklevel=2,
+        )
+        return _LONGEST_S
+
+    def get(self, done_one: queue.SimpleQueue[None], describe: Callable[[], str]) -> None:
+        """Waits until there is something in a queue, or until it is time to look again."""
+        try:
+            done_one.get(timeout=self.left(describe))
+        except queue.Empty:
+            pass
+
+    def named(self, row: int) -> str:
+        """Returns what messages call a row's sample, or its number alone if that cannot be read at once."""
+        found: queue.SimpleQueue[str] = queue.SimpleQueue()
+        name_of = self._name_of
+        threading.Thread(target=lambda: found.put(name_of(row)), name="fastload-name", daemon=True).start()
+        try:
+            return found.get(timeout=_NAME_S)
+        except queue.Empty:
+            return f"row {row}"
+
+
+def rows_in_words(rows: NDArray[np.int64]) -> str:
+    """Returns the first of some rows, and how many they are."""
+    first = ", ".join(map(str, rows[:_MOST_ROWS].tolist()))
+    return f"{len(rows):,} rows: {first}{', ...' if len(rows) > _MOST_ROWS else ''}"
+
+
+def doing(idents: Sequence[int]) -> str:
+    """Returns what threads are doing right now: their Python stacks, the most recent call last."""
+    frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n\n".join(
+        f"Thread {names[ident]} (most recent call last):\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
+        for ident in idents
+        if ident in frames and ident in names
+    )
