@@ -19,8 +19,9 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
+from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
-from fastload.read.reader import Read, RowReader, image_axes
+from fastload.read.reader import RowReader, image_axes
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
@@ -85,7 +86,7 @@ class PackedDataset(Dataset[Any]):
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
-        self._read_mode: Read = "map"
+        self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
 

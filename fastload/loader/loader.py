@@ -34,7 +34,7 @@ from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
-from fastload.read.reader import Read
+from fastload.read.linear import Read
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -86,7 +86,9 @@ class FastLoader:
             gathered. Where they do not fit on each of several ranks, each keeps a fixed share, which changes the order;
             a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
             by how much memory is free, and logs why. Kept until `close()`.
-        read: "map", or "pread" for file systems where other machines may truncate the file.
+        read: "map" copies rows from a mapping of the file, "pread" reads them by system calls, which takes two to four
+            times as long, but survives whatever others do to the file. "auto" is "pread" on network file systems and
+            the like, else "map"; see "Where the file is truncated while training" in docs/training.md.
 
     Raises:
         OptionError: an argument has no meaning, or there is not one whole batch.
@@ -113,7 +115,7 @@ class FastLoader:
         transform: Sequence[Any] | None = (),
         echo: Echo = 1,
         cache: CacheOption = None,
-        read: Read = "map",
+        read: Read = "auto",
     ) -> None:
         data = as_input(source)
         _check_reading(read, workers, data)
@@ -306,8 +308,8 @@ class FastLoader:
 
 def _check_reading(read: object, workers: object, data: Input) -> None:
     """Raises OptionError for ways to read that there are not, and numbers of workers without meaning."""
-    if read not in ("map", "pread"):
-        raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
+    if read not in ("auto", "map", "pread"):
+        raise OptionError(f'read={read!r} is not known; choose "auto", "map" or "pread"')
     if workers == 0 and data.runs_python:
         raise OptionError(
             "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "

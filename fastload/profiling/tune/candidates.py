@@ -15,7 +15,7 @@ from typing import Any
 
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle
-from fastload.read.reader import Read
+from fastload.read.linear import Read
 
 WINDOWS = (1, 4, 16, 64)
 
