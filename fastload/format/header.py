@@ -212,9 +212,9 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
     """Returns N and every readable dataset of the root group; refuses what is unsafe, or wrong in a packed file."""
     if packed and len(file) > MOST_READ:
         raise FormatError(f"{path}: holds {len(file):,} datasets, far more than any release writes. {CHANGED}")
-    # Of many in a file of another program those that mean something, and the first ones.
+    # Of many in a file of another program those that mean something, and the first ones; half, since packing adds some.
     known = [name for name in (*PIXEL_FIELDS, "labels", "split", "key") if name in file]
-    found = dict.fromkeys([*islice(file, MOST_READ), *known])
+    found = dict.fromkeys([*islice(file, MOST_READ if packed else MOST_READ // 2), *known])
     datasets = {name: item for name in found if (item := _dataset(path, file, name, packed=packed)) is not None}
     if not packed and "images" not in datasets:
         found = ", ".join(datasets) or "nothing"
@@ -238,12 +238,18 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
         valid.check_images(path, datasets["images"], packed=packed)
     order = sorted(datasets, key=lambda name: (name not in PIXEL_FIELDS, name != "labels", name))
     rows_of = dict.fromkeys(ragged, num_rows)
+    if packed and "key" in datasets and (datasets["key"].dtype.kind != "S" or len(datasets["key"].shape) != 1):
+        raise bad(path, "key", f"is {datasets['key'].dtype} {datasets['key'].shape}, not text. {CHANGED}")
     for name in order:
         valid.check_stored(path, name, datasets[name], file_bytes, pixels=name in PIXEL_FIELDS)
     return num_rows, {name: _field(path, name, datasets[name], packed, file_bytes, rows_of.get(name)) for name in order}
 
 
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
+    if not isinstance(name, str):  # h5py returns bytes where they are not UTF-8
+        if packed:
+            raise FormatError(f"{path}: has a dataset of the name {name!r}, which no release writes. {CHANGED}")
+        return None
     link = file.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
         raise bad(path, name, f"is a link into another file ({link.filename}); refused as unsafe.")

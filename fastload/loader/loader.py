@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -34,7 +35,7 @@ from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
-from fastload.read.linear import Read
+from fastload.read.linear import Read, chosen
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -118,7 +119,8 @@ class FastLoader:
         read: Read = "auto",
     ) -> None:
         data = as_input(source)
-        _check_reading(read, workers, data)
+        _check_reading(workers, data)
+        read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
         self.batch_size = batch_size
         self.echo = echo
         self._share_option = share
@@ -165,7 +167,7 @@ class FastLoader:
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._in_flight = InFlight(backend.clock) if backend is not None else None
-        self._counter = PassCounter()
+        self._counter = PassCounter(read=read if isinstance(data, PackedInput) else "")
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
         self._batches = EpochsAhead(self._options)
@@ -178,7 +180,7 @@ class FastLoader:
     def iterate(self, probe: Probe | None = None) -> Iterator[Batch]:
         """Does the same as `iter()` for a `Meter`: the probe takes note of each batch."""
         self._end_active()
-        options, counter = self._options, PassCounter(in_flight=self._in_flight)
+        options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
         check_share(self._share_option, options.share)
         options.data.check()
         position = self._decided(self._epochs.coming())
@@ -306,10 +308,8 @@ class FastLoader:
         return self._feed
 
 
-def _check_reading(read: object, workers: object, data: Input) -> None:
-    """Raises OptionError for ways to read that there are not, and numbers of workers without meaning."""
-    if read not in ("auto", "map", "pread"):
-        raise OptionError(f'read={read!r} is not known; choose "auto", "map" or "pread"')
+def _check_reading(workers: object, data: Input) -> None:
+    """Raises OptionError for numbers of workers without meaning."""
     if workers == 0 and data.runs_python:
         raise OptionError(
             "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "

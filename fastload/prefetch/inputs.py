@@ -23,8 +23,8 @@ from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
-from fastload.read.ragged_rows import sample_name
 from fastload.read.reader import RowReader
+from fastload.read.row_errors import sample_name
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 

@@ -18,6 +18,7 @@ import queue
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.header import PackedFile
+from fastload.read.row_errors import read_error
 from fastload.system import syscalls
 from fastload.system.files import read_into
 
@@ -67,8 +69,8 @@ _QUEUE = 1024
 _MAX_REQUEST_BYTES = 1 << 20
 
 
-def chosen(fd: int, read: Read) -> Literal["map", "pread"]:
-    """Returns how an open file is read: "map", from a mapping of it, or "pread", by system calls.
+def chosen(path: Path, read: Read) -> Literal["map", "pread"]:
+    """Returns how a file is read: "map", from a mapping of it, or "pread", by system calls.
 
     "auto" is "pread" on `FILE_SYSTEMS`: there nothing keeps others from truncating the file while rows are copied,
     which ends the process if it is mapped. Elsewhere it is "map": reading by system calls takes twice as long for rows
@@ -77,7 +79,7 @@ def chosen(fd: int, read: Read) -> Literal["map", "pread"]:
     if read not in ("auto", "map", "pread"):
         raise OptionError(f'read={read!r} is not known; choose "auto", "map" or "pread"')
     if read == "auto":
-        return "pread" if syscalls.file_system_of(fd) in FILE_SYSTEMS else "map"
+        return "pread" if syscalls.file_system_of(path) in FILE_SYSTEMS else "map"
     return read
 
 
@@ -190,9 +192,17 @@ class PreadRows:
             self._read_whole(name, view[at : at + length], offset)
 
     def _read_whole(self, name: str, view: memoryview, offset: int) -> None:
-        end = offset + read_into(self._fd, view, offset)
+        field = self._file.fields[name]
+        try:
+            end = offset + read_into(self._fd, view, offset)
+        except OSError as exc:
+            if field.offset is None:
+                raise read_error(self._file, name, None, exc) from exc
+            if len(view) > field.row_bytes:  # which of the rows it is
+                for at in range(0, len(view), field.row_bytes):
+                    self._read_whole(name, view[at : at + field.row_bytes], offset + at)
+            raise read_error(self._file, name, (offset - field.offset) // field.row_bytes, exc) from exc
         if end < offset + len(view):
-            field = self._file.fields[name]
             row = "a row" if field.offset is None else f"row {(end - field.offset) // field.row_bytes}"
             raise FileChangedError(
                 f"{self._file.path}: ends at byte {end:,}, inside {row} of {name}: it was truncated while in use. "

@@ -56,7 +56,7 @@ class RowReader:
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
-            read = chosen(self.fd, read)
+            read = chosen(file.path, read)
             if read == "map":
                 self.held = HeldOffWriters(file, self.fd)
             linear, other = list[str](), list[str]()

@@ -60,12 +60,12 @@ def let_writers(fd: int) -> None:
         call(fd, _F_SETLEASE, _F_UNLCK)
 
 
-def file_system_of(fd: int) -> int | None:
-    """Returns the number of the file system's kind that an open file is on, as in statfs(2); None where unknown."""
-    if (fstatfs := _function("fstatfs")) is None:
+def file_system_of(path: str | os.PathLike[str]) -> int | None:
+    """Returns the number of the kind of file system that a file is on, as in statfs(2); None where unknown."""
+    if (statfs := _function("statfs")) is None:
         return None
     memory = ctypes.create_string_buffer(_STATFS_BYTES)  # struct statfs begins with f_type, a long
-    return int.from_bytes(memory.raw[:4], sys.byteorder) if fstatfs(fd, memory) == 0 else None
+    return ctypes.c_long.from_buffer(memory).value & 0xFFFFFFFF if statfs(os.fsencode(path), memory) == 0 else None
 
 
 def is_resident(fd: int, offset: int) -> bool | None:
