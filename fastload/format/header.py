@@ -139,7 +139,7 @@ class Hdf5File(h5py.File):
     ) -> None:
         path = self.filename if self.id.valid else ""
         super().__exit__(kind, error, where)
-        if error is not None and not isinstance(error, FastloadError) and _of_hdf5(error):
+        if error is not None and not isinstance(error, FastloadError) and is_of_hdf5(error):
             raise damaged(path, error) from error
 
 
@@ -149,9 +149,9 @@ def damaged(path: str | Path, error: BaseException) -> FormatError:
     return FormatError(f"{path}: its HDF5 metadata is damaged ({reason}). Copy it again, or pack it again.")
 
 
-def _of_hdf5(error: BaseException) -> bool:
-    """Whether h5py raised an error, or NumPy for want of memory: for damaged metadata h5py raises nearly any type."""
-    if isinstance(error, (OSError, RuntimeError, KeyError, MemoryError)):
+def is_of_hdf5(error: BaseException) -> bool:
+    """Whether h5py raised an error, of nearly any type where metadata is damaged, or NumPy for want of memory."""
+    if isinstance(error, (OSError, RuntimeError, KeyError, MemoryError, OverflowError)):
         return True
     where = error.__traceback__
     while where is not None and where.tb_next is not None:

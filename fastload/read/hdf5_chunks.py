@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FormatError
 from fastload.format.codecs import load_filters
-from fastload.format.header import PackedFile, damaged, open_hdf5
+from fastload.format.header import PackedFile, damaged, is_of_hdf5, open_hdf5
 from fastload.read.chunk_filters import FilteredChunks
 from fastload.read.identity import check_path, open_checked
 from fastload.read.row_errors import read_error
@@ -120,9 +120,9 @@ class ChunkedRows:
                     filtered.rows_into(self._fd, rows, out)
                 else:
                     self._copy_rows(name, rows, out)
-            except FastloadError:
-                raise
             except Exception as exc:
+                if isinstance(exc, FastloadError) or not is_of_hdf5(exc):
+                    raise
                 raise self._error(name, rows, exc) from exc
 
     def _error(self, name: str, rows: NDArray[np.int64], error: Exception) -> FastloadError:

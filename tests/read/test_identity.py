@@ -4,16 +4,14 @@ import os
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
-from fastload.errors import FileChangedError, OptionError
+from fastload.errors import FileChangedError
 from fastload.format.header import read_header
-from fastload.inspection.info import inspect_file
-from fastload.loader.loader import FastLoader
 from fastload.read.identity import HeldOffWriters, check_open, open_checked
-from fastload.read.linear import FILE_SYSTEMS, chosen
 from fastload.system import syscalls
 
 PACKED = {"rows": 20}
@@ -89,7 +87,8 @@ def test_threads_that_copy_in_turn_do_not_hold_a_writer_off_for_ever(held) -> No
 
 def test_a_forked_child_does_not_end_the_lease_of_its_parent(held) -> None:
     file, fd, guard = held
-    with guard:
+    with guard, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests; the child only calls the kernel
         child = os.fork()
         if not child:
             with guard:
@@ -102,22 +101,3 @@ def test_a_forked_child_does_not_end_the_lease_of_its_parent(held) -> None:
         _wait_for(lambda: syscalls.writers_wait(fd))
         check_open(file, fd)
     writer.join()
-
-
-def test_auto_maps_local_files_and_no_others_and_stats_and_info_say_which(packed, monkeypatch) -> None:
-    def said() -> tuple[str, str]:
-        loader = FastLoader(packed, 4)
-        next(iter(loader))
-        found = loader.stats.read, inspect_file(packed).read
-        loader.close()
-        return found
-
-    assert chosen(packed, "auto") == "map" and said() == ("map", "map")
-    kind = syscalls.file_system_of(packed)
-    if kind is not None:  # not on macOS
-        monkeypatch.setitem(FILE_SYSTEMS, kind, "NFS")
-        assert chosen(packed, "auto") == "pread" and said() == ("pread", "pread")
-        assert inspect_file(packed).file_system == "NFS" and not inspect_file(packed).held_off
-        assert chosen(packed, "map") == "map"
-    with pytest.raises(OptionError, match='"auto", "map" or "pread"'):
-        chosen(packed, "mmap")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import h5py
@@ -11,11 +12,9 @@ import pytest
 from ragged_cases import varied_file
 from small_files import random_pixels, write_foreign, write_random
 
-from fastload.dataset import PackedDataset
 from fastload.errors import FormatError, ReadError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.loader.loader import FastLoader
 from fastload.read.reader import RowReader
 
 
@@ -56,10 +55,11 @@ def test_a_bad_sector_under_pixels_is_named_with_file_row_and_key(tmp_path: Path
     images = read_header(path).fields["images"]
     assert images.offset is not None
     bad_disk(range(images.offset + 6 * images.row_bytes + 5, images.offset + 6 * images.row_bytes + 6))
-    with pytest.raises(ReadError, match=r"a\.h5: sample '00000006' \(row 6\): `images` cannot be read \(Input/output"):
-        list(FastLoader(path, 4, shuffle=False, read="pread"))
-    with pytest.raises(OSError, match="row 6"):
-        PackedDataset(path).reading("pread")[6]
+    reader = RowReader(read_header(path), ["images"], "pread")
+    for rows in (np.arange(4, 9), np.array([9, 6, 2])):  # read at once, and one by one
+        with pytest.raises(ReadError, match=r"a\.h5: sample '00000006' \(row 6\): `images` cannot be read \(Input/out"):
+            reader.gather(rows, {"images": np.empty((len(rows), 16, 12, 3), np.uint8)})
+    reader.close()
     assert [(row.row, row.what) for row in verify_file(path).damaged] == [(6, "cannot be read: Input/output error")]
 
 
@@ -99,6 +99,7 @@ def test_a_damaged_index_of_chunks_is_an_error_that_names_the_file(tmp_path: Pat
     for damaged in (b"TREX\x01", b"TREE\x07"):
         path = tmp_path / "b.h5"
         path.write_bytes(data.replace(b"TREE\x01", damaged))
-        with pytest.raises(FormatError, match=r"b\.h5: its HDF5 metadata is damaged"):
-            PackedDataset(path)[0]
+        out, error = {"images": np.empty((1, 16, 12, 3), np.uint8)}, r"b\.h5: its HDF5 metadata is damaged"
+        with closing(RowReader(read_header(path), ["images"])) as reader, pytest.raises(FormatError, match=error):
+            reader.gather(np.array([0]), out)
     assert good.num_rows == 12
