@@ -19,8 +19,9 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
+from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
-from fastload.read.reader import Read, RowReader, image_axes
+from fastload.read.reader import RowReader, image_axes
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
@@ -85,7 +86,7 @@ class PackedDataset(Dataset[Any]):
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
-        self._read_mode: Read = "map"
+        self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
 
@@ -277,11 +278,11 @@ def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[st
 
 
 def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str, ...]:
-    if fields is None and "images" in file.fields:
-        return tuple(name for name in ("images", "labels") if name in file.fields)
     # Those that torch has a dtype for.
     kinds = {name: (field.dtype.kind, field.dtype.itemsize) for name, field in file.fields.items()}
     numeric = [name for name, (kind, size) in kinds.items() if kind in "biu" or (kind == "f" and size in (2, 4, 8))]
+    if fields is None and "images" in file.fields:
+        fields = [name for name in ("images", "labels") if name in file.fields]
     if fields is None:
         own = [name for name in numeric if name not in _BOOKKEEPING]
         if not own:
@@ -294,7 +295,7 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
         raise OptionError(f"fields={fields!r}: give one or more of {', '.join(accepted)}, each once, in a list")
     for name in fields:
         if name not in accepted:
-            why = "holds no numbers" if name in file.fields else "is not in the file"
+            why = "holds no numbers that torch has a type for" if name in file.fields else "is not in the file"
             raise OptionError(f"{file.path}: field {name!r} {why}; choose from {', '.join(accepted)}")
     if "images" in fields:
         image_axes(file)

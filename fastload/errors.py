@@ -8,6 +8,7 @@ FastloadError
 ├── PackError          (RuntimeError)  packing stopped: a worker died, another process is packing
 │   └── ResumeError    (RuntimeError)  what an earlier run left belongs to another source or options
 ├── FormatError        (ValueError)    not a file fastload can read: damaged, foreign, newer
+├── ReadError          (OSError)       the disk or network failed while a row was read
 ├── MissingFileError   (FileNotFoundError)  there is no such file
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
@@ -55,6 +56,10 @@ class ResumeError(PackError):
 
 class FormatError(FastloadError, ValueError):
     """A file cannot be read: it is damaged, not HDF5, unsafe, or of a newer format version."""
+
+
+class ReadError(FastloadError, OSError):
+    """The disk or the network failed while a row was read; the message names its file, row and key."""
 
 
 class MissingFileError(FastloadError, FileNotFoundError):

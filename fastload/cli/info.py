@@ -116,6 +116,8 @@ def _print(found: FileInfo) -> None:
             ("decoder", found.decoder or "unknown"),
             ("digest", found.header_digest or ""),
         ]
+    if found.header_digest:
+        pairs.append(("reading", _reading(found)))
     print_pairs(pairs)
     typer.echo()
     _print_fields(list(found.fields.values()))
@@ -125,6 +127,14 @@ def _print(found: FileInfo) -> None:
             print_finding(finding)
     elif found.version is None:
         typer.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
+
+
+def _reading(found: FileInfo) -> str:
+    if found.read == "pread":
+        return f"pread: on {found.file_system} others may truncate a mapped file, which ends the process that reads it"
+    if found.held_off:
+        return "map: who writes to the file waits while rows are copied"
+    return 'map; do not truncate the file while training, which may end the process: read="pread" survives it'
 
 
 def _layout_pairs(layout: ChunkLayout) -> list[tuple[str, str]]:

@@ -1,26 +1,30 @@
 """Reads and checks the header of a packed file, or of any HDF5 file, without its pixels.
 
-Start with `read_header`, which returns a `PackedFile` of `Field`s.
+Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has the checks of what the file says.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from fastload.errors import FormatError, MissingFileError
+from fastload.errors import FastloadError, FormatError, MissingFileError
+from fastload.format import valid
 from fastload.format.codecs import pipeline
-from fastload.format.digests import header_digest, linear_offset, plain
-from fastload.format.ragged import INDEX_DTYPES, RaggedExtent, index_names
+from fastload.format.digests import MOST_READ, dtype_of, header_digest, linear_offset
+from fastload.format.ragged import RaggedExtent
+from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
 
-FORMAT_VERSION = 1
-_CHANGED = "The file was changed after packing; pack it again."
+__all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
+
 IMAGES_OFFSET = 4096
 """Byte at which the first row of `images` lies in every file that fastload writes."""
 
@@ -54,7 +58,7 @@ class Field:
         """Bytes of one row in the file; their mean if it is ragged."""
         if self.ragged is not None:
             return max(1, self.ragged.num_bytes // self.ragged.num_rows)
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize  # Python's integers do not wrap
 
     @property
     def chunk_rows(self) -> int:
@@ -105,31 +109,58 @@ def read_header(path: str | Path) -> PackedFile:
     """
     path = Path(path)
     with open_hdf5(path) as file:
-        try:
-            identity = FileIdentity.of(os.stat(path))
-            attrs = {name: plain(value) for name, value in file.attrs.items()}
-            version = _version(path, attrs)
-            num_rows, fields = _fields(path, file, packed=version is not None, file_bytes=identity.size)
-            digest = attrs.get("header_digest") if version is not None else None
-            return PackedFile(
-                path=path,
-                version=version,
-                num_rows=num_rows,
-                fields=fields,
-                splits=_splits(path, file, fields),
-                header_digest=str(digest) if digest else header_digest(file),
-                shuffled=bool(attrs.get("shuffled", False)),
-                seed=int(attrs.get("seed", 0)),
-                identity=identity,
-                attrs=attrs,
-            )
-        except (OSError, RuntimeError, KeyError) as exc:  # h5py, where the checksum of some metadata fails
-            raise FormatError(
-                f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again, or pack it again."
-            ) from exc
+        identity = FileIdentity.of(os.stat(path))
+        version, attrs = valid.root_attributes(path, file)
+        packed = version is not None
+        num_rows, fields = _fields(path, file, packed=packed, file_bytes=identity.size)
+        splits: dict[str, range] = {}
+        if "split" in fields and not fields["split"].shape and fields["split"].names:
+            splits = valid.splits(path, file["split"][()], fields["split"].names, packed=packed)
+        digest = attrs.get("header_digest") if packed else None
+        return PackedFile(
+            path=path,
+            version=version,
+            num_rows=num_rows,
+            fields=fields,
+            splits=splits,
+            header_digest=digest or header_digest(file),
+            shuffled=packed and bool(attrs.get("shuffled", False)),
+            seed=attrs.get("seed", 0) if packed else 0,
+            identity=identity,
+            attrs=attrs,
+        )
 
 
-def open_hdf5(path: Path) -> h5py.File:
+class Hdf5File(h5py.File):
+    """An HDF5 file whose context turns what h5py raises for damaged metadata into a FormatError that names the file."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        path = self.filename if self.id.valid else ""
+        super().__exit__(kind, error, where)
+        if error is not None and not isinstance(error, FastloadError) and is_of_hdf5(error):
+            raise damaged(path, error) from error
+
+
+def damaged(path: str | Path, error: BaseException) -> FormatError:
+    """Returns the error to raise where HDF5 cannot make sense of a file, or cannot read it."""
+    reason = "not enough memory for what it claims to hold" if isinstance(error, MemoryError) else error
+    return FormatError(f"{path}: its HDF5 metadata is damaged ({reason}). Copy it again, or pack it again.")
+
+
+def is_of_hdf5(error: BaseException) -> bool:
+    """Whether h5py raised an error, of nearly any type where metadata is damaged, or NumPy for want of memory."""
+    if isinstance(error, (OSError, RuntimeError, KeyError, MemoryError, OverflowError)):
+        return True
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    module = str(where.tb_frame.f_globals.get("__name__", "")) if where is not None else ""
+    return isinstance(error, Exception) and module.split(".")[0] == "h5py"
+
+
+def open_hdf5(path: Path) -> Hdf5File:
     """Opens a file for reading.
 
     Raises:
@@ -154,12 +185,12 @@ def open_hdf5(path: Path) -> h5py.File:
         # with another choice of locking; so each choice is tried.
         for locking in (None, False, True):
             try:
-                return h5py.File(path, "r", locking=locking)
+                return Hdf5File(path, "r", locking=locking)
             except OSError as exc:
                 if "lock" not in str(exc):
                     raise
-        return h5py.File(path, "r", locking="best-effort")
-    except OSError as exc:
+        return Hdf5File(path, "r", locking="best-effort")
+    except (OSError, RuntimeError, ValueError, TypeError, OverflowError) as exc:  # by what the superblock says
         if isinstance(exc, PermissionError):
             what = "permission denied. Make it readable for this user."
         elif path.stat().st_size == 0:
@@ -177,23 +208,14 @@ def open_hdf5(path: Path) -> h5py.File:
         raise FormatError(f"{path}: {what}") from exc
 
 
-def _version(path: Path, attrs: Mapping[str, Any]) -> int | None:
-    if "fastload_version" not in attrs:
-        return None
-    version = attrs["fastload_version"]
-    if not isinstance(version, int) or version < 1:
-        raise FormatError(f"{path}: its fastload_version is {version!r}, which no release wrote. Pack it again.")
-    if version > FORMAT_VERSION:
-        raise FormatError(
-            f"{path}: format version {version}, written by {attrs.get('fastload_writer', 'a newer fastload')}; this "
-            f"release reads up to {FORMAT_VERSION}. Install that release or a newer one."
-        )
-    return version
-
-
 def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tuple[int, dict[str, Field]]:
     """Returns N and every readable dataset of the root group; refuses what is unsafe, or wrong in a packed file."""
-    datasets = {name: item for name in file if (item := _dataset(path, file, name, packed=packed)) is not None}
+    if packed and len(file) > MOST_READ:
+        raise FormatError(f"{path}: holds {len(file):,} datasets, far more than any release writes. {CHANGED}")
+    # Of many in a file of another program those that mean something, and the first ones; half, since packing adds some.
+    known = [name for name in (*PIXEL_FIELDS, "labels", "split", "key") if name in file]
+    found = dict.fromkeys([*islice(file, MOST_READ if packed else MOST_READ // 2), *known])
+    datasets = {name: item for name in found if (item := _dataset(path, file, name, packed=packed)) is not None}
     if not packed and "images" not in datasets:
         found = ", ".join(datasets) or "nothing"
         raise FormatError(f"{path}: no dataset `images` in its root group (found: {found}). Pack the original files.")
@@ -201,79 +223,59 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
         raise FormatError(f"{path}: no dataset in its root group. Packing was probably cut short; pack it again.")
     ragged = {name for name in PIXEL_FIELDS if packed and name in datasets and "row_shape" in datasets[name].attrs}
     for name in ragged:
-        _check_ragged(path, name, datasets)
+        valid.check_ragged(path, name, datasets)
     first = datasets["images_offset"] if "images" in ragged else datasets.get("images", next(iter(datasets.values())))
     num_rows = int(first.shape[0])
     if num_rows == 0:
-        raise _bad(path, first.name[1:], "holds no row.")
+        raise bad(path, first.name[1:], "holds no row.")
     for name, item in list(datasets.items()):
         if item.shape[0] == num_rows or name in ragged:
             continue
         if packed or name in ("labels", "masks"):
-            raise _bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {_CHANGED}")
+            raise bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {CHANGED}")
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
-        images = datasets["images"]
-        if images.dtype.type not in (np.uint8, np.uint16) or len(images.shape) not in ((4,) if packed else (3, 4)):
-            wanted = "expected uint8 or uint16 (N, H, W, C). Pack the original files."
-            raise _bad(path, "images", f"is {images.dtype} {images.shape}; {wanted}")
-        if packed and images.shape[3] not in (1, 3, 4):
-            raise _bad(path, "images", f"has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
+        valid.check_images(path, datasets["images"], packed=packed)
     order = sorted(datasets, key=lambda name: (name not in PIXEL_FIELDS, name != "labels", name))
     rows_of = dict.fromkeys(ragged, num_rows)
-    return num_rows, {name: _field(path, name, datasets[name], file_bytes, rows_of.get(name)) for name in order}
+    if packed and "key" in datasets and (datasets["key"].dtype.kind != "S" or len(datasets["key"].shape) != 1):
+        raise bad(path, "key", f"is {datasets['key'].dtype} {datasets['key'].shape}, not text. {CHANGED}")
+    for name in order:
+        valid.check_stored(path, name, datasets[name], file_bytes, pixels=name in PIXEL_FIELDS)
+    return num_rows, {name: _field(path, name, datasets[name], packed, file_bytes, rows_of.get(name)) for name in order}
 
 
 def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
+    if not isinstance(name, str):  # h5py returns bytes where they are not UTF-8
+        if packed:
+            raise FormatError(f"{path}: has a dataset of the name {name!r}, which no release writes. {CHANGED}")
+        return None
     link = file.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
-        raise _bad(path, name, f"is a link into another file ({link.filename}); refused as unsafe.")
+        raise bad(path, name, f"is a link into another file ({link.filename}); refused as unsafe.")
     try:
         item = file[name]
     except KeyError as exc:
-        raise _bad(path, name, "leads nowhere; refused. The file was changed after packing.") from exc
+        raise bad(path, name, "leads nowhere; refused. The file was changed after packing.") from exc
     if Path(item.file.filename) != Path(file.filename):
-        raise _bad(path, name, f"leads into another file ({item.file.filename}); refused as unsafe.")
+        raise bad(path, name, f"leads into another file ({item.file.filename}); refused as unsafe.")
     unknown = ""
     if not isinstance(item, h5py.Dataset):
         unknown = "is a group; a packed file has datasets only."
     elif item.external:
-        raise _bad(path, name, f"keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
+        raise bad(path, name, f"keeps its data in another file ({item.external[0][0]}); refused as unsafe.")
     elif item.is_virtual:
-        raise _bad(path, name, "is a virtual dataset over other files; refused as unsafe.")
-    elif item.dtype.kind not in "biufS" or not item.shape:
-        unknown = f"has type {item.dtype}, which a packed file never holds."
+        raise bad(path, name, "is a virtual dataset over other files; refused as unsafe.")
+    elif (dtype := dtype_of(item)) is None or dtype.kind not in "biufS" or not item.shape:
+        unknown = f"has type {dtype or 'unknown to NumPy'}, which a packed file never holds."
     if unknown and packed:
-        raise _bad(path, name, f"{unknown} Pack it again.")
+        raise bad(path, name, f"{unknown} Pack it again.")
     return None if unknown else item
 
 
-def _bad(path: Path, name: str, what: str) -> FormatError:
-    return FormatError(f"{path}: `{name}` {what}")
-
-
-def _check_ragged(path: Path, name: str, datasets: Mapping[str, h5py.Dataset]) -> None:
-    """Raises FormatError for a ragged dataset of the wrong type, or without its index."""
-    item = datasets[name]
-    shape = plain(item.attrs["row_shape"])
-    rank = 2 if name == "masks" else 3
-    fits = isinstance(shape, tuple) and len(shape) == rank and all(isinstance(n, int) and n >= 0 for n in shape)
-    fits = fits and (rank == 2 or shape[2] in (1, 3, 4)) and plain(item.attrs.get("row_dtype")) in ("uint8", "uint16")
-    if item.dtype != np.uint8 or len(item.shape) != 1 or not fits:
-        what = f"is {item.dtype} {item.shape} with rows {shape!r}, not images of varying size."
-        raise _bad(path, name, f"{what} {_CHANGED}")
-    for index in index_names(name):
-        dtype, row = INDEX_DTYPES[index.removeprefix(f"{name}_")]
-        found = datasets.get(index)
-        if found is None or found.dtype != np.dtype(dtype) or tuple(found.shape[1:]) != row:
-            what = f"`{index}`, part of the index of `{name}`, is missing or of another type"
-            raise FormatError(f"{path}: {what}. {_CHANGED}")
-
-
-def _field(path: Path, name: str, item: h5py.Dataset, file_bytes: int, ragged_rows: int | None) -> Field:
+def _field(path: Path, name: str, item: h5py.Dataset, packed: bool, file_bytes: int, ragged_rows: int | None) -> Field:
     """Returns the description of a dataset; `ragged_rows` is N if it is ragged."""
-    attrs = {key: plain(value) for key, value in item.attrs.items()}
-    names = attrs.pop("names", ())
+    names, attrs = valid.field_attributes(path, item, name, packed=packed)
     result = Field(
         name=name,
         dtype=item.dtype,
@@ -281,33 +283,18 @@ def _field(path: Path, name: str, item: h5py.Dataset, file_bytes: int, ragged_ro
         offset=linear_offset(item),
         chunks=tuple(int(n) for n in item.chunks) if item.chunks else None,
         filters=tuple(one.name for one in pipeline(item)),
-        names=names if isinstance(names, tuple) else (names,),
+        names=names,
         attrs=attrs,
     )
     if result.offset is not None:
         rows = result.chunk_rows or 1  # chunks are allocated whole
         end = result.offset + -(-int(item.shape[0]) // rows) * rows * result.row_bytes
         if end > file_bytes:
-            raise FormatError(
-                f"{path}: truncated: `{name}` ends at byte {end:,}, the file at {file_bytes:,}. Copy or pack it again."
-            )
+            raise valid.cut_off(path, name, end, file_bytes)
     if ragged_rows is None:
         return result
     if result.offset is None or result.chunks is None:
-        raise _bad(path, name, f"does not lie in one piece. {_CHANGED}")
+        raise bad(path, name, f"does not lie in one piece. {CHANGED}")
     extent = RaggedExtent(result.offset, int(item.shape[0]), result.chunks[0], ragged_rows)
     shape, dtype = tuple(attrs.pop("row_shape")), np.dtype(attrs.pop("row_dtype")).newbyteorder("<")
     return replace(result, dtype=dtype, shape=shape, offset=None, ragged=extent)
-
-
-def _splits(path: Path, file: h5py.File, fields: Mapping[str, Field]) -> dict[str, range]:
-    if "split" not in fields or fields["split"].shape or not fields["split"].names:
-        return {}
-    names = fields["split"].names
-    values = file["split"][()].astype(np.int64)
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(values)) + 1))
-    stops = np.append(starts[1:], len(values))
-    runs = values[starts]
-    if len(set(runs.tolist())) != len(runs) or runs.max() >= len(names):
-        raise FormatError(f"{path}: `split` is not one contiguous run of rows per split. {_CHANGED}")
-    return {names[run]: range(int(a), int(b)) for run, a, b in zip(runs, starts, stops, strict=True)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,12 +15,17 @@ import numpy as np
 
 from fastload.errors import FormatError
 from fastload.format.codecs import pipeline, why_unreadable
-from fastload.format.digests import linear_offset, plain
+from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import ENCODINGS
 from fastload.inspection.chunk_layout import PACK_AGAIN, REPACK_FILE, ChunkLayout, chunk_layout, findings
+from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.system import syscalls
+from fastload.system.text import text_of
 
 MAX_COUNTED_BYTES = 256 * 2**20
+_MOST_OBJECTS = 1000  # of a file that FastLoader cannot read; each takes 0.3 ms
+_MENTIONED = 16  # groups and other types in a foreign file are nothing special
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class FileInfo:
         pack_options: options that affected the file's bytes.
         seed: of the shuffle.
         shuffled: whether rows were shuffled within each split.
+        read: how `FastLoader` reads it unless told, "map" or "pread".
+        file_system: name of the network file system or the like that it is on; None for a local one.
+        held_off: whether writers wait while rows are copied from its mapping; False where nothing is mapped.
         findings: sentences on what makes the file slow or unreadable, and how to fix it.
     """
 
@@ -81,6 +90,9 @@ class FileInfo:
     pack_options: dict[str, Any]
     seed: int | None
     shuffled: bool | None
+    read: str
+    file_system: str | None
+    held_off: bool
     findings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,15 +133,15 @@ def inspect_file(path: str | Path) -> FileInfo:
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
     datasets: dict[str, h5py.Dataset] = {}
     if header:
-        datasets = {name: file[name] for name in header.fields}
+        datasets, hidden = {name: file[name] for name in header.fields}, max(0, len(file) - len(header.fields))
     else:  # every group; soft and external links are not followed
-        file.visititems(lambda name, item: datasets.update({name: item} if isinstance(item, h5py.Dataset) else {}))
+        hidden = _visit(file, datasets)
         header = PackedFile(path, None, 0, {}, {}, "", False, 0, FileIdentity.of(path.stat()), {})
     stores = {name: describe_ragged(file, header, name) for name, field in header.fields.items() if field.ragged}
     offsets = {name: linear_offset(item) for name, item in datasets.items()}
     fields = {}
     for name, item in datasets.items():
-        names = plain(item.attrs["names"]) if "names" in item.attrs else ()
+        names = attributes(item).get("names", ())
         shape = tuple(int(n) for n in item.shape or ())
         fields[name] = FieldInfo(
             name=name,
@@ -143,6 +155,12 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
             num_names=len(names) if isinstance(names, tuple) else 1,
         )
     found = [refusal] if refusal else []
+    num_attributes = max([len(file.attrs), *(len(item.attrs) for item in datasets.values())])
+    notes = []
+    if hidden > _MENTIONED:
+        notes.append(f"{hidden:,} more datasets or groups in it are not looked at.")
+    if num_attributes > MOST_READ:
+        notes.append(f"Of {num_attributes:,} attributes only the first {MOST_READ:,} are looked at.")
     missing = [reason for name, item in datasets.items() if (reason := why_unreadable(path, name, item))]
     # `images`, else the largest dataset of plain numbers with 3 or 4 axes.
     likely = [
@@ -183,8 +201,34 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         pack_options=pack_options,
         seed=header.seed if attrs else None,
         shuffled=header.shuffled if attrs else None,
-        findings=(*missing, *found, hint) if found else tuple(missing),
+        **_reading(path),
+        findings=(*missing, *notes, *found, hint) if found else (*missing, *notes),
     )
+
+
+def _reading(path: Path) -> dict[str, Any]:
+    read = chosen(path, "auto")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        held_off = read == "map" and syscalls.hold_off_writers(fd)
+    finally:
+        os.close(fd)  # which lets writers
+    return {"read": read, "file_system": FILE_SYSTEMS.get(syscalls.file_system_of(path) or 0), "held_off": held_off}
+
+
+def _visit(file: h5py.File, datasets: dict[str, h5py.Dataset]) -> int:
+    """Adds the datasets of all groups, by path, up to `_MOST_OBJECTS`; returns the objects left out, as far as known.
+
+    Soft and external links are not followed.
+    """
+    left = iter(range(_MOST_OBJECTS))
+
+    def add(name: str | bytes, item: h5py.HLObject) -> bool | None:
+        if isinstance(item, h5py.Dataset) and dtype_of(item) is not None:
+            datasets[text_of(name)] = item
+        return True if next(left, None) is None else None  # anything but None ends the visit
+
+    return max(1, len(file) - _MOST_OBJECTS) if file.visititems(add) else 0
 
 
 def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None:

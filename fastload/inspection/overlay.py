@@ -189,6 +189,7 @@ def plain(text: str) -> str:
 def wrap(text: str, font: Font, width: int, max_lines: int) -> list[str]:
     """Returns lines no wider than `width` pixels, broken between words if possible, cut with an ellipsis at the end."""
     lines: list[str] = []
+    text = text[: 2 * width * max_lines]  # no letter is narrower than half a pixel; each word is measured many times
     rest = " ".join("".join(c if c in _DRAWN else "?" for c in text).split())
     while rest:
         fits = len(rest)

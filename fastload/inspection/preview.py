@@ -20,20 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastload.errors import ImageError, OptionError
+from fastload.errors import FormatError, ImageError, OptionError
 from fastload.format.codecs import load_filters
-from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
 from fastload.read.checked import CheckedSamples
 from fastload.read.ragged_rows import sample_error
 from fastload.system.files import check_new_file, save_bytes
+from fastload.system.text import format_bytes
 from fastload.system.whole_numbers import check_whole
 
 COLUMNS = 8
 LARGEST_SIDE = 224
 SMALLEST_SIDE = 112
 MAX_LABEL_LINES = 4
+
+_MOST_CHUNK_BYTES = 256 * 2**20
+_MOST_DECODED_BYTES = 2**30  # about a second
 
 _PAPER, _INK, _FADED, _FRAME = (250, 249, 246), (32, 33, 36), (138, 138, 134), (218, 216, 210)
 _GAP, _MARGIN, _PADDING = 18, 28, 6
@@ -60,7 +64,8 @@ def make_preview(
 ) -> tuple[int, ...]:
     """Draws a contact sheet as a PNG and returns the rows it shows.
 
-    The rows are spread evenly over the file (or one split): one is drawn at random from each of `count` equal parts.
+    The rows are spread evenly over the file (or one split): one is drawn at random from each of `count` equal parts. Of
+    compressed files that take long to decode they come from fewer chunks, 1 GiB in all.
     Small images are enlarged by whole factors, large ones reduced; transparency shows a checkerboard; masks are drawn
     half-transparent; boxes (`boxes`, `bbox`) and landmarks are drawn if the names of their columns define their form;
     16 bits are scaled to the largest value shown.
@@ -70,7 +75,7 @@ def make_preview(
         output: .png to write; it appears complete or not at all.
 
     Raises:
-        MissingFileError, FormatError: as `read_header`.
+        MissingFileError, FormatError: as `read_header`; or images lie in compressed chunks of more than 256 MiB.
         OptionError: the file holds no images, or count, split or the output's suffix is invalid.
         OutputError: the output exists or cannot be written.
     """
@@ -88,7 +93,8 @@ def make_preview(
     if split is not None and split not in file.splits:
         known = ", ".join(file.splits) or "it has no splits"
         raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
-    rows = _spread(file.splits[split] if split is not None else range(file.num_rows), count, seed)
+    among = file.splits[split] if split is not None else range(file.num_rows)
+    rows = _few_chunks(file, among, _spread(among, count, seed))
     with open_hdf5(path) as hdf5:
         for name in file.fields:
             load_filters(path, name, hdf5[name])
@@ -109,6 +115,34 @@ def make_preview(
 def _spread(rows: range, count: int, seed: int) -> tuple[int, ...]:
     """Returns `count` different rows (all if there are fewer), ascending, one from each of as many equal parts."""
     return tuple(rows[int(at)] for at in one_from_each_part(np.random.default_rng(seed), len(rows), count))
+
+
+def _few_chunks(file: PackedFile, among: range, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the rows, or about as many of fewer chunks where those that they lie in take long to decode.
+
+    FormatError: a single chunk is too large.
+    """
+    fields = [file.fields[name] for name in PIXEL_FIELDS if name in file.fields and file.fields[name].filters]
+    field = max(fields, key=lambda field: field.chunk_rows * field.row_bytes, default=None)
+    if field is None or not field.chunk_rows:
+        return rows
+    chunk_bytes, chunk_rows = field.chunk_rows * field.row_bytes, field.chunk_rows
+    if chunk_bytes > _MOST_CHUNK_BYTES:
+        raise FormatError(
+            f"{file.path}: one image of `{field.name}` cannot be shown without decoding a whole chunk of "
+            f"{field.chunk_rows:,} rows, {format_bytes(chunk_bytes)}; a preview decodes at most "
+            f"{format_bytes(_MOST_CHUNK_BYTES)} at once. Make smaller chunks: `fastload repack {file.path} OUT.h5`."
+        )
+    chunks = sorted({row // chunk_rows for row in rows})
+    kept = max(1, _MOST_DECODED_BYTES // chunk_bytes)
+    if len(chunks) <= kept:
+        return rows
+    chosen = set(chunks[:: -(-len(chunks) // kept)])
+    found = list[int]()
+    for chunk in sorted(chosen):
+        inside = range(max(among.start, chunk * chunk_rows), min(among.stop, (chunk + 1) * chunk_rows))
+        found += inside[:: max(1, len(inside) * len(chosen) // len(rows))][: -(-len(rows) // len(chosen))]
+    return tuple(found[: len(rows)])
 
 
 def _thumbnails(

@@ -95,6 +95,7 @@ class PassCounter:
     in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
     on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
     ended: bool = False  # whether the pass is over
+    read: str = ""  # how rows of a packed file are read
 
     def snapshot(self) -> LoaderStats:
         """Returns the numbers so far; once the pass has ended, waits until the device has come to its last batch."""
@@ -104,7 +105,7 @@ class PassCounter:
             stall_s = self.on_stream.stall_s
         return LoaderStats(
             self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, stall_s, self.bytes_read, self.echo,
-            self.waited_s,
+            self.waited_s, self.read,
         )  # fmt: skip
 
     def pace(self) -> Pace:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -37,7 +38,7 @@ from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.prefetch.waiting import check_timeout
-from fastload.read.reader import Read
+from fastload.read.linear import Read, chosen
 from fastload.system.whole_numbers import check_whole
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
@@ -89,7 +90,9 @@ class FastLoader:
             gathered. Where they do not fit on each of several ranks, each keeps a fixed share, which changes the order;
             a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
             by how much memory is free, and logs why. Kept until `close()`.
-        read: "map", or "pread" for file systems where other machines may truncate the file.
+        read: "map" copies rows from a mapping of the file, "pread" reads them by system calls, which takes two to four
+            times as long, but survives whatever others do to the file. "auto" is "pread" on network file systems and
+            the like, else "map"; see "Where the file is truncated while training" in docs/training.md.
         timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first one waits for the
             workers' start, too. Then a `WorkerTimeoutError` names the sample that is being made, with the stack of who
             makes it, and what hangs is ended, or left alone where it is a thread. 0: it waits as long as it takes, and
@@ -121,11 +124,12 @@ class FastLoader:
         transform: Sequence[Any] | None = (),
         echo: Echo = 1,
         cache: CacheOption = None,
-        read: Read = "map",
+        read: Read = "auto",
         timeout: float = 0,
     ) -> None:
         data = as_input(source)
-        _check_reading(read, workers, data)
+        _check_reading(workers, data)
+        read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
         self.batch_size = batch_size
         self.echo = echo
         self._share_option = share
@@ -173,7 +177,7 @@ class FastLoader:
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._in_flight = InFlight(backend.clock) if backend is not None else None
-        self._counter = PassCounter()
+        self._counter = PassCounter(read=read if isinstance(data, PackedInput) else "")
         self._feed: Feed | None = None
         self._feed_of_parent: Feed | None = None
         self._batches = EpochsAhead(self._options)
@@ -192,7 +196,7 @@ class FastLoader:
 
     def _iterate(self, probe: Probe | None) -> Iterator[Batch]:
         self._end_active()
-        options, counter = self._options, PassCounter(in_flight=self._in_flight)
+        options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
         check_share(self._share_option, options.share)
         options.data.check()
         position = self._decided(self._epochs.coming())
@@ -328,10 +332,8 @@ class FastLoader:
         return self._feed
 
 
-def _check_reading(read: object, workers: object, data: Input) -> None:
-    """Raises OptionError for ways to read that there are not, and numbers of workers without meaning."""
-    if read not in ("map", "pread"):
-        raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
+def _check_reading(workers: object, data: Input) -> None:
+    """Raises OptionError for numbers of workers without meaning."""
     if workers == 0 and data.runs_python:
         raise OptionError(
             "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "

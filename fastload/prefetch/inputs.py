@@ -23,8 +23,8 @@ from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.identity import check_path
-from fastload.read.ragged_rows import sample_name
 from fastload.read.reader import RowReader
+from fastload.read.row_errors import sample_name
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 
@@ -119,7 +119,7 @@ class PackedInput:
         file = self.dataset.file
         if "images" not in self.dataset.fields or file.fields["images"].ragged is None:
             return False
-        with closing(RowReader(file, ["images"])) as reader:
+        with closing(RowReader(file, ["images"])) as reader, reader.held:
             rows = np.asarray(self.dataset.rows, np.int64)
             return bool((reader.ragged("images").part("encoding", rows) == JPEG).any())
 
@@ -133,7 +133,7 @@ class PackedInput:
         if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
             return 0.0
         rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
-        with closing(RowReader(dataset.file, ["images"])) as reader:
+        with closing(RowReader(dataset.file, ["images"])) as reader, reader.held:
             index = reader.ragged("images").index(rows)
         if (index.encoding == RAW).all():
             return 0.0

@@ -24,7 +24,7 @@ from fastload.prefetch.device_stage import SLOTS_IN_COPY
 from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SlotField
-from fastload.read.reader import Read
+from fastload.read.linear import Read
 from fastload.system.machine import available_cpus, available_memory
 from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates

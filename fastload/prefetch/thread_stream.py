@@ -113,10 +113,12 @@ class ThreadFeed:
             self._threads.close()
             self._threads = FillThreads(self._threads.number, timed=timed)
 
-        def gather(_: int, planned: PlannedBatch, arrays: dict[str, Any]) -> int:
-            return reader.gather(planned.rows, arrays)
+        def fill(epoch: int, planned: PlannedBatch, arrays: dict[str, Any]) -> int:
+            if transformer is None:
+                return reader.gather(planned.rows, arrays)
+            with reader.held:
+                return transformer.fill(epoch, planned, arrays)
 
-        fill = gather if transformer is None else transformer.fill
         if self._stream is not None:
             self._stream.close()  # which may still wait for a thread, if it was collected by one
         with ExitStack() as resources:

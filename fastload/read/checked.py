@@ -108,7 +108,8 @@ class CheckedSamples(RowReader):
             if len(rows) > 1:  # One bad sector makes the read of them all fail.
                 alone = (self.read(name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
                 return {at: reason for at, found in enumerate(alone) for reason in found.values()}
-            return {0: f"cannot be read: {exc.__cause__ or getattr(exc, 'strerror', None) or exc}"}
+            why = exc.__cause__ or exc
+            return {0: f"cannot be read: {getattr(why, 'strerror', None) or why}"}
         return {}
 
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
@@ -215,7 +216,7 @@ class CheckedSamples(RowReader):
     def _decoded(self, name: str, row: EncodedBytes) -> NDArray[Any]:
         try:
             return decode_row(*row, self.file.fields[name].dtype)
-        except ImageError as exc:
+        except (ImageError, MemoryError) as exc:
             raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
 
 

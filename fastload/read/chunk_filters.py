@@ -42,6 +42,9 @@ from fastload.timing.stopwatch import lap
 _GROUP_BYTES = 2**20
 """Compressed bytes that are read before they are decoded."""
 
+_INFLATED_BYTES = 64 * 2**20
+"""Bytes of a chunk that are inflated at once: of large ones there are not two in memory."""
+
 _Undo = Callable[[Any, NDArray[np.uint8]], None]
 """Inverts a filter: fills memory with the bytes before it; raises ValueError if their number differs."""
 
@@ -185,15 +188,21 @@ def _copy(data: Any, out: NDArray[np.uint8]) -> None:
 
 
 def _inflate(data: Any, out: NDArray[np.uint8]) -> None:
-    inflating = zlib.decompressobj()
+    inflating, found = zlib.decompressobj(), 0
     try:
-        # One byte more than expected is enough to see that there are too many.
-        found = inflating.decompress(data, len(out) + 1)
+        while not inflating.eof and found <= len(out):
+            # One byte more than expected is enough to see that there are too many.
+            part = inflating.decompress(data, min(len(out) + 1 - found, _INFLATED_BYTES))
+            data = inflating.unconsumed_tail
+            if not part and not inflating.eof:
+                raise ValueError("the compressed data is cut short")
+            fits = part[: len(out) - found]
+            out[found : found + len(fits)] = np.frombuffer(fits, np.uint8)
+            found += len(part)
     except zlib.error as exc:
         raise ValueError(str(exc)) from exc
-    if not inflating.eof and len(found) <= len(out):
-        raise ValueError("the compressed data is cut short")
-    _copy(found, out)
+    if found != len(out):
+        raise ValueError(f"{found:,} bytes where {len(out):,} are expected")
 
 
 def _unshuffle(data: Any, out: NDArray[np.uint8], size: int) -> None:

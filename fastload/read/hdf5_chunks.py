@@ -28,10 +28,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.errors import FastloadError, FormatError
 from fastload.format.codecs import load_filters
-from fastload.format.header import PackedFile, open_hdf5
+from fastload.format.header import PackedFile, damaged, is_of_hdf5, open_hdf5
 from fastload.read.chunk_filters import FilteredChunks
 from fastload.read.identity import check_path, open_checked
+from fastload.read.row_errors import read_error
 from fastload.system.text import format_bytes
 from fastload.timing.stopwatch import lap
 
@@ -103,19 +105,45 @@ class ChunkedRows:
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
         """Copies rows, checked to be in range, into arrays (B, ...), in native byte order.
 
-        FormatError: a chunk is damaged; MissingExtraError: its filter is not installed; OSError: HDF5 cannot read.
+        FormatError: a chunk or HDF5's index of them is damaged; MissingExtraError: its filter is not installed;
+        ReadError: the disk fails, or HDF5 cannot decode a chunk.
         """
         if self._pid != os.getpid():
             # An HDF5 handle must not cross a fork, nor a lock that another thread held at that moment.
             self._reset()
         for name, out in outs.items():
-            filtered = self._chunks_of(name)
-            if filtered is not None and filtered.one_row:
-                # Straight into the batch: no two rows share a chunk, so a cache would not help.
-                lap("reading")
-                filtered.rows_into(self._fd, rows, out)
-            else:
-                self._copy_rows(name, rows, out)
+            try:
+                filtered = self._chunks_of(name)
+                if filtered is not None and filtered.one_row:
+                    # Straight into the batch: no two rows share a chunk, so a cache would not help.
+                    lap("reading")
+                    filtered.rows_into(self._fd, rows, out)
+                else:
+                    self._copy_rows(name, rows, out)
+            except Exception as exc:
+                if isinstance(exc, FastloadError) or not is_of_hdf5(exc):
+                    raise
+                raise self._error(name, rows, exc) from exc
+
+    def _error(self, name: str, rows: NDArray[np.int64], error: Exception) -> FastloadError:
+        """Returns the error to raise where rows cannot be read: by the disk, by HDF5, or for want of memory."""
+        path, unit = self._file.path, format_bytes(self._unit_bytes[name])
+        if isinstance(error, MemoryError):
+            return FormatError(
+                f"{path}: not enough memory to decode a chunk of `{name}`, {unit}. Write the file with smaller chunks: "
+                f"`fastload repack {path} OUT.h5 --codec none` on a machine with more."
+            )
+        if not isinstance(error, OSError):
+            return damaged(path, error)
+        for row in rows.tolist() if len(rows) > 1 else ():  # which of them it is
+            try:
+                self.gather(np.array([row]), {name: np.empty((1, *self._file.fields[name].shape), self._native(name))})
+            except FastloadError as exc:
+                return exc
+        return read_error(self._file, name, int(rows[0]), error)
+
+    def _native(self, name: str) -> np.dtype[Any]:
+        return self._file.fields[name].dtype.newbyteorder("=")
 
     def _copy_rows(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         unit = self._units[name]
@@ -215,7 +243,7 @@ class ChunkedRows:
             return filtered.rows(self._fd, number)
         first = number * unit
         last = min(first + unit, self._file.num_rows)
-        chunk = np.empty((last - first, *field.shape), field.dtype.newbyteorder("="))
+        chunk = np.empty((last - first, *field.shape), self._native(name))
         with self._lock:
             dataset = self._dataset(name)
         dataset.read_direct(chunk, np.s_[first:last])

@@ -8,20 +8,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, ImageError
+from fastload.errors import FormatError, ImageError, ReadError
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.images.image_header import MAX_PIXELS
-from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.linear import MappedRows, PreadRows
-from fastload.system.text import text_of
+from fastload.read.row_errors import read_error, sample_name
 from fastload.timing.stopwatch import lap
 
 Decoded = TypeVar("Decoded")
@@ -170,7 +169,10 @@ class RaggedReader:
         self, rows: NDArray[np.int64], index: RaggedIndex, decode: Callable[[int, memoryview, OnSuspect], Decoded]
     ) -> list[Decoded]:
         """Returns `decode(number, bytes, on_suspect)` of each row of a checked index, in order."""
-        taken = self.take(index)
+        try:
+            taken = self.take(index)
+        except ReadError as error:
+            raise self._named(rows, index, error) from error
         lap("reading")
         found = []
         for at, data in enumerate(taken):
@@ -189,6 +191,16 @@ class RaggedReader:
                 raise sample_error(self._file, row, what) from error
         lap("decoding" if index.encoding.any() else "reading")
         return found
+
+    def _named(self, rows: NDArray[np.int64], index: RaggedIndex, error: ReadError) -> ReadError:
+        """Returns an error that names the first of these rows that the system cannot read."""
+        for at, row in enumerate(rows.tolist()):
+            try:
+                self.take(index.part(slice(at, at + 1)))
+            except ReadError as exc:
+                if isinstance(exc.__cause__, OSError):
+                    return read_error(self._file, self._field.name, row, exc.__cause__)
+        return error
 
     def _require_packed(self, row: int) -> None:
         """Raises ImageError, the reason only, if a row is no longer what was packed. For suspects only: it is slow."""
@@ -247,17 +259,6 @@ def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
         f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
         f"`fastload verify {file.path}`, then copy it again, or pack it again."
     )
-
-
-def sample_name(file: PackedFile, row: int) -> str:
-    """Returns what messages call a sample: its file, key and row."""
-    field = file.fields.get("key")
-    if field is None or field.dtype.kind != "S":
-        return f"{file.path}: row {row}"
-    found = np.empty(1, field.dtype)
-    with closing(ChunkedRows(file, ["key"])) as keys:
-        keys.gather(np.array([row]), {"key": found})
-    return f"{file.path}: sample {text_of(found[0])!r} (row {row})"
 
 
 def cannot_be_decoded(name: str, encoding: int, error: Exception) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +17,9 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, OptionError
 from fastload.format.header import PackedFile
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import check_open, open_checked
-from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows
+from fastload.read.identity import HeldOffWriters, check_open, open_checked
+from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
-
-Read = Literal["map", "pread"]
 
 
 class RowReader:
@@ -28,7 +27,7 @@ class RowReader:
 
     Args:
         read: "map" copies from a mapping of the file; "pread" never maps it, so that truncating the file cannot kill
-            the process (SIGBUS).
+            the process (SIGBUS); "auto" is one of them, see `chosen`.
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
         verify: as in `RaggedReader`; called before Pillow decodes a JPEG that libjpeg refuses.
 
@@ -41,22 +40,25 @@ class RowReader:
         self,
         file: PackedFile,
         fields: Sequence[str],
-        read: Read = "map",
+        read: Read = "auto",
         *,
         cache_chunks: int = 8,
         windows: bool = False,
         verify: Callable[[PackedFile, int], None] | None = None,
     ) -> None:
-        if read not in ("map", "pread"):
-            raise OptionError(f'read={read!r} is not known; choose "map" or "pread"')
         for name in fields:
             if name not in file.fields:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
+        # Within it the mapping may be touched, after `check_identity`.
+        self.held: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
+            read = chosen(file.path, read)
+            if read == "map":
+                self.held = HeldOffWriters(file, self.fd)
             linear, other = list[str](), list[str]()
             for name in fields:
                 if file.fields[name].ragged is not None:
@@ -89,7 +91,11 @@ class RowReader:
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
         check_rows(rows, self.file.num_rows, self.file.path)
-        self.check_identity()
+        with self.held:
+            self.check_identity()
+            return self._gathered(rows, outs)
+
+    def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied = 0
         for name, source in self._sources.items():
             if name in outs:
@@ -105,18 +111,19 @@ class RowReader:
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field; returns an array for each: (H, W, C), masks (H, W)."""
         check_rows(rows, self.file.num_rows, self.file.path)
-        self.check_identity()
-        return self._ragged[name].decoded(rows)
+        with self.held:
+            self.check_identity()
+            return self._ragged[name].decoded(rows)
 
     def ragged(self, name: str) -> RaggedReader:
-        """Returns the reader of a ragged field's encoded bytes; otherwise like `mapped`."""
+        """Returns the reader of a ragged field's encoded bytes, to be used like `mapped`."""
         return self._ragged[name]
 
     def mapped(self, name: str) -> NDArray[np.uint8] | None:
         """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; None where they are not mapped.
 
-        Valid until `close`. The caller must call `check_identity` before each batch and check the range of rows, as
-        `gather` does.
+        Valid until `close`. For each batch the caller must, as `gather` does, check the range of rows, and call
+        `check_identity` within `held`.
         """
         source = self._sources.get(name)
         return source.rows(name) if isinstance(source, MappedRows) else None
@@ -132,6 +139,8 @@ class RowReader:
         for source in {*self._sources.values(), *self._ragged.values()}:
             source.close()
         self._sources, self._ragged = {}, {}
+        if isinstance(self.held, HeldOffWriters):
+            self.held.close()
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

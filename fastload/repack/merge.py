@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
     """
     if len(paths) < 2:
         raise OptionError("merge needs at least two files.")
-    found = [Path(path).resolve() for path in paths]
+    found = [os.path.realpath(path) for path in paths]  # Path.resolve raises RuntimeError for links in a circle
     for at, path in enumerate(paths):
         if found[at] in found[:at]:
             raise OptionError(f"{path}: given twice; every row would be there twice.")

@@ -44,7 +44,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
                     f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: "
                     f"it was changed or damaged after packing. Copy the file again, or pack it again."
                 )
-            others = [name for name in hdf5 if name not in file.fields]
+            others = [str(name) for name in hdf5 if name not in file.fields]  # bytes where they are not UTF-8
             if lost := [name for name in ("labels", "masks") if name in others]:
                 raise FormatError(
                     f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. "

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import signal
 import struct
 import sys
 from functools import cache
@@ -17,6 +19,11 @@ from typing import Any
 # struct statx, skipping nlink and ids before the inode, and other times before the device number.
 _STATX, _STATX_BYTES = struct.Struct("=32xQQ64xqI12xII"), 256
 _AT_EMPTY_PATH, _STATX_BASIC_STATS = 0x1000, 0x7FF
+_STATFS_BYTES = 256
+
+# include/uapi/asm-generic/fcntl.h and include/uapi/linux/fcntl.h. The third argument is a long.
+_F_SETSIG, _F_SETLEASE, _F_GETLEASE = 10, 1024, 1025
+_F_RDLCK, _F_UNLCK, _SIGURG, _NO_ARGUMENT = map(ctypes.c_long, (fcntl.F_RDLCK, fcntl.F_UNLCK, signal.SIGURG, 0))
 
 
 def identity_of(fd: int) -> tuple[int, int, int, int]:
@@ -28,6 +35,37 @@ def identity_of(fd: int) -> tuple[int, int, int, int]:
             return os.makedev(major, minor), inode, size, mtime_s * 10**9 + mtime_ns
     stat = os.fstat(fd)
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def hold_off_writers(fd: int) -> bool:
+    """Makes whoever opens the file for writing, or truncates it, wait until `let_writers` or this process's end.
+
+    A read lease (fcntl, F_SETLEASE) on the open file: the kernel breaks it by force after 45 s
+    (/proc/sys/fs/lease-break-time). False where there is none: somebody has the file open for writing, it belongs to
+    another user, or the system or file system has no leases.
+    """
+    call = _function("fcntl")
+    # By default the kernel tells that somebody waits by SIGIO, which ends a process; SIGURG is ignored.
+    return call is not None and call(fd, _F_SETSIG, _SIGURG) == 0 and call(fd, _F_SETLEASE, _F_RDLCK) == 0
+
+
+def writers_wait(fd: int) -> bool:
+    """Whether somebody waits for an end of `hold_off_writers`."""
+    return (call := _function("fcntl")) is not None and call(fd, _F_GETLEASE, _NO_ARGUMENT) == fcntl.F_UNLCK
+
+
+def let_writers(fd: int) -> None:
+    """Ends `hold_off_writers`."""
+    if (call := _function("fcntl")) is not None:
+        call(fd, _F_SETLEASE, _F_UNLCK)
+
+
+def file_system_of(path: str | os.PathLike[str]) -> int | None:
+    """Returns the number of the kind of file system that a file is on, as in statfs(2); None where unknown."""
+    if (statfs := _function("statfs")) is None:
+        return None
+    memory = ctypes.create_string_buffer(_STATFS_BYTES)  # struct statfs begins with f_type, a long
+    return ctypes.c_long.from_buffer(memory).value & 0xFFFFFFFF if statfs(os.fsencode(path), memory) == 0 else None
 
 
 def is_resident(fd: int, offset: int) -> bool | None:

@@ -87,6 +87,8 @@ class LoaderStats:
         echo: times each batch is used in this epoch.
         blocked_s: part of elapsed_s that the host spent in `next()` until it had a batch, without transforms: waiting
             for it to be read, for memory to read into, or for a device that has enough batches to go on with.
+        read: how rows of a packed file are read, "map" or "pread", also where the loader's `read` is "auto"; "" for
+            another dataset.
     """
 
     fresh_samples: int = 0
@@ -97,6 +99,7 @@ class LoaderStats:
     bytes_read: int = 0
     echo: int = 1
     blocked_s: float = 0.0
+    read: str = ""
 
     @property
     def fresh_samples_per_s(self) -> float:

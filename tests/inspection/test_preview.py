@@ -219,3 +219,23 @@ def test_masks_of_several_sizes_lie_over_their_images(tmp_path: Path) -> None:
         sheet = sheet_of(varied_file(tmp_path / f"{masks}.h5", rows, masks=masks, chunk_bytes=1 << 20))
         shown = (sheet == 200).all(axis=2).sum()
         assert not shown if masks else shown >= sum(row.size // 3 for row in rows)
+
+
+def _compressed(path: Path, rows: int, chunk_rows: int) -> Path:
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "images", data=np.zeros((rows, 16, 16, 3), np.uint8), chunks=(chunk_rows, 16, 16, 3), compression=1
+        )
+    return path
+
+
+def test_a_preview_decodes_no_large_chunk_and_few_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _compressed(tmp_path / "a.h5", rows=400, chunk_rows=10)
+    monkeypatch.setattr("fastload.inspection.preview._MOST_DECODED_BYTES", 3 * 10 * 768)
+    rows = make_preview(path, tmp_path / "a.png", count=20)
+    assert len(rows) == 20 and len({row // 10 for row in rows}) == 3 and list(rows) == sorted(set(rows))
+    assert max(rows) > 200  # spread over the file
+    assert make_preview(path, tmp_path / "b.png", count=2) == _spread(range(400), 2, 0)
+    monkeypatch.setattr("fastload.inspection.preview._MOST_CHUNK_BYTES", 7679)
+    with pytest.raises(FormatError, match=r"a.h5: .*a whole chunk of 10 rows, 7.5 KiB; a preview decodes at most"):
+        make_preview(path, tmp_path / "c.png")

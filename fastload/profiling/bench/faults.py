@@ -28,7 +28,8 @@ from fastload.profiling.bench.passes import Spread, compare
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
 from fastload.profiling.bench.training_loop import LoopFigures
-from fastload.read.reader import Read, RowReader
+from fastload.read.linear import Read
+from fastload.read.reader import RowReader
 
 KILL_WORKER = "kill-worker"
 PAIRS = 3

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, ResolvedShuffle, Shuffle
-from fastload.read.reader import Read
+from fastload.read.linear import Read
 
 WINDOWS = (1, 4, 16, 64)
 
@@ -72,7 +72,7 @@ class Candidate:
 
     workers: int  # threads or processes
     shuffle: ResolvedShuffle  # resolved
-    read: Read = "map"  # as in `FastLoader`
+    read: Read = "auto"  # as in `FastLoader`
 
     @property
     def order(self) -> str:
@@ -124,6 +124,6 @@ def candidates_of(stage: str, best: Candidate, traits: DataTraits) -> list[Candi
         most = max(_MOST_WORKERS, traits.cpus) if traits.processes else most
         values = [2**power for power in range(most.bit_length())]
     elif stage == "read" and traits.linear and not traits.processes:
-        values = ["map", "pread"]
+        values = ["auto", "pread"]  # not "map" where "auto" avoids it
     argument = STAGES[stage]
     return [replace(best, **{argument: value}) for value in values if value != getattr(best, argument)]

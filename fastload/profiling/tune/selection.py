@@ -146,6 +146,6 @@ def _cheapest(rows: Sequence[Row]) -> Row:
         """Sort key: fewer workers, a better mix, reading through the mapping; then whatever distinguishes two rows."""
         one = row.candidate
         window = -one.shuffle.chunks if isinstance(one.shuffle, ChunkWindow) else -(2**31)
-        return one.workers, row.mixes_worse, window, one.read != "map", row.cpu_s_per_1000, -row.samples_per_s
+        return one.workers, row.mixes_worse, window, one.read == "pread", row.cpu_s_per_1000, -row.samples_per_s
 
     return min((row for row in rows if row.cpu_s_per_1000 * TIE <= least), key=simplicity)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fastload.errors import FileChangedError
+from fastload.format.header import read_header
+from fastload.read.identity import HeldOffWriters, check_open, open_checked
+from fastload.system import syscalls
+
+PACKED = {"rows": 20}
+
+
+def _wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def held(packed_copy: Path):
+    """An open file whose writers can be held off: header, descriptor, guard."""
+    file = read_header(packed_copy)
+    fd = open_checked(file)
+    can = syscalls.hold_off_writers(fd)
+    syscalls.let_writers(fd)
+    try:
+        if not can:
+            pytest.skip(f"no leases here ({sys.platform})")
+        yield file, fd, HeldOffWriters(file, fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("change", [lambda path: os.truncate(path, 100), lambda path: path.write_bytes(b"new")])
+def test_who_truncates_the_file_waits_until_the_rows_are_copied(held, change) -> None:
+    file, fd, guard = held
+    writer = threading.Thread(target=change, args=(file.path,))
+    with guard:
+        with guard:  # entered again by the same thread
+            writer.start()
+            _wait_for(lambda: syscalls.writers_wait(fd))
+        check_open(file, fd)  # nothing was changed so far
+        assert writer.is_alive()
+    with guard, pytest.raises(FileChangedError, match="it was truncated"):
+        check_open(file, fd)
+    writer.join()
+
+
+def test_threads_that_copy_in_turn_do_not_hold_a_writer_off_for_ever(held) -> None:
+    file, fd, guard = held
+    entered, leave, seen = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        with guard:
+            entered.set()
+            leave.wait()
+
+    def second() -> None:
+        with guard:  # not before the writer
+            try:
+                check_open(file, fd)
+                seen.append("the old file")
+            except FileChangedError:
+                seen.append("the change")
+
+    writer = threading.Thread(target=os.truncate, args=(file.path, 100))
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    entered.wait()
+    writer.start()
+    _wait_for(lambda: syscalls.writers_wait(fd))
+    threads[1].start()
+    time.sleep(0.05)  # no matter how long: it only gives a second thread that does not wait the time to fail
+    leave.set()
+    for thread in (*threads, writer):
+        thread.join()
+    assert seen == ["the change"]
+
+
+def test_a_forked_child_does_not_end_the_lease_of_its_parent(held) -> None:
+    file, fd, guard = held
+    with guard, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests; the child only calls the kernel
+        child = os.fork()
+        if not child:
+            with guard:
+                check_open(file, fd)
+            guard.close()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        writer = threading.Thread(target=os.truncate, args=(file.path, 100))
+        writer.start()
+        _wait_for(lambda: syscalls.writers_wait(fd))
+        check_open(file, fd)
+    writer.join()
