@@ -8,6 +8,7 @@ FastloadError
 ├── PackError          (RuntimeError)  packing stopped: a worker died, another process is packing
 │   └── ResumeError    (RuntimeError)  what an earlier run left belongs to another source or options
 ├── FormatError        (ValueError)    not a file fastload can read: damaged, foreign, newer
+│   └── DamagedRowError (ValueError)   a row of a packed file is no longer what was packed
 ├── MissingFileError   (FileNotFoundError)  there is no such file
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
@@ -54,6 +55,17 @@ class ResumeError(PackError):
 
 class FormatError(FastloadError, ValueError):
     """A file cannot be read: it is damaged, not HDF5, unsafe, or of a newer format version."""
+
+
+class DamagedRowError(FormatError):
+    """Rows of a packed file are no longer what was packed: their digests differ, or they cannot be decoded any more.
+
+    `rows` are their numbers in the file; empty where the error came through the workers of torch's `DataLoader`.
+    """
+
+    def __init__(self, message: str, rows: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class MissingFileError(FastloadError, FileNotFoundError):

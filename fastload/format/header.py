@@ -129,6 +129,15 @@ def read_header(path: str | Path) -> PackedFile:
             ) from exc
 
 
+def check_header(file: PackedFile, hdf5: h5py.File) -> None:
+    """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written."""
+    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+        raise FormatError(
+            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"changed or damaged after packing. Copy the file again, or pack it again."
+        )
+
+
 def open_hdf5(path: Path) -> h5py.File:
     """Opens a file for reading.
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import torch
 from torch.utils.data import Dataset
 
-from fastload.dataset import PackedDataset
+from fastload.dataset import CheckOption, PackedDataset, check_option
 from fastload.device import open_backend
 from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
@@ -87,10 +87,17 @@ class FastLoader:
             a warning says so. "host" uses pinned memory, with a copy on each rank; "auto" chooses device, host or None
             by how much memory is free, and logs why. Kept until `close()`.
         read: "map", or "pread" for file systems where other machines may truncate the file.
+        check: when rows are compared with the digests that the file has of them, while they are read: "always",
+            "first" (the first time that this loader reads a row; worker processes each for themselves) or None; see
+            `PackedDataset`. "auto": as its dataset does, which is "first" unless it says otherwise.
+        on_damage: "raise", or "skip" for the next row of its batch that is not damaged in the place of a damaged one,
+            with `valid` False. `stats` counts and lists such rows, and the first one is logged. A batch of damaged rows
+            alone is an error.
 
     Raises:
         OptionError: an argument has no meaning, or there is not one whole batch.
         MissingFileError, FormatError, FileChangedError: the file is absent, cannot be read, or changed.
+        DamagedRowError: (while iterating) a row is no longer what was packed.
         ShareError: rank and world size are not known; (later, with echo="auto") a rank does not answer.
         WorkerError: (while iterating) the user's code raised an error, or a worker process died.
         SharedMemoryError: (while iterating) there is not enough shared memory for the workers' batches.
@@ -114,9 +121,13 @@ class FastLoader:
         echo: Echo = 1,
         cache: CacheOption = None,
         read: Read = "map",
+        check: CheckOption = "auto",
+        on_damage: Literal["raise", "skip"] = "raise",
     ) -> None:
-        data = as_input(source)
+        check_option(check)
+        data = as_input(source, check)
         _check_reading(read, workers, data)
+        _check_damage(on_damage, data)
         self.batch_size = batch_size
         self.echo = echo
         self._share_option = share
@@ -150,6 +161,7 @@ class FastLoader:
             auto_workers=self._auto is not None,
             backend=backend,
             cache=location,
+            skip_damaged=on_damage == "skip",
         )
         self._options = options.with_transforms(transform, echo)
         if not plan.num_steps:
@@ -315,6 +327,17 @@ def _check_reading(read: object, workers: object, data: Input) -> None:
         )
     if workers is not None and not (isinstance(workers, str) and workers == "auto"):
         check_whole("workers", workers, least=1, others=', "auto" or None')
+
+
+def _check_damage(on_damage: object, data: Input) -> None:
+    """Raises OptionError unless damaged rows can be found where they are to be skipped."""
+    if on_damage not in ("raise", "skip"):
+        raise OptionError(f'on_damage={on_damage!r} is not known; choose "raise" or "skip"')
+    if on_damage == "skip" and not (isinstance(data, PackedInput) and data.dataset.check):
+        raise OptionError(
+            f'on_damage="skip": no row of {data.name} is compared with a digest, so none is known to be damaged. It '
+            f"takes a file of `fastload pack`, and check other than None."
+        )
 
 
 def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:
