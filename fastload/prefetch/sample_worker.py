@@ -130,7 +130,9 @@ class Filler(Dataset[Any]):
                     result = self[request._replace(rows=planned.rows)]
                     return result._replace(damaged=(*error.rows, *result.damaged))
             said = f"{error}\n\nIn a worker process:\n{traceback.format_exc()}"
-            return BatchResult(request.slot, error=type(error)(said))
+            raised = type(error)(said)
+            vars(raised).update(vars(error))
+            return BatchResult(request.slot, error=raised)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the training loop has to hear of it
             return BatchResult(request.slot, error=self._named(error, rows))
         finally:
