@@ -117,8 +117,8 @@ def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
         said = module.content_size(data)
         reader = module.decompressor.stream_reader(data)
         found = len(out) + 1 if said > len(out) else reader.readinto(out)
-        if said < 0 and found == len(out):
-            found += len(reader.read(1))
+        if found == len(out):
+            found += len(reader.read(1))  # without that the checksum of a large frame is not compared
     except module.error as exc:
         raise ValueError(str(exc)) from exc
     if found != len(out):
