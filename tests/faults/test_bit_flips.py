@@ -134,8 +134,9 @@ def test_worker_processes_deliver_no_damaged_row(tmp_path: Path, field: str) -> 
     assert len(rows_of(dataset.fields, FastLoader(dataset, BATCH, share=None, workers=1))) == 24
 
 
+# torch takes seconds to end workers after an error of theirs, so they are started for one kind.
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_dataloader_raises_the_error_of_its_workers(tmp_path: Path, kind: str) -> None:
+def test_a_plain_dataloader_raises_the_error_of_its_dataset(tmp_path: Path, kind: str) -> None:
     path = KINDS[kind](tmp_path / f"{kind}.h5")
     good = PackedDataset(path)
     assert len([sample for batch in DataLoader(good, 5, num_workers=0, collate_fn=list) for sample in batch]) == len(
@@ -143,7 +144,7 @@ def test_a_plain_dataloader_raises_the_error_of_its_workers(tmp_path: Path, kind
     )
     flip(path, _inside_chunk(path) if kind == "chunks" else _first_byte(path, "images", 5), 2)
     with pytest.raises(DamagedRowError, match="fastload verify"):
-        list(DataLoader(PackedDataset(path), 5, num_workers=1, collate_fn=list, multiprocessing_context="fork"))
+        list(DataLoader(PackedDataset(path), 5, num_workers=int(kind == "raw"), collate_fn=list))
     with pytest.raises(DamagedRowError):
         [sample for sample in PackedDataset(path, check="always")]  # noqa: C416  # reads the samples one by one
 
