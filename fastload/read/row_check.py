@@ -1,7 +1,7 @@
 """Compares rows of a packed file with their digests while they are read, so that bytes that rotted reach nobody.
 
 Pixels are copied some rows at a time and hashed where they were copied to, while they are in the CPU's cache. Hashing
-holds the GIL, and so is one call for all of these rows; a call for each would wait for the GIL as often.
+does not give up the GIL between the rows of a part: who did so for each row would wait for it as often.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Check = Literal["always", "first"]
 Sources = Mapping[str, MappedRows | PreadRows | ChunkedRows]
 
 PART_BYTES = 2**21
-"""Copied and hashed at a time. Rows of 116 KB, one thread: 12.4 us a row copied and hashed in parts of 16 rows, 13.0 of
-8, 17.3 in batches of 256; 11.9 copied alone."""
+"""Copied and hashed at a time. Rows of 116 KB in batches of 256, one thread: 9.8 us a row copied and hashed in parts of
+1, 2 or 3 MiB, 6.3 copied alone. Hashed after the whole batch was copied it took 1.3 times as long as in parts."""
 
 
 class RowCheck:
