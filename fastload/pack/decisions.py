@@ -59,8 +59,8 @@ class RaggedPlan:
 
     def without_checksums(self) -> RaggedPlan:
         """Returns the plan of a release that wrote zstd frames without checksums."""
-        plain = {"image_codec": self.image_codec, "mask_codec": self.mask_codec}
-        return replace(self, **{name: codec._replace(checksum=False) for name, codec in plain.items()})
+        images, masks = (codec._replace(checksum=False) for codec in (self.image_codec, self.mask_codec))
+        return replace(self, image_codec=images, mask_codec=masks)
 
     def row_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns (height, width) of the row for an image of this size."""
