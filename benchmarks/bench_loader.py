@@ -13,6 +13,9 @@ two a thread consumes while the main thread trains a small net or runs pure Pyth
 the base is one thread that copies ahead into a queue.
 `h5py`, `jpeg`: FastLoader over the usual ways, `DataLoader(num_workers=2)` of h5py `dset[i]` and of JPEG + Pillow.
 `take32`: 32x32x3 rows, batches of 1024, over the same np.take.
+`check`: the loader that compares rows with their digests over one with `check=None`: "first" in its first epoch and in
+later ones, "always", and the same beside a main thread in pure Python.
+`opening`: seconds of `PackedDataset(path)` with its header compared and without, by number of rows.
 `first-batch`, `info`, `plan`, `memory`: seconds and bytes, each in fresh processes.
 
 The page cache is warm. Rates are images/s; a figure is the median of paired ratios with its range.
@@ -40,6 +43,7 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file
+from fastload.format.column import Column
 from fastload.format.header import read_header
 from fastload.profiling.bench.alone import BareTake
 from sample_files import write_packed
@@ -165,6 +169,53 @@ class Bench:
         batch_size = min(1024, self.options.small_rows // 4)
         result = self._over_take(path, batch_size, epochs=self.options.small_epochs)
         self.journal.note("take32", target=">= 0.7", file=about, state="idle, touching each page", **result)
+
+    def check(self) -> None:
+        """With `check` over without it: touching each page of each batch, and beside pure Python."""
+
+        def new(check: Any) -> FastLoader:
+            data = PackedDataset(self.path, fields=["images"], check=check)
+            return FastLoader(data, self.batch_size, workers=self.options.workers)
+
+        def first_epoch(check: Any) -> float:
+            with closing(new(check)) as loader:
+                return harness.rate(loader_pixels(loader, 1))
+
+        def later_epoch(loader: FastLoader) -> harness.Way:
+            for _ in loader_pixels(loader, 2):  # which reads what the first epoch left out at its end, too
+                pass
+            return lambda: harness.rate(loader_pixels(loader, 1))
+
+        for busy in ("idle", "python"):
+            state, suffix = ("idle, touching each page", "") if busy == "idle" else ("pure Python", "-python")
+            later: list[tuple[Any, str, str]] = [("first", "later", ">= 0.99"), ("always", "always", ">= 0.93")]
+            ways: list[harness.Way] = [lambda: first_epoch("first"), lambda: first_epoch(None)]
+            pairs = self.options.pairs
+            result = harness.compare(*harness.Busy(busy).beside(ways), pairs=pairs)
+            target = ">= 0.85" if suffix else ">= 0.95"
+            self.journal.note(f"check-first{suffix}", target=target, file=self.about, state=state, **result)
+            for check, name, target in later:
+                with closing(new(check)) as checking, closing(new(None)) as plain:
+                    ways = [later_epoch(checking), later_epoch(plain)]
+                    result = harness.compare(*harness.Busy(busy).beside(ways), pairs=pairs)
+                target = ">= 0.85" if suffix else target
+                self.journal.note(f"check-{name}{suffix}", target=target, file=self.about, state=state, **result)
+
+    def opening(self) -> None:
+        """`PackedDataset(path)`, with the header's digest and without; rows of 4x4x3 with labels and keys."""
+        for rows in self.options.opening_rows:
+            path = self.dir / f"opening-{rows}.h5"
+            if not path.exists():
+                labels = Column(np.arange(rows, dtype=np.int64) % 1000, {"names": [f"class {i}" for i in range(1000)]})
+                write_packed(path, np.zeros((rows, 4, 4, 3), np.uint8), {"labels": labels})
+            seconds: dict[str, list[float]] = {"with": [], "without": []}
+            for _ in range(self.options.pairs):
+                for name, check in (("with", "first"), ("without", None)):
+                    begin = time.perf_counter()
+                    PackedDataset(path, check=check)  # type: ignore[arg-type]
+                    seconds[name].append(time.perf_counter() - begin)
+            spreads = {name: harness.spread(values) for name, values in seconds.items()}
+            self.journal.note(f"opening-{rows}", file={"rows": rows, "row_shape": [4, 4, 3]}, **spreads)
 
     def h5py(self) -> None:
         """`dset[i]` of a file chunked by 64 rows, in the plain DataLoader with two workers, shuffled."""
@@ -321,8 +372,8 @@ def calibrated(work: Callable[[], None], seconds: float) -> int:
     return max(1, round(seconds / statistics.median(times)))
 
 
-FIGURES = ("take", "take_train", "take_python", "between", "take32", "h5py", "jpeg", "first_batch", "info", "plan",
-           "memory")  # fmt: skip
+FIGURES = ("take", "take_train", "take_python", "between", "take32", "check", "opening", "h5py", "jpeg", "first_batch",
+           "info", "plan", "memory")  # fmt: skip
 
 
 def main() -> None:
@@ -333,11 +384,15 @@ def main() -> None:
     parser.add_argument("--small-epochs", type=int, default=4, help="epochs of them a run (default: 4)")
     parser.add_argument("--plain-rows", type=int, default=3_000, help="rows of the plain ways a run (default: 3,000)")
     parser.add_argument("--processes", type=int, default=7, help="fresh processes for first-batch, info, plan, memory")
+    parser.add_argument(
+        "--opening-rows", type=int, nargs="+", default=[20_000, 100_000, 1_000_000], help="of `opening`"
+    )
     parser.add_argument("--workers", type=int, help="FastLoader's; default: its own choice")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.small_rows, options.small_epochs, options.plain_rows = 64, 256, 1, 32
         options.pairs = options.processes = 1
+        options.opening_rows = [100]
     torch.set_num_threads(1)  # the trained net must not occupy the core that reads
     harness.take_figures(Bench(options), options.only)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fastload.dataset import PackedDataset
     from fastload.errors import (
         CacheError,
+        DamagedRowError,
         FastloadError,
         FileChangedError,
         FormatError,
@@ -48,6 +49,7 @@ __all__ = [
     "ChunkBatchSampler",
     "ChunkSampler",
     "ChunkWindow",
+    "DamagedRowError",
     "DistributedChunkSampler",
     "EpochPlan",
     "FastLoader",

@@ -16,15 +16,18 @@ from torch.utils.data import Dataset
 
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.digests import DIGEST_FIELDS
-from fastload.format.header import FileIdentity, PackedFile, read_header
+from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
 from fastload.read.reader import RowReader, image_axes
+from fastload.read.row_check import Check
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
+
+CheckOption = Literal["auto", "always", "first"] | None
 
 PLAN_FIELDS = ("row", "valid")
 """Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
@@ -50,10 +53,16 @@ class PackedDataset(Dataset[Any]):
         decode: where a `FastLoader` with a CUDA device decodes stored JPEGs: "cpu", in its threads, or "device", by
             nvJPEG through torchvision, and cuts them there. Never run on a GPU so far. Samples asked for one by one are
             decoded by the CPU.
+        check: when values are compared with the digests that `fastload pack` wrote, so that bytes that rotted are an
+            error and no sample. "always": each time that a row is read; "first": the first time that this dataset reads
+            it in this process, which a bit for each row remembers; None: never. "auto" is "first", and None for files
+            that fastload did not write, which have no digests. Unless it is None, the file's header is compared at
+            once.
 
     Raises:
-        MissingFileError, FormatError: the file is missing, or cannot be read.
-        OptionError: unknown split, field or decoder.
+        MissingFileError, FormatError: the file is missing, cannot be read, or its header is damaged.
+        OptionError: unknown split, field, decoder or check; there is nothing to compare with.
+        DamagedRowError: (while reading) a row is no longer what was packed.
     """
 
     def __init__(
@@ -64,7 +73,9 @@ class PackedDataset(Dataset[Any]):
         transform: Transform | None = None,
         *,
         decode: Literal["cpu", "device"] = "cpu",
+        check: CheckOption = "auto",
     ) -> None:
+        check_option(check)
         if decode not in ("cpu", "device"):
             raise OptionError(f'PackedDataset(decode={decode!r}): JPEGs are decoded by the "cpu" or the "device"')
         given: object = transform
@@ -80,6 +91,8 @@ class PackedDataset(Dataset[Any]):
         self.decode = decode
         self._file: PackedFile | None = read_header(self.path)
         self._identity = self._file.identity
+        self.check: Check | None = None  # when rows are compared with their digests
+        self._begin_checks(check)
         if split is not None and split not in self._file.splits:
             known = ", ".join(repr(name) for name in self._file.splits) or "none"
             raise OptionError(f"{path}: no split {split!r}; it has {known}. None means all rows.")
@@ -151,12 +164,35 @@ class PackedDataset(Dataset[Any]):
         """Returns the same dataset with another way to read, see `RowReader`."""
         return self._with(_read_mode=read)
 
+    def checking(self, check: CheckOption) -> PackedDataset:
+        """Returns the same dataset with another `check`; "auto" leaves it as it is."""
+        if check == "auto" or check == self.check:
+            return self
+        dataset = self._with()
+        dataset._begin_checks(check)
+        return dataset
+
+    def _begin_checks(self, check: CheckOption) -> None:
+        """Sets `check`; compares the header of the file if that was not done."""
+        if self.file.version is None:
+            if check in ("always", "first"):
+                raise OptionError(
+                    f"{self.path}: check={check!r}: fastload did not write this file, so it holds no digests to "
+                    f"compare with. Leave check out, or `fastload repack {self.path} OUT.h5`."
+                )
+            return
+        if self.check is None and check is not None:
+            with open_hdf5(self.path) as hdf5:
+                check_header(self.file, hdf5)
+        self.check = "first" if check == "auto" else check
+
     def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
         """Returns the samples of rows of the file, read in one call, before any transform.
 
         Raises:
             IndexError: a row is outside the file.
             FileChangedError: the file was written to or truncated.
+            DamagedRowError: a row is no longer what was packed.
         """
         columns = (
             [torch.from_numpy(one) for one in column] if isinstance(column, list) else torch.from_numpy(column)
@@ -177,8 +213,7 @@ class PackedDataset(Dataset[Any]):
         for name, shape, dtype in self.layout():
             if name not in arrays and name not in varied:
                 arrays[name] = np.empty((len(rows), *shape), dtype)
-        if arrays:
-            self._open().gather(rows, arrays)
+        self._open().gather(rows, arrays)
         arrays = as_handed_over(self.file, arrays) | {"row": rows.copy(), "valid": np.ones(len(rows), np.bool_)}
         if "images" in arrays:
             arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
@@ -250,7 +285,13 @@ class PackedDataset(Dataset[Any]):
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
         return RowReader(
-            self.file, self._from_file, read, cache_chunks=cache_chunks, windows=windows, verify=require_packed
+            self.file,
+            self._from_file,
+            read,
+            cache_chunks=cache_chunks,
+            windows=windows,
+            verify=require_packed,
+            check=self.check,
         )
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
@@ -260,6 +301,12 @@ class PackedDataset(Dataset[Any]):
         """
         fields = self.file.fields
         return [(name, fields[name].shape, fields[name].dtype.newbyteorder("=")) for name in self._from_file]
+
+
+def check_option(check: object) -> None:
+    """Raises OptionError unless it is a value of the option `check`."""
+    if check not in ("auto", "always", "first", None):
+        raise OptionError(f'check={check!r} is not known; choose "auto", "always", "first" or None')
 
 
 def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ FastloadError
 ├── PackError          (RuntimeError)  packing stopped: a worker died, another process is packing
 │   └── ResumeError    (RuntimeError)  what an earlier run left belongs to another source or options
 ├── FormatError        (ValueError)    not a file fastload can read: damaged, foreign, newer
+│   └── DamagedRowError (ValueError)   a row of a packed file is no longer what was packed
 ├── ReadError          (OSError)       the disk or network failed while a row was read
 ├── MissingFileError   (FileNotFoundError)  there is no such file
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
@@ -60,6 +61,17 @@ class FormatError(FastloadError, ValueError):
 
 class ReadError(FastloadError, OSError):
     """The disk or the network failed while a row was read; the message names its file, row and key."""
+
+
+class DamagedRowError(FormatError):
+    """Rows of a packed file are no longer what was packed: their digests differ, or they cannot be decoded any more.
+
+    `rows` are their numbers in the file; empty where the error came through the workers of torch's `DataLoader`.
+    """
+
+    def __init__(self, message: str, rows: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class MissingFileError(FastloadError, FileNotFoundError):

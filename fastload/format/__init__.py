@@ -27,7 +27,8 @@ their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` (N, M) 
 shape == maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever
 N is, so row i begins at `4096 + i * row_bytes`. Chunks hold K = max(1, min(N, chunk_bytes // row_bytes)) whole rows;
 the last one is allocated in full and zero behind row N. With a codec they pass through HDF5's gzip or zstd filter
-instead; then rows have no offset, and digests are of their decoded bytes.
+instead; then rows have no offset, and digests are of their decoded bytes. Each zstd frame, of a chunk or of a ragged
+row, ends in a checksum of its content; the frames of release 0.1.0 do not, and a frame's header says which it is.
 
 **Rows of varying length.** Where images differ in size, or are kept encoded, `images` (and `masks`) is ragged:
 uint8 (T,), the encoded rows one after another, on disk one linear array in chunks of `chunk_bytes`. Each row lies whole

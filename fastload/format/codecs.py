@@ -56,6 +56,9 @@ class Codec(NamedTuple):
 
     name: CodecName = "none"
     level: int = 0
+    # Whether a zstd frame ends in 4 bytes of its content's XXH64, which every reader of zstd compares, HDF5 tools too.
+    # Not so in files of fastload 0.1.0, whose unfinished packs are continued as they were begun.
+    checksum: bool = False
 
     def __str__(self) -> str:
         return self.name if self.name == "none" else f"{self.name}:{self.level}"
@@ -70,7 +73,7 @@ class Codec(NamedTuple):
         if self.name == "gzip":
             return zlib.compress(data, self.level)
         if self.name == "zstd":
-            return bytes(_zstd("packing with zstd").compressor(self.level).compress(data))
+            return bytes(_zstd("packing with zstd").compressor(self.level, self.checksum).compress(data))
         return bytes(data)
 
 
@@ -94,7 +97,7 @@ def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
         raise OptionError(f"codec={text!r}: {found[1]} has the levels {low} to {high}.")
     if found[1] == "zstd" and not has_zstd():
         raise OptionError(f"codec={text!r} needs zstandard. Install: pip install zstandard hdf5plugin.")
-    return Codec("gzip" if found[1] == "gzip" else "zstd", level)
+    return Codec("gzip", level) if found[1] == "gzip" else Codec("zstd", level, checksum=True)
 
 
 def has_zstd() -> bool:
@@ -114,8 +117,8 @@ def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:
         said = module.content_size(data)
         reader = module.decompressor.stream_reader(data)
         found = len(out) + 1 if said > len(out) else reader.readinto(out)
-        if said < 0 and found == len(out):
-            found += len(reader.read(1))
+        if found == len(out):
+            found += len(reader.read(1))  # without that the checksum of a large frame is not compared
     except module.error as exc:
         raise ValueError(str(exc)) from exc
     if found != len(out):
@@ -129,7 +132,9 @@ class _Zstd(threading.local):
         module: Any = importlib.import_module("zstandard")
         self.error = module.ZstdError
         self.content_size = module.frame_content_size
-        self.compressor = functools.cache(lambda level: module.ZstdCompressor(level=level))
+        self.compressor = functools.cache(
+            lambda level, checksum: module.ZstdCompressor(level=level, write_checksum=checksum)
+        )
         self.decompressor = module.ZstdDecompressor()
 
 

@@ -160,6 +160,15 @@ def is_of_hdf5(error: BaseException) -> bool:
     return isinstance(error, Exception) and module.split(".")[0] == "h5py"
 
 
+def check_header(file: PackedFile, hdf5: h5py.File) -> None:
+    """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written."""
+    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+        raise FormatError(
+            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"changed or damaged after packing. Copy the file again, or pack it again."
+        )
+
+
 def open_hdf5(path: Path) -> Hdf5File:
     """Opens a file for reading.
 

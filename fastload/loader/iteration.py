@@ -6,6 +6,7 @@ planned batches -> feed (read, or made by workers) -> device -> transforms, once
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import sys
 import threading
@@ -26,8 +27,10 @@ from fastload.prefetch.device_stage import DeviceBatch
 from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.clocks import InFlight, StreamWaits
-from fastload.timing.probe import LoaderStats, Probe
+from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe
 from fastload.timing.ranges import span
+
+_log = logging.getLogger("fastload")
 
 _FACTS = ("rows", "valid", "global_valid")
 
@@ -63,8 +66,10 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
 
     Attributes:
         rows: int64 (B,), the row of each sample in the file; of another dataset, its index. On the loader's device.
-        valid: bool (B,), False for a repeat that only fills the last batch (ends="exact"). On the loader's device.
-        global_valid: number of valid samples in this step over all ranks.
+        valid: bool (B,), False for a repeat that only fills the last batch (ends="exact"), and for one in the place of
+            a damaged row (on_damage="skip"). On the loader's device.
+        global_valid: number of valid samples in this step over all ranks; with several of them damaged rows count, as
+            only their own rank knows of them.
     """
 
 
@@ -90,6 +95,8 @@ class PassCounter:
     stall_s: float = 0.0
     waited_s: float = 0.0
     bytes_read: int = 0
+    damaged: int = 0  # samples left out because their rows are damaged
+    damaged_rows: dict[int, None] = field(default_factory=dict)  # the first ones of these rows
     begun_s: float = 0.0  # when the pass began
     last_s: float = 0.0  # when a batch was last handed over
     in_flight: InFlight | None = None  # the loader's batches on a device, and the waits of its stream; None: the CPU
@@ -105,7 +112,7 @@ class PassCounter:
             stall_s = self.on_stream.stall_s
         return LoaderStats(
             self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, stall_s, self.bytes_read, self.echo,
-            self.waited_s, self.read,
+            self.waited_s, self.read, self.damaged, tuple(self.damaged_rows),
         )  # fmt: skip
 
     def pace(self) -> Pace:
@@ -276,12 +283,30 @@ class Iteration(Iterator[Batch | DictBatch]):
         if self._probe is not None:
             self._probe.note_work(source.work)
         counter.batches += 1
+        if source.planned.damaged:
+            self._note_damaged(source.planned)
         counter.fresh += self._count_valid(source.planned)
         counter.bytes_read += source.bytes_read
         return True
 
+    def _note_damaged(self, planned: PlannedBatch) -> None:
+        """Counts the damaged rows that a batch was made without, and logs the first ones of the pass."""
+        counter = self._counter
+        if not counter.damaged:
+            data = self._options.data
+            _log.warning(
+                f"{data.name_of(planned.damaged[0])}: damaged after packing; other rows of its batch take the place of "
+                f"such rows, and are not valid. stats.damaged_rows has their numbers; `fastload verify {data.name}` "
+                f"lists all of them."
+            )
+        counter.damaged += len(planned.damaged)
+        for row in planned.damaged:
+            if len(counter.damaged_rows) < MOST_DAMAGED_ROWS:
+                counter.damaged_rows[row] = None
+
     def _count_valid(self, planned: PlannedBatch) -> int:
-        return int(np.count_nonzero(planned.valid)) if self._position.plan.ends == "exact" else len(planned.rows)
+        all_valid = self._position.plan.ends != "exact" and not planned.damaged
+        return len(planned.rows) if all_valid else int(np.count_nonzero(planned.valid))
 
     def _hand_over(self, use: Use) -> Batch | DictBatch:
         """Returns a batch for one of its uses, augmented and put together for the user."""

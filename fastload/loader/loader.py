@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 import torch
 from torch.utils.data import Dataset
 
-from fastload.dataset import PackedDataset
+from fastload.dataset import CheckOption, PackedDataset, check_option
 from fastload.device import open_backend
 from fastload.distributed.ranks import ShareOption, check_share, resolve_share
 from fastload.errors import OptionError
@@ -93,6 +93,12 @@ class FastLoader:
         read: "map" copies rows from a mapping of the file, "pread" reads them by system calls, which takes two to four
             times as long, but survives whatever others do to the file. "auto" is "pread" on network file systems and
             the like, else "map"; see "Where the file is truncated while training" in docs/training.md.
+        check: when rows are compared with the digests that the file has of them, while they are read: "always",
+            "first" (the first time that this loader reads a row; worker processes each for themselves) or None; see
+            `PackedDataset`. "auto": as its dataset does, which is "first" unless it says otherwise.
+        on_damage: "raise", or "skip" for the next row of its batch that is not damaged in the place of a damaged one,
+            with `valid` False. `stats` counts and lists such rows, and the first one is logged. A batch of damaged rows
+            alone is an error.
         timeout: seconds for which `next()` waits for a batch, as in torch's `DataLoader`; the first one waits for the
             workers' start, too. Then a `WorkerTimeoutError` names the sample that is being made, with the stack of who
             makes it, and what hangs is ended, or left alone where it is a thread. 0: it waits as long as it takes, and
@@ -101,6 +107,7 @@ class FastLoader:
     Raises:
         OptionError: an argument has no meaning, or there is not one whole batch.
         MissingFileError, FormatError, FileChangedError: the file is absent, cannot be read, or changed.
+        DamagedRowError: (while iterating) a row is no longer what was packed.
         ShareError: rank and world size are not known; (later, with echo="auto") a rank does not answer.
         WorkerError: (while iterating) the user's code raised an error, or a worker process died.
         WorkerTimeoutError: (while iterating) no batch came within the timeout; it is a WorkerError and a TimeoutError.
@@ -125,10 +132,14 @@ class FastLoader:
         echo: Echo = 1,
         cache: CacheOption = None,
         read: Read = "auto",
+        check: CheckOption = "auto",
+        on_damage: Literal["raise", "skip"] = "raise",
         timeout: float = 0,
     ) -> None:
-        data = as_input(source)
+        check_option(check)
+        data = as_input(source, check)
         _check_reading(workers, data)
+        _check_damage(on_damage, data)
         read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
         self.batch_size = batch_size
         self.echo = echo
@@ -164,6 +175,7 @@ class FastLoader:
             backend=backend,
             cache=location,
             timeout_s=check_timeout(timeout),
+            skip_damaged=on_damage == "skip",
         )
         self._options = options.with_transforms(transform, echo)
         if not plan.num_steps:
@@ -341,6 +353,17 @@ def _check_reading(workers: object, data: Input) -> None:
         )
     if workers is not None and not (isinstance(workers, str) and workers == "auto"):
         check_whole("workers", workers, least=1, others=', "auto" or None')
+
+
+def _check_damage(on_damage: object, data: Input) -> None:
+    """Raises OptionError unless damaged rows can be found where they are to be skipped."""
+    if on_damage not in ("raise", "skip"):
+        raise OptionError(f'on_damage={on_damage!r} is not known; choose "raise" or "skip"')
+    if on_damage == "skip" and not (isinstance(data, PackedInput) and data.dataset.check):
+        raise OptionError(
+            f'on_damage="skip": no row of {data.name} is compared with a digest, so none is known to be damaged. It '
+            f"takes a file of `fastload pack`, and check other than None."
+        )
 
 
 def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:

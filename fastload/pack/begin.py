@@ -13,6 +13,7 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,10 @@ def begin_or_resume(
         if headers is not None and not headers.reasons:
             raise _cannot_continue(job, _other_images(job, old, headers, str(exc))) from exc
         raise SourceError(f"{exc} {_KEPT}") from exc
+    earlier = survey.plan.without_checksums() if survey.plan is not None else None
+    if old is not None and repr(earlier).replace(", checksum=False", "") == old.head["plan"]:
+        # Begun by a release whose zstd frames had no checksums: all frames of a file are alike.
+        survey, old.head["plan"] = replace(survey, plan=earlier), repr(earlier)
     if old is not None and repr(survey.plan) == old.head["plan"]:
         placed = {name: (file, base) for name, file, base in old.head["streams"]}
         tasks = PackTasks.of(job, survey, placed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +56,11 @@ class RaggedPlan:
     def special(self) -> bool:
         """Whether rows are anything but uncompressed pixels of one size."""
         return self.images == "ragged" or self.image_codec != NONE or self.mask_codec != NONE
+
+    def without_checksums(self) -> RaggedPlan:
+        """Returns the plan of a release that wrote zstd frames without checksums."""
+        images, masks = (codec._replace(checksum=False) for codec in (self.image_codec, self.mask_codec))
+        return replace(self, image_codec=images, mask_codec=masks)
 
     def row_size(self, height: int, width: int) -> tuple[int, int]:
         """Returns (height, width) of the row for an image of this size."""

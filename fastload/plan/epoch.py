@@ -8,7 +8,7 @@ so ranks agree without communication on the number of steps, on who reads which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -57,12 +57,30 @@ class PlannedBatch(NamedTuple):
         valid: bool, (B,), False for a repeat that only fills the batch and must not count (ends "exact").
         global_valid: rows that count in this step, over all ranks.
         step: number of the step within the epoch, from 0, finished segments included.
+        damaged: rows that were planned, and replaced because they are damaged; see `without`.
     """
 
     rows: NDArray[np.int64]
     valid: NDArray[np.bool_]
     global_valid: int
     step: int
+    damaged: tuple[int, ...] = ()
+
+    def without(self, damaged: Collection[int], *, world_size: int) -> PlannedBatch | None:
+        """Returns the batch with rows replaced by others of it, which are then not valid; None if none is left.
+
+        In the place of a damaged row comes the next one that is not, behind the last one the first. Other ranks do not
+        know of it, so with several global_valid stays what was planned, the same on all of them.
+        """
+        bad = np.isin(self.rows, list(damaged))
+        good = np.flatnonzero(~bad)
+        if not bad.any() or not len(good):
+            return None if bad.all() else self
+        places = np.arange(len(bad))
+        places[bad] = good[np.searchsorted(good, places[bad]) % len(good)]
+        lost = int(np.count_nonzero(bad & self.valid)) if world_size == 1 else 0
+        replaced = dict.fromkeys([*self.damaged, *self.rows[bad].tolist()])
+        return PlannedBatch(self.rows[places], self.valid & ~bad, self.global_valid - lost, self.step, tuple(replaced))
 
 
 @dataclass(frozen=True)

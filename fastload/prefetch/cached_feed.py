@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins
-from fastload.errors import CacheError
+from fastload.errors import CacheError, DamagedRowError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
 from fastload.prefetch.fill_threads import WORDS, FillThreads
@@ -61,6 +61,7 @@ class RowCache:
     tensors: Mapping[str, torch.Tensor]  # all rows of each field, (N, ...); images (N, H, W, C) in the file's order
     nbytes: int  # of all of them
     pins: Pins | None = None  # of the host's memory
+    damaged: frozenset[int] = frozenset()  # rows of the file that another row lies in the place of
 
     def index_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the indices of rows of the file, int64 (B,), a new array; IndexError if one is not in the cache."""
@@ -138,7 +139,7 @@ class CachedFeed:
         size = options.plan.batch_size
         fields = [SlotField(_INDEX, (size,), np.dtype(np.int64)), *options.words_field(), *fact_fields(size)]
         self._draw = options.draw if WORDS in (field.name for field in fields) else None
-        self._pins = Pins(options.backend)
+        self._pins, self._replace_damaged = Pins(options.backend), options.replace_damaged
         # One thread is enough for some numbers a sample, and is a few batches ahead.
         self._ring = Ring(fields, SLOTS_IN_COPY + 3, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(1)
@@ -160,6 +161,8 @@ class CachedFeed:
         def fill(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
             cache = known()
             assert cache is not None, "the pass is over"
+            if damaged := cache.damaged.intersection(planned.rows.tolist() if cache.damaged else ()):
+                raise DamagedRowError("rows that are not in the cache", tuple(sorted(damaged)))
             arrays[_INDEX][:] = cache.index_of(planned.rows)
             return 0
 
@@ -172,6 +175,7 @@ class CachedFeed:
             self._threads,
             draw=self._draw,
             patience=Patience(self._timeout_s),
+            replace_damaged=self._replace_damaged,
         )
         self._stream.cache = cache
         return self._stream
@@ -247,8 +251,10 @@ def load_cache(options: Resolved) -> RowCache:
     in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False, augmentation=as_they_are)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))
     planned = (PlannedBatch(part, np.ones(len(part), np.bool_), len(part), n) for n, part in enumerate(parts))
+    damaged = set[int]()
     with closing(ThreadFeed(in_file_order)) as feed, closing(feed.stream([(0, planned)])) as stream:
         for batch in stream:
+            damaged.update(batch.planned.damaged)
             first, count = batch.planned.step * batch_rows, len(batch.planned.rows)  # the last may not fill its slot
             try:
                 with backend.side_stream():
@@ -264,7 +270,7 @@ def load_cache(options: Resolved) -> RowCache:
                 batch.release()
     took_s = time.perf_counter() - begun_s
     _log.info("%s were read in %.1f s (%.2f GB/s)", what, took_s, cache.nbytes / max(took_s, 1e-9) / 1e9)
-    return cache
+    return replace(cache, damaged=frozenset(damaged))
 
 
 def _empty_cache(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import queue
 import sys
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, Slot
 from fastload.timing.ranges import span
@@ -43,6 +45,10 @@ WORDS = f"{INNER}words"
 
 Draw = Callable[[int, PlannedBatch, NDArray[np.int32]], Any]
 """Draws the transforms' numbers for a batch of an epoch, and writes what the device needs of them to the words."""
+
+
+ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
+"""Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
 
 
 @dataclass(eq=False)
@@ -212,8 +218,33 @@ def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) 
     return request
 
 
-def fill_slot(fill: Fill, request: Request, group: Group) -> None:
-    """Fills the slot of a request with a group of batches."""
+def fill_slot(fill: Fill, replace_damaged: ReplaceDamaged | None, request: Request, group: Group) -> None:
+    """Fills the slot of a request with a group of batches, anew if rows of them are damaged and to be replaced."""
+    while True:
+        try:
+            return _fill_slot(fill, request, group)
+        except DamagedRowError as error:
+            found = [replace_damaged(member, error.rows) for member in group.members] if replace_damaged else []
+            members = [member for member in found if member is not None]
+            if len(members) < len(group.members) or all(map(operator.is_, members, group.members)):
+                raise
+            request.group = group = joined(group.epoch, members)
+
+
+def joined(epoch: int, members: list[PlannedBatch]) -> Group:
+    """Returns batches of an epoch as a group."""
+    if len(members) == 1:
+        return Group(epoch, members, members[0])
+    whole = PlannedBatch(
+        rows=np.concatenate([batch.rows for batch in members]),
+        valid=np.concatenate([batch.valid for batch in members]),
+        global_valid=sum(batch.global_valid for batch in members),
+        step=members[0].step,
+    )
+    return Group(epoch, members, whole)
+
+
+def _fill_slot(fill: Fill, request: Request, group: Group) -> None:
     whole, count = group.whole, len(group.whole.rows)
     with span("read"):
         # The last request of an epoch may not fill its slot.

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
 
-from fastload.dataset import PackedDataset, as_handed_over
+from fastload.dataset import CheckOption, PackedDataset, as_handed_over
 from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
@@ -207,17 +207,17 @@ def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> Resolv
     return resolved
 
 
-def as_input(source: Any) -> Input:
-    """Returns the data that `FastLoader` was given.
+def as_input(source: Any, check: CheckOption = "auto") -> Input:
+    """Returns the data that `FastLoader` was given, a packed file with that `check`.
 
     Raises:
         OptionError: it is nothing whose rows can be planned.
         MissingFileError, FormatError: the file is not there, or cannot be read.
     """
     if isinstance(source, PackedDataset):
-        return PackedInput(source)
+        return PackedInput(source.checking(check))
     if isinstance(source, (str, os.PathLike)):
-        return PackedInput(PackedDataset(os.fspath(source)))
+        return PackedInput(PackedDataset(os.fspath(source), check=check))
     if isinstance(source, (list, tuple)) and source and all(isinstance(part, (str, os.PathLike)) for part in source):
         raise OptionError(
             "several files in one FastLoader are not in this release: pack them into one file (`fastload pack`), or "
@@ -232,5 +232,10 @@ def as_input(source: Any) -> Input:
         raise OptionError(
             f"source: expected the path of a packed file, a PackedDataset or a map-style dataset (with __getitem__ and "
             f"__len__), got {source.__name__ if isinstance(source, type) else type(source).__name__}."
+        )
+    if check in ("always", "first"):
+        raise OptionError(
+            f"check={check!r}: {type(source).__name__} is no packed file, whose rows have digests to compare with. "
+            f"Leave check out; a PackedDataset within it has a check of its own."
         )
     return OtherInput(source)

@@ -65,6 +65,7 @@ class ProcessFeed:
         self.warned = False  # of changing samples
         self._options = options
         self.num_workers = options.num_workers
+        self.replace_damaged = options.replace_damaged
         self.watched = options.auto_workers  # whether waits are measured, to choose the number of workers
         self._streams = 0
         self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
@@ -112,7 +113,13 @@ class ProcessFeed:
             self.skip_before(self._streams)
             try:
                 if self._workers is None:
-                    filler = Filler(options.data, self._memory, self._control, options.plan.batch_size)
+                    filler = Filler(
+                        options.data,
+                        self._memory,
+                        self._control,
+                        options.plan.batch_size,
+                        skip_damaged=options.skip_damaged,
+                    )
                     self._workers = start_workers(filler, self.num_workers)
                     self._sender = Sender(self._workers, self._control, options)
                 self.receive_all()  # so that it is known which workers are idle
@@ -372,6 +379,8 @@ class ProcessStream(BatchStream):
         feed, ring, layout = self._feed, self._feed.ring, self._feed.layout
         assert ring is not None and layout is not None and asked.group is not None, "a batch is made in a slot"
         planned = asked.group.whole
+        if result.damaged and feed.replace_damaged is not None:
+            planned = feed.replace_damaged(planned, result.damaged) or planned
         if result.layout is None:
             batch = ring.hand_over(asked.slot, planned, ring.slot_bytes)
             batch.arrays = layout.in_axes_of_sample(batch.arrays)

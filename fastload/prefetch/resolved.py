@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from fastload.distributed.ranks import Share, local_world_size
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY
-from fastload.prefetch.fill_threads import WORDS
+from fastload.prefetch.fill_threads import WORDS, ReplaceDamaged
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SlotField
 from fastload.read.linear import Read
@@ -131,6 +131,7 @@ class Resolved:
     backend: Backend | None  # of the device; None for the CPU
     cache: Location | None  # where rows are cached; None: nowhere
     timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
+    skip_damaged: bool = False  # whether damaged rows are replaced, and are no error
     augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
     # For ragged images, the transforms that the reading threads run to give them one size; None: there are none.
     size_head: SizeHead | None = None
@@ -140,6 +141,11 @@ class Resolved:
     # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
     decodes_on_device: bool = False
     images: ImageSpec | None = None  # as Python code makes them, once that is known
+
+    @property
+    def replace_damaged(self) -> ReplaceDamaged | None:
+        """Returns a batch without these rows, see `PlannedBatch.without`; None: they are an error."""
+        return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None
 
     @property
     def at_hand_over(self) -> bool:

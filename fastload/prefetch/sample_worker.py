@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 
-from fastload.errors import FastloadError, WorkerError, shortened
+from fastload.errors import DamagedRowError, FastloadError, WorkerError, shortened
+from fastload.plan import PlannedBatch
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import slot_arrays, slot_bytes
 from fastload.prefetch.sample_layout import SampleLayout, describe, fields_of, layout_of, unwritten, write
@@ -77,6 +78,7 @@ class BatchResult(NamedTuple):
     kept: bool = False  # whether the user's code still refers to a part of the slot, which must not be used again
     work: BatchWork | None = None  # what it cost, if that was asked for
     error: Exception | None = None  # came instead; raised in the training process
+    damaged: tuple[int, ...] = ()  # rows that were replaced, as `PlannedBatch.without` does
 
 
 class Filler(Dataset[Any]):
@@ -88,13 +90,23 @@ class Filler(Dataset[Any]):
         control: int64: batches of streams with lower numbers than the first are skipped, also in the middle of one;
             then `place_in_batch` of the request for a layout, then that and `requested_rows` of each slot.
         batch_size: samples of a batch.
+        skip_damaged: whether damaged rows are replaced by others of their batch.
     """
 
-    def __init__(self, source: Input, memory: SharedMemory, control: SharedMemory, batch_size: int) -> None:
+    def __init__(
+        self,
+        source: Input,
+        memory: SharedMemory,
+        control: SharedMemory,
+        batch_size: int,
+        *,
+        skip_damaged: bool = False,
+    ) -> None:
         self._source = source
         self._memory = memory
         self._control = control
         self._batch_size = batch_size
+        self._skip_damaged = skip_damaged
         self._layout: SampleLayout | None = None  # of the slots
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._kept: set[int] = set()  # slots that the user's code still refers to; the training process replaces them
@@ -128,7 +140,14 @@ class Filler(Dataset[Any]):
             stopwatch.lap("collate")
             return result._replace(work=stopwatch.end())
         except FastloadError as error:
-            return BatchResult(request.slot, error=type(error)(f"{shortened(str(error))}{_traceback()}"))
+            if self._skip_damaged and isinstance(error, DamagedRowError) and error.rows:
+                planned = PlannedBatch(rows, np.ones(len(rows), np.bool_), 0, 0).without(error.rows, world_size=1)
+                if planned is not None:
+                    result = self[request._replace(rows=planned.rows)]
+                    return result._replace(damaged=(*error.rows, *result.damaged))
+            raised = type(error)(f"{shortened(str(error))}{_traceback()}")
+            vars(raised).update(vars(error))
+            return BatchResult(request.slot, error=raised)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the training loop has to hear of it
             return BatchResult(request.slot, error=self._named(error, rows))
         finally:

@@ -30,7 +30,17 @@ from fastload.errors import WorkerTimeoutError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_decoder import DeviceDecoder
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs
-from fastload.prefetch.fill_threads import WORDS, Draw, Fill, FillThreads, Group, Request, fill_slot
+from fastload.prefetch.fill_threads import (
+    WORDS,
+    Draw,
+    Fill,
+    FillThreads,
+    Group,
+    ReplaceDamaged,
+    Request,
+    fill_slot,
+    joined,
+)
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
@@ -134,6 +144,7 @@ class ThreadFeed:
                 present=self._present,
                 draw=self._options.draw if WORDS in self._ring.slots[0].arrays else None,
                 patience=Patience(self._options.timeout_s, self._options.data.name_of),
+                replace_damaged=self._options.replace_damaged,
             )
             if transformer is not None:
                 stream.views = transformer.views
@@ -195,6 +206,7 @@ class ThreadStream(BatchStream):
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
         draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
         patience: of who waits for a batch; None: it is endless.
+        replace_damaged: lets a batch with damaged rows be filled without them; None: they are an error.
     """
 
     def __init__(
@@ -208,10 +220,11 @@ class ThreadStream(BatchStream):
         present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
         draw: Draw | None = None,
         patience: Patience | None = None,
+        replace_damaged: ReplaceDamaged | None = None,
     ) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._coming = coming
-        self._fill = functools.partial(fill_slot, fill)
+        self._fill = functools.partial(fill_slot, fill, replace_damaged)
         self._ring = ring
         self._threads = threads
         self._group = group
@@ -345,13 +358,4 @@ def coalesced(epochs: Epochs, group: int) -> Iterator[Group]:
     """Yields so many batches of an epoch at a time; the last ones of each may be fewer."""
     for epoch, planned in epochs:
         while members := list(islice(planned, group)):
-            if group == 1:
-                yield Group(epoch, members, members[0])
-                continue
-            whole = PlannedBatch(
-                rows=np.concatenate([batch.rows for batch in members]),
-                valid=np.concatenate([batch.valid for batch in members]),
-                global_valid=sum(batch.global_valid for batch in members),
-                step=members[0].step,
-            )
-            yield Group(epoch, members, whole)
+            yield joined(epoch, members)

@@ -55,7 +55,8 @@ class Sender:
         seed = batch_seed(plan.seed, group.epoch, self._options.share.rank, group.whole.step)
         request = BatchRequest(slot, seed, asked.stream, asked.timed)
         if slot < 0:
-            request = request._replace(rows=rows[:1])
+            # With some more, in case the first one is damaged and is to be skipped.
+            request = request._replace(rows=rows[: 16 if self._options.skip_damaged else 1])
         else:
             requested_rows(self._control, slot, plan.batch_size)[:] = rows
             if asked.worker not in self._told:

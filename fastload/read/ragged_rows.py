@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, ImageError, ReadError
+from fastload.errors import DamagedRowError, FormatError, ImageError, ReadError
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
@@ -253,11 +253,12 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
     return found
 
 
-def sample_error(file: PackedFile, row: int, reason: str) -> FormatError:
+def sample_error(file: PackedFile, row: int, reason: str) -> DamagedRowError:
     """Returns the error to raise for a damaged row: it names the sample, and says what to do."""
-    return FormatError(
+    return DamagedRowError(
         f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
-        f"`fastload verify {file.path}`, then copy it again, or pack it again."
+        f"`fastload verify {file.path}`, then copy it again, or pack it again.",
+        (row,),
     )
 
 

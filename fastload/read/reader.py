@@ -20,6 +20,7 @@ from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import HeldOffWriters, check_open, open_checked
 from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
+from fastload.read.row_check import Check, RowCheck
 
 
 class RowReader:
@@ -30,6 +31,7 @@ class RowReader:
             the process (SIGBUS); "auto" is one of them, see `chosen`.
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
         verify: as in `RaggedReader`; called before Pillow decodes a JPEG that libjpeg refuses.
+        check: when `gather` compares rows with their digests, of a file that fastload wrote; None: never.
 
     Raises:
         OptionError: unknown field or `read`.
@@ -45,10 +47,14 @@ class RowReader:
         cache_chunks: int = 8,
         windows: bool = False,
         verify: Callable[[PackedFile, int], None] | None = None,
+        check: Check | None = None,
     ) -> None:
         for name in fields:
             if name not in file.fields:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
+        self._check = RowCheck(file, fields, check) if check is not None else None
+        if self._check is not None:
+            fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
         # Within it the mapping may be touched, after `check_identity`.
@@ -80,6 +86,9 @@ class RowReader:
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows of the file into the arrays given, and returns the number of bytes copied.
 
+        With `check` the rows are compared first, also in fields that no array is given for: call it, with or without
+        arrays, before `decoded`, and before reading from `mapped` or `ragged`.
+
         Args:
             rows: int64, (B,), any order, repeats allowed.
             outs: field -> C-contiguous array (B, ...) of the field's dtype in native byte order; arrays of other names
@@ -87,6 +96,7 @@ class RowReader:
 
         Raises:
             IndexError: a row is outside the file.
+            DamagedRowError: rows are not what was packed; names the first one.
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
@@ -96,11 +106,13 @@ class RowReader:
             return self._gathered(rows, outs)
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
-        copied = 0
-        for name, source in self._sources.items():
-            if name in outs:
-                source.gather(rows, {name: outs[name]})
-                copied += outs[name].nbytes
+        copied = sum(outs[name].nbytes for name in self._sources if name in outs)
+        if self._check is not None and len(due := self._check.due(rows)):
+            self._check.gather(rows, due, outs, self._sources, self._ragged)
+        else:
+            for name, source in self._sources.items():
+                if name in outs:
+                    source.gather(rows, {name: outs[name]})
         for name, ragged in self._ragged.items():
             if name in outs:
                 assert not self.file.fields[name].varied, f"rows of {name} do not fit into one array"
@@ -109,7 +121,7 @@ class RowReader:
         return copied
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Decodes rows of a ragged field; returns an array for each: (H, W, C), masks (H, W)."""
+        """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
         check_rows(rows, self.file.num_rows, self.file.path)
         with self.held:
             self.check_identity()

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, MissingFileError, OptionError, SourceError
 from fastload.format.codecs import load_filters
 from fastload.format.column import Column
-from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.format.digests import DIGEST_FIELDS, row_digests
+from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.ragged import index_names
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
@@ -39,11 +39,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
     file = read_header(path)
     with open_hdf5(file.path) as hdf5:
         try:
-            if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
-                raise FormatError(
-                    f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: "
-                    f"it was changed or damaged after packing. Copy the file again, or pack it again."
-                )
+            check_header(file, hdf5)
             others = [str(name) for name in hdf5 if name not in file.fields]  # bytes where they are not UTF-8
             if lost := [name for name in ("labels", "masks") if name in others]:
                 raise FormatError(

@@ -70,6 +70,10 @@ def is_probed(loader: object) -> bool:
     return names <= vars(kind).keys()
 
 
+MOST_DAMAGED_ROWS = 1000
+"""Numbers of damaged rows that `LoaderStats` holds; more are only counted."""
+
+
 @dataclass(frozen=True)
 class LoaderStats:
     """The counts of one epoch of a loader, so far.
@@ -89,6 +93,8 @@ class LoaderStats:
             for it to be read, for memory to read into, or for a device that has enough batches to go on with.
         read: how rows of a packed file are read, "map" or "pread", also where the loader's `read` is "auto"; "" for
             another dataset.
+        damaged_samples: damaged rows of the file that other rows took the place of (on_damage="skip").
+        damaged_rows: their numbers, the first `MOST_DAMAGED_ROWS` of them.
     """
 
     fresh_samples: int = 0
@@ -100,6 +106,8 @@ class LoaderStats:
     echo: int = 1
     blocked_s: float = 0.0
     read: str = ""
+    damaged_samples: int = 0
+    damaged_rows: tuple[int, ...] = ()
 
     @property
     def fresh_samples_per_s(self) -> float:

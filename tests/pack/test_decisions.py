@@ -64,7 +64,7 @@ def test_only_rows_without_a_size_beforehand_are_ragged(rows, options, images, m
     assert (plan.images, plan.masks) == (images, masks)
     assert plan.special == (images == "ragged" or "codec" in options)
     assert planned(rows, **options).masks is None
-    codec = {"gzip:1": Codec("gzip", 1), "zstd:5": Codec("zstd", 5)}.get(options.get("codec"), Codec())
+    codec = {"gzip:1": Codec("gzip", 1), "zstd:5": Codec("zstd", 5, checksum=True)}.get(options.get("codec"), Codec())
     assert plan.image_codec == plan.mask_codec == codec
 
 

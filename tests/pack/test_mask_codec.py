@@ -46,11 +46,11 @@ def test_masks_of_regions_are_compressed_and_a_note_gives_the_gain(tmp_path):
     repack_file(tmp_path / "a.h5", tmp_path / "b.h5", shuffle=True)
     for name in ("a.h5", "b.h5"):
         assert read_header(tmp_path / name).fields["masks"].filters == ("zstd",), "a copy keeps it"
-    assert survey.plan is not None and survey.plan.mask_codec == Codec("zstd", 3)
+    assert survey.plan is not None and survey.plan.mask_codec == Codec("zstd", 3, checksum=True)
     assert survey.plan.images == survey.plan.masks == "rows" and survey.plan.image_codec == Codec()
     assert "Masks are compressed with zstd:3: 20 of them came to " in survey.notes[-1]
     specs = survey.pixels(COUNT)
-    assert specs["masks"].codec == Codec("zstd", 3) and specs["masks"].chunk_rows == 1, "64 KiB"
+    assert specs["masks"].codec == Codec("zstd", 3, checksum=True) and specs["masks"].chunk_rows == 1, "64 KiB"
     assert specs["images"].codec == Codec() and specs["images"].chunk_rows == COUNT
 
 

@@ -11,10 +11,13 @@ import h5py
 import numpy as np
 import pytest
 from golden_sources import png, write
+from interrupted import stop_at
 from PIL import Image
 
-from fastload import pack_images
+import fastload.pack.decisions
+from fastload import pack_images, verify_file
 from fastload.errors import ResumeError, SourceError
+from fastload.format.codecs import Codec, decompress_zstd, has_zstd, parse_codec
 
 OPTIONS: dict[str, Any] = {"workers": 0, "chunk_bytes": 1, "shuffle": False}
 
@@ -140,3 +143,43 @@ def test_of_a_python_object_only_the_same_images_are_kept(tmp_path: Path, value:
     assert pack_images(items(value, 0), output, **OPTIONS).chunks_kept == kept
     whole = pack_images(items(value, 0), tmp_path / "whole.h5", **OPTIONS).path
     assert output.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.skipif(not has_zstd(), reason="needs the extra [zstd]")
+@pytest.mark.parametrize("options", [{"codec": "zstd"}, {"codec": "zstd", "size": 12}, {"store": "source"}])
+def test_a_pack_begun_before_zstd_frames_had_checksums_is_finished_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    source, output = tmp_path / "s", tmp_path / "o.h5"
+    for i in range(12):
+        pixels = np.full((20 + i, 24, 3), 9 * i, np.uint8)
+        write(source / f"{'ab'[i % 2]}/{i:02d}.png", png(pixels))
+    with monkeypatch.context() as earlier:
+
+        def parsed(text: str, **more: Any) -> Codec:
+            return parse_codec(text, **more)._replace(checksum=False)
+
+        earlier.setattr(fastload.pack.decisions, "parse_codec", parsed)
+        earlier.setattr(Codec, "__repr__", lambda codec: f"Codec(name={codec.name!r}, level={codec.level})")
+        pack_images(source, tmp_path / "whole.h5", **OPTIONS, **options)
+        with pytest.raises(KeyboardInterrupt):
+            pack_images(source, output, progress=stop_at(5, "packing"), **OPTIONS, **options)
+    report = pack_images(source, output, **OPTIONS, **options)
+    assert report.chunks_kept and output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert verify_file(output).ok
+    pack_images(source, tmp_path / "new.h5", **OPTIONS, **options)
+    assert ((tmp_path / "new.h5").read_bytes() == output.read_bytes()) == ("codec" not in options)
+
+
+@pytest.mark.skipif(not has_zstd(), reason="needs the extra [zstd]")
+@pytest.mark.parametrize("count", [1, 1000, 131_000, 131_072, 400_000])
+def test_zstd_frames_have_checksums_of_their_content(count: int) -> None:
+    data = np.random.default_rng(0).bytes(count)
+    frame = bytearray(parse_codec("zstd").compress(data))
+    assert len(frame) == len(Codec("zstd", 3).compress(data)) + 4
+    out = np.empty(len(data), np.uint8)
+    decompress_zstd(bytes(frame), out)
+    assert out.tobytes() == data
+    frame[-1] ^= 1
+    with pytest.raises(ValueError, match="checksum"):
+        decompress_zstd(bytes(frame), out)

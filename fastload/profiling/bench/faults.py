@@ -99,7 +99,7 @@ class DelayedDataset(PackedDataset):
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         names = [name for name, _, _ in self.layout()]
-        reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows)
+        reader = DelayedReader(self.file, names, read, cache_chunks=cache_chunks, windows=windows, check=self.check)
         reader.delays = self.delays
         return reader
 
