@@ -6,6 +6,7 @@ Some hundred flips by default; `FASTLOAD_FLIPS=2000 pytest tests/faults/test_bit
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from flipped_files import KINDS, Row, dataset_of, flip, rows_of, transforms_of
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from fastload import DamagedRowError, FastLoader, FastloadError, PackedDataset, verify_file
@@ -134,7 +136,6 @@ def test_worker_processes_deliver_no_damaged_row(tmp_path: Path, field: str) -> 
     assert len(rows_of(dataset.fields, FastLoader(dataset, BATCH, share=None, workers=1))) == 24
 
 
-# torch takes seconds to end workers after an error of theirs, so they are started for one kind.
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_dataloader_raises_the_error_of_its_dataset(tmp_path: Path, kind: str) -> None:
     path = KINDS[kind](tmp_path / f"{kind}.h5")
@@ -144,7 +145,14 @@ def test_a_plain_dataloader_raises_the_error_of_its_dataset(tmp_path: Path, kind
     )
     flip(path, _inside_chunk(path) if kind == "chunks" else _first_byte(path, "images", 5), 2)
     with pytest.raises(DamagedRowError, match="fastload verify"):
-        list(DataLoader(PackedDataset(path), 5, num_workers=int(kind == "raw"), collate_fn=list))
+        list(DataLoader(PackedDataset(path), 5, collate_fn=list))
+    in_worker = pickle.loads(pickle.dumps(PackedDataset(path)))
+    try:
+        in_worker.samples(np.arange(len(in_worker)))
+    except DamagedRowError:
+        handed_over = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(DamagedRowError, match="fastload verify"):
+        handed_over.reraise()
     with pytest.raises(DamagedRowError):
         [sample for sample in PackedDataset(path, check="always")]  # noqa: C416  # reads the samples one by one
 
