@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from faulty_commands import CASES, FAULTS, KINDS, Bench, Case, bench, log_found
 
-POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
+POINTS = int(os.environ.get("FASTLOAD_FAULTS", "40"))
 
 pytestmark = pytest.mark.slow
 

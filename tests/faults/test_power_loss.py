@@ -18,7 +18,7 @@ import pytest
 from faulty_commands import CASES, CREATED, Bench, Call, Case, bench, log_found, read_calls
 from power_loss import MODES, Mode, after_crash, changing_calls, restore, snapshot
 
-POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
+POINTS = int(os.environ.get("FASTLOAD_FAULTS", "40"))
 _TWICE = 4  # of so many crashes one is followed by a crash of the command that was to finish
 
 pytestmark = pytest.mark.slow
