@@ -1,7 +1,7 @@
 """Crashes and power failures at every file operation: then the same command finishes with the same bytes.
 
 The calls of a run are recorded, and a folder is made as a crash at one of them may leave it: `power_loss`. Here some of
-these crashes; `FASTLOAD_FAULTS=6000` tries so many, and appends what it found to the file named by
+these crashes; `FASTLOAD_FAULTS=3000` tries so many, and appends what it found to the file named by
 FASTLOAD_FAULTS_LOG.
 """
 
