@@ -1,6 +1,6 @@
 """Every file operation of a command fails once: the output is absent or whole, and the same command then finishes.
 
-Here some of these calls, spread over all commands, kinds and errors; `FASTLOAD_FAULTS=6000` tries so many, and appends
+Here some of these calls, spread over all commands, kinds and errors; `FASTLOAD_FAULTS=3000` tries so many, and appends
 what it found to the file named by FASTLOAD_FAULTS_LOG.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from faulty_commands import CASES, FAULTS, KINDS, Bench, Case, bench, log_found
 
-POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
+POINTS = int(os.environ.get("FASTLOAD_FAULTS", "40"))
 
 pytestmark = pytest.mark.slow
 

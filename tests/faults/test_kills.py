@@ -1,6 +1,6 @@
 """SIGKILL of the command or of one of its workers, at a file operation drawn at random: the same command then finishes.
 
-`FASTLOAD_FAULTS=6000` tries a sixtieth of so many, as each starts processes, and appends what it found to the file
+`FASTLOAD_FAULTS=3000` tries a sixtieth of so many, as each starts processes, and appends what it found to the file
 named by FASTLOAD_FAULTS_LOG.
 """
 

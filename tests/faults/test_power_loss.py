@@ -1,7 +1,7 @@
 """Crashes and power failures at every file operation: then the same command finishes with the same bytes.
 
 The calls of a run are recorded, and a folder is made as a crash at one of them may leave it: `power_loss`. Here some of
-these crashes; `FASTLOAD_FAULTS=6000` tries so many, and appends what it found to the file named by
+these crashes; `FASTLOAD_FAULTS=3000` tries so many, and appends what it found to the file named by
 FASTLOAD_FAULTS_LOG.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from faulty_commands import CASES, CREATED, Bench, Call, Case, bench, log_found, read_calls
 from power_loss import MODES, Mode, after_crash, changing_calls, restore, snapshot
 
-POINTS = int(os.environ.get("FASTLOAD_FAULTS", "60"))
+POINTS = int(os.environ.get("FASTLOAD_FAULTS", "40"))
 _TWICE = 4  # of so many crashes one is followed by a crash of the command that was to finish
 
 pytestmark = pytest.mark.slow
