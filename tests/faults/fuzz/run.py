@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def fuzz(name: str, options: argparse.Namespace, work: Path) -> None:
 
         from fastload.errors import FastloadError
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (options.memory_mb * 2**20 * 4,) * 2)
+    with suppress(ValueError, OSError):  # not on macOS
+        resource.setrlimit(resource.RLIMIT_AS, (options.memory_mb * 2**20 * 4,) * 2)
     run, known = TARGETS[name].run, set[str]()
 
     def one(data: bytes) -> None:
