@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from fastload.errors import SourceError
 from fastload.sources.archives.members import FoundMembers, Member, cut_short, normal, why_unsafe, with_parents
@@ -30,24 +30,26 @@ class _Header(tarfile.TarInfo):
         stated = buf[148:156].strip(b" \0")
         plain = len(buf) == 512 and buf[156:157] == tarfile.REGTYPE and not buf[345] and size.isdigit()
         if not plain or not stated.isdigit() or b"8" in size + stated or b"9" in size + stated:
-            return super().frombuf(buf, encoding, errors)
+            other = super().frombuf(buf, encoding, errors)
+            if other.type in _DESCRIBING and not 0 <= other.size <= _MOST_DESCRIBED:
+                raise tarfile.ReadError(f"a header of {other.size} bytes")
+            return other
         if int(stated, 8) != sum(buf) - sum(buf[148:156]) + 256:
             return super().frombuf(buf, encoding, errors)
         header = cls(buf[:100].partition(b"\0")[0].decode(encoding, errors))
         header.size = int(size, 8)
         return header
 
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo | None:
-        """Refuses what would take tarfile more memory or time than its bytes are worth; see CVE-2024-6232."""
+    def _proc_pax(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Refuses numbers for which tarfile takes time with the square of their length (CVE-2024-6232)."""
         file = archive.fileobj
-        if self.type in _DESCRIBING and file is not None:
-            if not 0 <= self.size <= _MOST_DESCRIBED:
-                raise tarfile.ReadError(f"a header of {self.size} bytes")
-            start = file.tell()
-            if self.type != b"L" and self.type != b"K" and _MOST_DIGITS.search(file.read(self.size)):
-                raise tarfile.ReadError("a pax header with a number of more than 256 digits")
-            file.seek(start)
-        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # typeshed lacks it
+        assert file is not None, "the archive is open"
+        start = file.tell()
+        if _MOST_DIGITS.search(file.read(self.size)):
+            raise tarfile.ReadError("a pax header with a number of more than 256 digits")
+        file.seek(start)
+        parent: Any = super()
+        return parent._proc_pax(archive)  # type: ignore[no-any-return]  # typeshed lacks it
 
 
 def list_tar(

@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def fuzz(name: str, options: argparse.Namespace, work: Path) -> None:
 
         from fastload.errors import FastloadError
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (options.memory_mb * 2**20 * 4,) * 2)
+    with suppress(ValueError, OSError):  # not on macOS
+        resource.setrlimit(resource.RLIMIT_AS, (options.memory_mb * 2**20 * 4,) * 2)
     run, known = TARGETS[name].run, set[str]()
 
     def one(data: bytes) -> None:
@@ -90,7 +92,11 @@ def long_run(name: str, seconds: int, options: argparse.Namespace) -> dict[str, 
         for option in ("memory_mb", "seconds", "longest", "path"):
             words += [f"--{option.replace('_', '-')}", str(getattr(options, option))]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        child = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        # The fuzzer ends its process at once, so its files are removed here.
+        with tempfile.TemporaryDirectory(prefix="fastload-fuzz-", dir=memory) as scratch:
+            around = {**os.environ, "FASTLOAD_FUZZ_SCRATCH": scratch}
+            child = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, env=around)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         said = child.stdout + child.stderr

@@ -69,7 +69,8 @@ def target(*seeds: bytes) -> Callable[[Callable[[bytes], object]], Callable[[byt
 
 @cache
 def _scratch(pid: int) -> Path:
-    return Path(tempfile.mkdtemp(prefix="fastload-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    return Path(tempfile.mkdtemp(prefix="fastload-fuzz-", dir=os.environ.get("FASTLOAD_FUZZ_SCRATCH", memory)))
 
 
 def clean_up() -> None:
