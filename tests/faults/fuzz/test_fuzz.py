@@ -110,7 +110,6 @@ def test_the_kept_inputs_are_few_and_each_belongs_to_a_target() -> None:
 
 
 @pytest.mark.parametrize("seed", [" ", float("nan"), [1, 2], float("inf")])
-@pytest.mark.xfail(strict=False, reason="found by fuzzing; header.py is hardened on a branch of its own")
 def test_a_seed_of_another_kind_in_a_header_is_an_error_of_ours(tmp_path: Path, seed: object) -> None:
     path = write_packed(tmp_path / "a.h5", PIXELS[..., None])
     with h5py.File(path, "r+") as file:
