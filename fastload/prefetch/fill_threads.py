@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -153,6 +153,13 @@ class FillThreads:
             with suppress(queue.Empty):
                 done_one.get(timeout=max(0.0, left_s))
         return self.may_wait()
+
+    def close_resources(self, resources: ExitStack) -> None:
+        """Closes what a stream used; the disk that a thread was left behind with may hold that up, so nobody waits."""
+        if self.left_behind:
+            threading.Thread(target=resources.close, name="fastload-close", daemon=True).start()
+        else:
+            resources.close()
 
     def _leave_behind(self) -> None:
         self.left_behind = True

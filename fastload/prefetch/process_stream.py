@@ -79,14 +79,14 @@ class ProcessFeed:
         self._wanted = self._control.view(0, 8).view(np.int64)
         self._workers: Workers | None = None
         self._sender: Sender | None = None  # when there are workers
-        self._threads = FillThreads(1)  # plans batches and sends the requests for them
+        self.threads = FillThreads(1)  # plans batches and sends the requests for them
         self._closed = False
         self._pid = os.getpid()
 
     @property
     def usable(self) -> bool:
         """Whether an epoch can begin: all workers are alive, or none was started."""
-        hangs = self._closed or self._threads.left_behind
+        hangs = self._closed or self.threads.left_behind
         return not hangs and (self._workers is None or self._workers.all_alive())
 
     @property
@@ -149,14 +149,14 @@ class ProcessFeed:
             number=number, stream=stream.number, worker=worker, timed=stream.timed,
         )  # fmt: skip
         self._num_asked, self._asked[number] = number, asked
-        self._threads.put(asked)
+        self.threads.put(asked)
         return asked
 
     def leave(self, stream: ProcessStream) -> None:
         """Takes back the slots of what a stream asked for and does not hand over: now, or with their results."""
-        for request in self._threads.drop():
+        for request in self.threads.drop():
             request.done = True
-        for asked in stream.under_way if self._threads.settle(stream.under_way, stream.done_one) else ():
+        for asked in stream.under_way if self.threads.settle(stream.under_way, stream.done_one) else ():
             if not asked.sent:
                 del self._asked[asked.number]
             if not asked.sent or asked.result is not None:
@@ -184,10 +184,6 @@ class ProcessFeed:
         """Returns sentences on what a batch waits for; see `Sender.describe`."""
         assert self._sender is not None, "a stream's workers are alive"
         return self._sender.describe(self._asked, waits_for, patience.named)
-
-    def leave_thread_behind(self) -> None:
-        """Lets `close` not wait for the thread that plans, which may hang."""
-        self._threads.left_behind = True
 
     def receive_all(self) -> None:
         """Takes note of the results that have arrived."""
@@ -249,8 +245,8 @@ class ProcessFeed:
         self.skip_before(self._streams + 1)
         workers, self._workers, self._sender, self._closed = self._workers, None, None, True
         if workers is not None and self._pid == os.getpid():  # a forked process has none of its own
-            self._threads.drop()
-            self._threads.close()
+            self.threads.drop()
+            self.threads.close()
             workers.end(kill=kill)
         if self._pins is not None:
             self._pins.close()
@@ -361,7 +357,7 @@ class ProcessStream(BatchStream):
     def _give_up(self, error: BaseException) -> None:
         self._closed = True
         if isinstance(error, WorkerTimeoutError):
-            self._feed.leave_thread_behind()
+            self._feed.threads.left_behind = True  # it may hang, too
         self._feed.close(kill=isinstance(error, (WorkerError, KeyboardInterrupt)))
 
     def close(self) -> None:
@@ -373,7 +369,7 @@ class ProcessStream(BatchStream):
                 self._feed.leave(self)
                 self.under_way.clear()
         finally:
-            self.resources.close()
+            self._feed.threads.close_resources(self.resources)
 
     def _hand_over(self, asked: Asked, result: BatchResult) -> FilledBatch:
         feed, ring, layout = self._feed, self._feed.ring, self._feed.layout

@@ -329,7 +329,7 @@ class ThreadStream(BatchStream):
                     while self._begun:
                         self._ring.give_back(self._begun.popleft().slot)
         finally:
-            self.resources.close()
+            self._threads.close_resources(self.resources)
 
     def _begin(self) -> None:
         """Gives every free slot to a thread."""

@@ -125,14 +125,15 @@ def test_break_and_close_end_workers_that_hang(packed, start, monkeypatch, how):
     monkeypatch.setattr(torch_workers, "_END_S", 0.2)
     start("fork")
     loader = python_loader(packed, how)
-    for batch in loader:
-        if batch.rows[0] == 8:
-            break
-    workers = [psutil.Process(pid) for pid in loader._feed._workers.pids]
     deadline = time.monotonic() + 600
-    while how == "is stopped" and not any(one.status() == psutil.STATUS_STOPPED for one in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    for batch in loader:
+        workers = [psutil.Process(pid) for pid in loader._feed._workers.pids]
+        if batch.rows[0] == 8:
+            time.sleep(0.5)
+            while how == "is stopped" and not any(one.status() == psutil.STATUS_STOPPED for one in workers):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            break  # not before, or what hangs would be skipped
     loader.close()
     assert not multiprocessing.active_children() and not any(worker.is_running() for worker in workers)
 
