@@ -131,7 +131,7 @@ def read_header(path: str | Path) -> PackedFile:
         )
 
 
-class Hdf5File(h5py.File):
+class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types
     """An HDF5 file whose context turns what h5py raises for damaged metadata into a FormatError that names the file."""
 
     def __exit__(
@@ -223,8 +223,8 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
         raise FormatError(f"{path}: holds {len(file):,} datasets, far more than any release writes. {CHANGED}")
     # Of many in a file of another program those that mean something, and the first ones; half, since packing adds some.
     known = [name for name in (*PIXEL_FIELDS, "labels", "split", "key") if name in file]
-    found = dict.fromkeys([*islice(file, MOST_READ if packed else MOST_READ // 2), *known])
-    datasets = {name: item for name in found if (item := _dataset(path, file, name, packed=packed)) is not None}
+    looked_at = dict.fromkeys([*islice(file, MOST_READ if packed else MOST_READ // 2), *known])
+    datasets = {name: item for name in looked_at if (item := _dataset(path, file, name, packed=packed)) is not None}
     if not packed and "images" not in datasets:
         found = ", ".join(datasets) or "nothing"
         raise FormatError(f"{path}: no dataset `images` in its root group (found: {found}). Pack the original files.")
@@ -254,7 +254,7 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
     return num_rows, {name: _field(path, name, datasets[name], packed, file_bytes, rows_of.get(name)) for name in order}
 
 
-def _dataset(path: Path, file: h5py.File, name: str, *, packed: bool) -> h5py.Dataset | None:
+def _dataset(path: Path, file: h5py.File, name: str | bytes, *, packed: bool) -> h5py.Dataset | None:
     if not isinstance(name, str):  # h5py returns bytes where they are not UTF-8
         if packed:
             raise FormatError(f"{path}: has a dataset of the name {name!r}, which no release writes. {CHANGED}")

@@ -40,7 +40,8 @@ _OBJECTS = ("pack_options", "repacked")
 
 # Most bytes that one byte of a file can stand for: of zeros compressed by gzip, and by zstd.
 _MOST_BY_GZIP, _MOST_BY_ANY = 1100, 40_000
-_FREE_BYTES = 64 * 2**20
+# What a dataset may claim with nothing in the file: chunks that were never written are zeros, few rows cost little.
+_FREE_BYTES, _FREE_PIXEL_BYTES = 64 * 2**20, 16 * 2**30
 _MOST_CHUNK_BYTES = 2**32  # what HDF5 before 2.0 can read
 
 
@@ -139,7 +140,8 @@ def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, 
             if num_bytes > file_bytes:
                 raise cut_off(path, name, num_bytes, file_bytes)
     stored = file_bytes if num_bytes <= file_bytes else min(int(item.id.get_storage_size()), file_bytes)
-    if num_bytes > _FREE_BYTES + stored * (_MOST_BY_ANY if pixels else _MOST_BY_GZIP if filtered else 1):
+    most = stored * (_MOST_BY_ANY if pixels else _MOST_BY_GZIP if filtered else 1)
+    if num_bytes > most + (_FREE_PIXEL_BYTES if pixels else _FREE_BYTES) or int(item.shape[0]) > most + _FREE_BYTES:
         raise bad(
             path,
             name,
