@@ -16,9 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 _SERVER = """
-import gc, json, os, runpy, signal, sys
+import json, os, runpy, signal, sys
 exec(sys.argv[1])
-gc.freeze()  # Without it each fork copies the memory of every object there is, when it ends.
 
 for line in sys.stdin:
     words, cwd, log, limit_s = json.loads(line)

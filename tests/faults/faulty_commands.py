@@ -50,12 +50,13 @@ FAULTS: dict[str, tuple[int, ...]] = {
 """How a call of each kind may fail; SHORT: it reads or writes half of what it should."""
 
 _FIRST = """
-import contextlib, io
+import contextlib, gc, io
 from fastload.cli import main
 for words in {commands}:
     sys.argv = ["fastload", *words]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         main()
+gc.freeze()  # Without it each fork copies the memory of every object there is, when it ends.
 """
 
 

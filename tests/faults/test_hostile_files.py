@@ -24,11 +24,8 @@ def test_every_command_on_a_hostile_file_ends_in_a_result_or_an_error_of_ours(tm
     count = int(os.environ.get("FASTLOAD_HOSTILE_FILES", "40"))  # of 627; all take 3 minutes
     names = sorted({*_ALWAYS, *sample(count)})
     command = [sys.executable, str(Path(__file__).with_name("hostile_commands.py")), *names]
-    tools = Path(__file__).parents[2] / "tools"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")])),
-    }
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tools"), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 0 and "---" not in done.stdout, done.stdout + done.stderr
     assert f"{len(names)} files, 11 commands" in done.stdout

@@ -13,7 +13,7 @@ from golden_sources import png, write
 from interrupted import leftovers, stop_at
 from PIL import Image
 
-from fastload import PackedDataset, pack_images, verify_file
+from fastload import pack_images, verify_file
 from fastload.errors import ResumeError, SourceError
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
@@ -86,6 +86,9 @@ def test_they_are_packed_and_named_and_the_loader_reads_what_pillow_does(tmp_pat
     assert {key for key, _ in report.warned} == found
     assert all(warning.startswith(CORRUPT) for _, warning in report.warned)
     assert verify_file(tmp_path / "o.h5", workers=0).ok
+    pytest.importorskip("torch")
+    from fastload import PackedDataset
+
     dataset = PackedDataset(tmp_path / "o.h5", fields=("images",))
     for row, key in enumerate(keys_of(tmp_path / "o.h5")):
         with Image.open(source / key) as image:
