@@ -20,6 +20,8 @@ import json, os, runpy, signal, sys
 exec(sys.argv[1])
 
 for line in sys.stdin:
+    if not line.strip():
+        sys.exit()
     words, cwd, log, limit_s = json.loads(line)
     if not (child := os.fork()):
         break
@@ -72,4 +74,5 @@ class WarmPython:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.communicate()
+        # The end of its input would not come while worker processes live that were forked off this one.
+        self._server.communicate("\n")
