@@ -1,6 +1,6 @@
 """Flips of single bits: `verify` names those that change a value, and the loader delivers none as valid.
 
-Some hundred flips by default; `FASTLOAD_FLIPS=2000 pytest tests/faults/test_bit_flips.py` makes so many in all.
+72 flips by default; `FASTLOAD_FLIPS=2000 pytest tests/faults/test_bit_flips.py` makes so many in all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from fastload import DamagedRowError, FastLoader, FastloadError, PackedDataset, verify_file
 from fastload.format.header import read_header
 
-FLIPS = int(os.environ.get("FASTLOAD_FLIPS", "120"))
+FLIPS = int(os.environ.get("FASTLOAD_FLIPS", "72"))
 BATCH = 6
 
 

@@ -1,6 +1,6 @@
 """Loaders that are made, used and left again and again: what they take stays the same.
 
-150 loaders here; `FASTLOAD_LOADERS=3000 python -m pytest tests/faults/test_long_runs.py -s` makes 3,000, and runs 200
+90 loaders here; `FASTLOAD_LOADERS=3000 python -m pytest tests/faults/test_long_runs.py -s` makes 3,000, and runs 200
 epochs and 50 loops that are left half way of each kind, in some minutes, and prints what was measured.
 """
 
@@ -25,7 +25,7 @@ from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="what is taken is read in /proc")
 
-LOADERS = int(os.environ.get("FASTLOAD_LOADERS", "150"))
+LOADERS = int(os.environ.get("FASTLOAD_LOADERS", "90"))
 EPOCHS, BREAKS = max(10, LOADERS // 15), max(5, LOADERS // 60)
 
 # A loader's ring has four slots of 8 images of 110 KB or more: 150 of them would be 500 MB.

@@ -21,7 +21,7 @@ from fastload.format.header import read_header
 from sample_files import write_packed
 
 CORPUS = Path(__file__).parent / "corpus"
-MUTATIONS = int(os.environ.get("FASTLOAD_MUTATIONS", "100"))
+MUTATIONS = int(os.environ.get("FASTLOAD_MUTATIONS", "40"))
 MOST_BYTES = 2**27  # that a parser may take for an input of some kilobytes; a devkit is read into 2**26
 
 # libhdf5, pyarrow and Pillow may crash on bytes that were changed at random, and then pytest ends: `run.py` does that.
