@@ -70,7 +70,6 @@ class ThreadFeed:
 
     Attributes:
         usable: whether another stream can begin; else a new feed is needed.
-        short_switches: whether the threads decode or compute, so that they need a `ShortSwitchInterval`.
     """
 
     def __init__(self, options: Resolved) -> None:
@@ -106,12 +105,16 @@ class ThreadFeed:
             self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(workers)
         self._stream: ThreadStream | None = None  # the last one
-        self.short_switches = options.decodes or self._transformer is not None
 
     @property
     def usable(self) -> bool:
         """Whether another stream can begin: no thread hangs."""
         return not self._threads.left_behind
+
+    @property
+    def short_switches(self) -> bool:
+        """Whether the threads decode, compute or compare rows, so that they need a `ShortSwitchInterval`."""
+        return self._options.decodes or self._transformer is not None or self._reader.compares
 
     def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
         """Begins to read batches of rows of the file, and ends the stream before it.

@@ -120,6 +120,11 @@ class RowReader:
                 copied += outs[name].nbytes
         return copied
 
+    @property
+    def compares(self) -> bool:
+        """Whether there are rows that `gather` compares with their digests."""
+        return self._check is not None and not self._check.all_seen
+
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
         check_rows(rows, self.file.num_rows, self.file.path)

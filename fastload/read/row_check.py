@@ -57,20 +57,20 @@ class RowCheck:
         self._seen: NDArray[np.uint8] | None = None  # a bit for each row; None: all of them are compared
         if check == "first":
             self._seen = np.packbits(np.arange(-(-file.num_rows // 8) * 8) >= file.num_rows, bitorder="little")
-        self._all_seen, self._any_new = False, False
+        self.all_seen, self._any_new = False, False
 
     def due(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns which of a batch's rows, int64 (B,), are to be compared: their positions in it, ascending."""
         seen = self._seen
         if seen is None:
             return np.arange(len(rows))
-        if self._all_seen:
+        if self.all_seen:
             return np.empty(0, np.int64)
         parts = (rows[first : first + KEEPS_GIL] for first in range(0, len(rows), KEEPS_GIL))
         found = [np.flatnonzero(~(seen[part >> 3] >> (part & 7)) & 1) for part in parts]
         due = np.concatenate([at + number * KEEPS_GIL for number, at in enumerate(found)])
         if self._any_new and not len(due):
-            self._any_new, self._all_seen = False, bool((seen == 255).all())
+            self._any_new, self.all_seen = False, bool((seen == 255).all())
         return due
 
     def gather(

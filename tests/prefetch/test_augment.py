@@ -138,15 +138,21 @@ def test_masks_boxes_and_points_follow_the_pixels(packed):
     assert step == 5
 
 
-def test_the_switch_interval_is_short_while_threads_transform(packed):
+def test_the_switch_interval_is_short_while_threads_transform_or_compare_rows(packed):
     before_s = sys.getswitchinterval()
     assert before_s > 2 * SWITCH_INTERVAL_S, "an earlier loader has left it short"
-    for transforms, short in ((PIPELINES["resized crop"], True), ([], False)):
-        batches = iter(FastLoader(packed, 8, transform=transforms))
+    crop = PIPELINES["resized crop"]
+    for transforms, check, short in ((crop, None, True), ([], None, False), ([], "first", True), ([], "always", True)):
+        batches = iter(FastLoader(packed, 8, transform=transforms, check=check))
         next(batches)
         assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S if short else before_s)
         del batches
         assert sys.getswitchinterval() == pytest.approx(before_s)
+    loader = FastLoader(packed, 8)
+    for _ in range(3):  # after two all rows were compared, and it is known
+        short = [sys.getswitchinterval() < before_s / 2 for _ in loader]
+    assert not any(short)
+    loader.close()
 
 
 def test_small_batches_read_in_groups_and_files_compressed_by_others_are_augmented_alike(packed, compressed):
