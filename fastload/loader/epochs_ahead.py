@@ -96,10 +96,9 @@ class EpochsAhead(Iterator[DeviceBatch]):
 
 
 def _epochs_from(
-    first: EpochPlan, options: Resolved, done: int, stop: int | None
+    plan: EpochPlan | None, options: Resolved, done: int, stop: int | None
 ) -> Iterator[tuple[int, Iterator[PlannedBatch]]]:
     """Yields the epochs' numbers, and their batches. No method: who reads ahead must not keep who is read for."""
-    plan: EpochPlan | None = first
     while plan is not None:
         planned = plan.batches(options.share.rank, done, stop)
         if (selected := options.data.selected) is not None:

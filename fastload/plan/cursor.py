@@ -80,7 +80,8 @@ class EpochCursor:
         self.plan = plan
         self._identity = identity
         self._begin = begin
-        self.next: Position | None = begin(plan)  # the next iteration; None: all of the epoch after the last one
+        # A copy: plans keep those that follow them, so none may be kept from the first epoch on.
+        self.next: Position | None = begin(replace(plan))  # None: all of the epoch after the last one
         self.last = self.next  # the running or last iteration
         self._finished: Position | None = None  # what a state left of its epoch, if that is nothing
 
