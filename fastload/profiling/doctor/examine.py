@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 import shlex
@@ -20,7 +21,7 @@ from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import BatchWork, Measured, Work, mean_stages
+from fastload.timing.results import BatchWork, Measured, Step, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -238,12 +239,39 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         step_running_s=statistics.fmean(record.running_s for record in records),
         step_runnable_s=statistics.fmean(record.runnable_s for record in records),
         by_threads=facts.get("by_threads", False),
+        timed_device=any(record.on_gpu for record in records),
+        beside=beside(loader.fetches, loader.fetch_stride, steps) if workers else (),
         fewer_workers=fewer_workers,
         persistent=facts["persistent"],
         is_fastload=facts["kind"].startswith("fastload."),
         compression_ratio=facts.get("compression_ratio", 0.0),
         notes=(*notes, *slow_note),
     )
+
+
+def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tuple[float, ...]:
+    """Returns for each step the mean number of CPUs that makers of batches wanted while it did its own work.
+
+    Every `stride`-th batch is among the fetches. Empty: it is not known when batches were made.
+    """
+    spans = [(fetch.begin_s, fetch.begin_s + fetch.wall_s, fetch.work) for fetch in fetches if fetch.wall_s > 0]
+    if not spans:
+        return ()
+    spans.sort(key=lambda span: span[0])
+    begins, longest_s = [span[0] for span in spans], max(end - begin for begin, end, _ in spans)
+    found = []
+    for step in steps:
+        first_s, last_s = step.begin_s + step.wait_s, step.begin_s + step.duration_s
+        wanted_s = 0.0
+        for begin_s, end_s, work in spans[
+            bisect.bisect_left(begins, first_s - longest_s) : bisect.bisect_left(begins, last_s)
+        ]:
+            running_s = sum(stage.running_s for stage in work.stages.values())
+            total_s = sum(stage.total_s for stage in work.stages.values())
+            together_s = min(end_s, last_s) - max(begin_s, first_s)
+            wanted_s += max(0.0, together_s) * (running_s / total_s if total_s else 0.0)
+        found.append(stride * wanted_s / max(last_s - first_s, 1e-9))
+    return tuple(found)
 
 
 def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:

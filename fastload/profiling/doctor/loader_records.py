@@ -36,6 +36,7 @@ class StepRecord:
     running_s: float  # CPU time of all threads of the process in the step, outside the wait
     runnable_s: float  # time that the loop's thread was ready to run but had no CPU
     receive: Work  # cost of receiving the batch, part of the wait
+    on_gpu: bool = False  # whether a GPU was timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
         running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
         receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
+        on_gpu=step.get("gpu") is not None,
     )
 
 
@@ -169,6 +171,7 @@ class LoaderRecord:
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
     trials: list[Event] = field(default_factory=list)  # its `trial` events
     fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
+    fetch_stride: int = 1  # of how many one is among them
     lines: Counter[str] = field(default_factory=Counter)  # how often its workers were seen at each line of code
 
 
@@ -210,7 +213,7 @@ class Records:
                 loader.lines.update(file.code_lines)
             if maker is loader or loader in file.loaders.values():
                 files.append((file, maker))
-        every = max(1, -(-sum(file.num_made for file, _ in files) // MOST_FETCHES))
+        every = loader.fetch_stride = max(1, -(-sum(file.num_made for file, _ in files) // MOST_FETCHES))
         made = (
             (file, maker, line)
             for file, maker in files

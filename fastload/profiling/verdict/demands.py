@@ -1,13 +1,14 @@
-"""The input of a verdict: a loop's measured steps and batches (`Demands`), and their mean costs (`Costs`)."""
+"""The input of a verdict: a loop's measured steps and batches (`Demands`), and what they cost (`Costs`)."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fastload.profiling.verdict.loop_model import LoopModel, fitted, own_time
 from fastload.timing.results import STAGES, BatchWork, Step, Work, mean_stages
 
 MAKING_STAGES = STAGES[:-1]
@@ -38,6 +39,9 @@ class Demands:
     by_threads: bool = False  # whether workers are threads of the loop's process
     persistent: bool = False  # whether workers live from epoch to epoch
     is_fastload: bool = False  # whether the loader is a FastLoader
+    timed_device: bool = False  # whether steps were timed on a device, which works while the loop goes on
+    # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
+    beside: tuple[float, ...] = ()
     waits_only: bool = False  # whether nobody saw what batches cost, as a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
@@ -53,6 +57,12 @@ class Demands:
         return tuple(max(0.0, first_s - usual_s) + end_s for first_s, end_s in self.epochs) if self.workers else ()
 
     @property
+    def on_device(self) -> bool:
+        """Whether a device does the work of a step: it was timed, or the loop's process hardly runs meanwhile."""
+        own_s = sum(step.duration_s - step.wait_s for step in self.steps) / len(self.steps)
+        return self.timed_device or self.step_running_s + self.step_runnable_s < 0.5 * own_s
+
+    @property
     def ended_s(self) -> float:
         """Waits at the ends of all epochs."""
         return sum(end_s for _, end_s in self.epochs)
@@ -64,107 +74,143 @@ class Demands:
 
 @dataclass(frozen=True)
 class Costs:
-    """Mean seconds per batch or per step, made from `Demands` by `costs_of`."""
+    """What batches and steps cost, made from `Demands` by `costs_of`; means are per batch or per step, in seconds."""
 
-    # Time to make a batch by stage. `lock contention` and `a slow sample now and then` are entries of their own, taken
-    # out of the stages in which they happen
-    stages: dict[str, Work]
-    # workers, cpus, receive_s, receive_blocked_s: as in `Demands`
-    workers: int
-    cpus: int
-    receive_s: float
-    receive_blocked_s: float
+    # Time to make each batch by stage, as it was measured. `lock contention` and `a slow sample now and then` are
+    # entries of their own, taken out of the stages in which they happen
+    batches: tuple[Mapping[str, Work], ...]
+    stages: Mapping[str, Work]  # their means
     copy_s: float  # time of the loop to bring a batch to the device
-    augment_s: float  # time of the loop to transform a batch when it is received
-    compute_s: float  # the rest of the loop's time, the step itself
-    loop_running_s: float  # CPU time of the loop's process, outside its wait
-    startup_s: float  # start-up of all epochs, divided by the number of steps
-    stretch: float = 1.0  # factor by which workers are slowed down because they wait for CPUs
-
-    @property
-    def running_s(self) -> float:
-        """CPU time to make a batch."""
-        return sum(work.running_s for work in self.stages.values())
+    transform_s: float  # time of the loop to transform a batch when it is received
+    compute_s: float  # the rest of a step's own time
+    model: LoopModel  # the loop, with costs that make its steps as long as those that were measured
+    scale: float  # of the measured costs of a batch, to give the model's
+    rest: float  # measured time of a step over the model's
 
     @property
     def make_s(self) -> float:
         """Time of one worker to make one batch, if it always has a CPU."""
-        return self.running_s + sum(work.blocked_s for work in self.stages.values())
-
-    @property
-    def work_s(self) -> float:
-        """All time spent on a batch before its step, by workers and loop."""
-        return self.make_s + self.receive_s + self.receive_blocked_s
-
-    @property
-    def production_s(self) -> float:
-        """Time between two finished batches, if no worker waits for the loop."""
-        cpu_s = (self.running_s + self.receive_s + self.loop_running_s) / self.cpus
-        return max(self.make_s * self.stretch / max(1, self.workers), cpu_s if self.workers else 0.0)
+        return sum(work.total_s for work in self.stages.values())
 
     @property
     def own_s(self) -> float:
         """Time of a step after its batch was received."""
-        return self.copy_s + self.augment_s + self.compute_s
+        return self.copy_s + self.transform_s + self.compute_s
 
-    @property
-    def loop_s(self) -> float:
-        """Time between two steps, if the loop never waits for a batch."""
-        return self.receive_s + self.receive_blocked_s + self.own_s
+    def step_s(self, model: LoopModel) -> float:
+        """Returns the time of a step of a changed loop."""
+        return self.rest * model.played().step_s
 
-    def step_s(self, factor: float = 1.0) -> float:
-        """Returns the time of a step by the model, without start-up, with production scaled by `factor`."""
-        if self.workers == 0:
-            return (self.production_s + self.own_s) * factor
-        return max(self.production_s * factor, self.loop_s)
-
-    def without(self, cause: str) -> Costs:
-        """Returns the costs after one cause is removed."""
-        if cause == "copy to the device":
-            return replace(self, copy_s=0.0, loop_running_s=max(0.0, self.loop_running_s - self.copy_s))
-        after = replace(self, stages=self.stages | {cause: Work()})
-        if cause == "hand-over":
-            return replace(after, receive_s=0.0, receive_blocked_s=0.0)
+    def without(self, *causes: str) -> LoopModel:
+        """Returns the loop after causes are removed."""
+        model = self.model
+        made = [sum((work for name, work in batch.items() if name not in causes), Work()) for batch in self.batches]
+        batches = tuple(Work(self.scale * work.running_s, self.scale * work.blocked_s) for work in made)
+        gone_s = self.copy_s * ("copy to the device" in causes) + self.transform_s * ("transform" in causes)
+        left = 1 - gone_s / self.own_s if self.own_s > 0 else 1.0
+        if "hand-over" in causes:
+            return replace(model, batches=batches or model.batches, own_s=left * model.own_s, receive_s=0.0, receive_blocked_s=0.0)
         # A worker that runs less Python gives its GIL sooner to the thread that passes the batch's memory on.
-        late_s = self.receive_blocked_s * after.running_s / self.running_s if self.running_s > 0 else 0.0
-        return replace(after, receive_blocked_s=late_s, augment_s=0.0 if cause == "transform" else self.augment_s)
+        before_s, after_s = (sum(work.running_s for work in works) for works in (model.batches, batches))
+        late_s = model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0
+        return replace(model, batches=batches or model.batches, own_s=left * model.own_s, receive_blocked_s=late_s)
 
-    def with_workers(self, workers: int) -> Costs:
-        """Returns the costs with another number of workers; a loop that had none now has to receive its batches."""
-        # With fewer workers, all that grows with their number shrinks: start-up, and waits for CPUs.
-        share = min(1.0, workers / max(1, self.workers))
+    def with_workers(self, workers: int) -> LoopModel:
+        """Returns the loop with another number of workers."""
+        model = self.model
+        # All that grows with their number: start-up, and waits for CPUs.
+        share = workers / max(1, model.workers)
         return replace(
-            self,
+            model,
             workers=workers,
-            startup_s=self.startup_s * share,
-            receive_blocked_s=self.receive_blocked_s * share,
-            stretch=max(1.0, self.stretch * share),
+            ahead=max(2 * workers, model.ahead) if not model.workers else round(model.ahead * share),
+            startup_s=model.startup_s * share,
+            restart_s=model.restart_s * share,
+            receive_blocked_s=model.receive_blocked_s * min(1.0, share),
         )
 
 
 def costs_of(demands: Demands) -> Costs:
-    """Returns the mean costs over all batches and steps."""
-    batches, steps = demands.batches, demands.steps
-    count = max(1, len(batches))
-    stages = dict.fromkeys(MAKING_STAGES, Work()) | mean_stages(batches)
-    # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
-    lock_s = 0.0 if demands.is_fastload else sum(batch.lock_s for batch in batches) / count
-    _move(stages, "lock contention", lock_s, running=False)
-    _move(stages, "a slow sample now and then", sum(batch.slow_s for batch in batches) / count, running=True)
-    made_s = sum(map(_whole_s, batches))
-    return Costs(
-        stages=stages,
+    """Returns what the batches and steps cost."""
+    steps = demands.steps
+    batches = _with_causes(demands)
+    copy_s, transform_s, compute_s = (
+        statistics.fmean(getattr(step, name) for step in steps) for name in ("copy_s", "transform_s", "compute_s")
+    )
+    own_s = [step.copy_s + step.transform_s + step.compute_s for step in steps]
+    drag = 0.0
+    if demands.on_device:
+        compute_s = max(compute_s, _device_step_s(steps))
+        alone_s = copy_s + transform_s + compute_s
+    else:
+        alone_s, drag = own_time(own_s, demands.beside or [_mean_beside(demands)] * len(steps))
+    own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
+    starts, epochs = demands.startups_s, max(1, len(demands.epochs))
+    model = LoopModel(
+        batches=tuple(sum(batch.values(), Work()) for batch in batches) or (Work(),),
         workers=demands.workers,
+        ahead=max(demands.ahead, demands.workers),
+        in_turn=not demands.by_threads,
         cpus=max(1, demands.cpus),
         receive_s=demands.receive_s,
         receive_blocked_s=demands.receive_blocked_s,
-        copy_s=statistics.fmean(step.copy_s for step in steps),
-        augment_s=statistics.fmean(step.transform_s for step in steps),
-        compute_s=max(statistics.fmean(step.compute_s for step in steps), _device_step_s(steps)),
-        loop_running_s=demands.step_running_s,
-        startup_s=demands.per_step(sum(demands.startups_s)),
-        stretch=1.0 + sum(batch.runnable_s for batch in batches) / made_s if made_s > 0 else 1.0,
+        own_s=alone_s,
+        own_cpus=min(float(demands.cpus), own_cpus),
+        drag=drag,
+        startup_s=starts[0] if starts else 0.0,
+        restart_s=statistics.fmean(starts[1:]) if len(starts) > 1 else 0.0,
+        steps=max(1, round((demands.num_steps or len(steps)) / epochs)),
+        epochs=epochs,
     )
+    measured_s = statistics.fmean(step.duration_s for step in steps) + demands.per_step(demands.ended_s)
+    found, rest = fitted(model, measured_s)
+    before_s, after_s = (sum(work.total_s for work in one.batches) for one in (model, found))
+    return Costs(
+        batches=batches,
+        stages={name: sum((batch[name] for batch in batches), Work()) / len(batches) for name in batches[0]}
+        if batches else {},
+        copy_s=copy_s,
+        transform_s=transform_s,
+        compute_s=compute_s,
+        model=found,
+        scale=after_s / before_s if before_s else 1.0,
+        rest=rest,
+    )  # fmt: skip
+
+
+def _mean_beside(demands: Demands) -> float:
+    """Returns the CPUs that workers use on average."""
+    if not demands.workers:
+        return 0.0
+    running_s = sum(work.running_s for batch in demands.batches for work in batch.stages.values())
+    mean_s = statistics.fmean(step.duration_s for step in demands.steps)
+    return running_s / max(1, len(demands.batches)) / mean_s if mean_s else 0.0
+
+
+def _with_causes(demands: Demands) -> tuple[dict[str, Work], ...]:
+    """Returns the stages of each batch, and what lock contention and slow samples take of them."""
+    found = []
+    slow_s = _beyond_level([_whole_s(batch) for batch in demands.batches], sum(one.slow_s for one in demands.batches))
+    for batch, slow in zip(demands.batches, slow_s, strict=True):
+        stages = dict.fromkeys(MAKING_STAGES, Work()) | batch.stages
+        # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
+        _move(stages, "lock contention", 0.0 if demands.is_fastload else batch.lock_s, running=False)
+        _move(stages, "a slow sample now and then", slow, running=True)
+        found.append(stages)
+    return tuple(found)
+
+
+def _beyond_level(times_s: Sequence[float], excess_s: float) -> list[float]:
+    """Returns what each time exceeds the level by above which lies `excess_s` in all."""
+    if not excess_s:
+        return [0.0] * len(times_s)
+    ordered, above, level = sorted(times_s, reverse=True), 0.0, 0.0
+    for count, (this, below) in enumerate(itertools.pairwise([*ordered, 0.0]), 1):
+        if above + count * (this - below) >= excess_s:
+            level = this - (excess_s - above) / count
+            break
+        above += count * (this - below)
+    return [max(0.0, time - level) for time in times_s]
 
 
 def _whole_s(batch: BatchWork) -> float:

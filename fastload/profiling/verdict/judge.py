@@ -1,10 +1,7 @@
 """Predicts what each change to the loading would gain, and chooses the cause to name and the change to make first.
 
-The model is small. W workers finish a batch every `production_s`: the larger of (a) the running and blocked time of a
-batch divided by W, stretched by waits for CPUs, and (b) the running time of the whole job divided by its CPUs. A step
-takes the larger of that and of the loop's own time; start-up of epochs comes on top. What a measured step takes beyond
-the model (a disk that others use, batches that come in bursts) stays in every prediction, in proportion to the work
-that is left. No cost is assumed; all are measured.
+The loop is played (`loop_model`) with the costs that were measured, scaled so that its steps take as long as they did,
+and then again with each change. No cost is assumed; all are measured.
 """
 
 from __future__ import annotations
@@ -15,8 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
+from fastload.profiling.verdict.loop_model import LoopModel
 from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, seconds_text, sentence_of
-from fastload.timing.results import Remedy, Verdict
+from fastload.timing.results import Remedy, Verdict, Work
+
+_MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
 WORTH = 1.1
 """Gain below which a change is not worth making."""
@@ -46,7 +46,9 @@ def judge(demands: Demands) -> Verdict:
         return _judged_by_waits(step_s, waited_s)
     stall_share = waited_s / step_s if step_s > 0 else 0.0
     costs = costs_of(demands)
-    best_s = costs.copy_s + costs.compute_s  # with a loader that costs nothing
+    # With a loader that costs nothing.
+    best = replace(costs.without(*_MADE), startup_s=0.0, restart_s=0.0, end_s=0.0)
+    best_s = min(step_s, costs.step_s(best) if demands.batches else costs.own_s)
     remedies = sorted(_remedies(demands, costs, step_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
     worth_making = first is not None and first.gain >= WORTH
@@ -94,50 +96,35 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
 
 def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]:
     """Yields every change that saves any time, with the predicted time of a step after it."""
-    steady_s = max(step_s - costs.startup_s, 1e-9)
-    # Where production binds, the model is scaled to the measured step, by a third at most; the rest is added on top.
-    factor = min(1.5, max(0.67, steady_s / costs.step_s())) if costs.production_s > costs.loop_s else 1.0
-    unexplained_s = max(0.0, steady_s - costs.step_s(factor))
-    busy_s = statistics.fmean(step.duration_s - step.wait_s for step in demands.steps)
+    model = costs.model
 
-    def predicted(after: Costs, factor: float = factor) -> float:
-        left = after.work_s / costs.work_s if costs.work_s > 0 else 1.0
-        # No change to the loading saves more time than the loop waits for it.
-        least_s = busy_s - (costs.own_s - after.own_s)
-        return min(step_s, max(least_s, after.step_s(factor) + unexplained_s * left + after.startup_s))
-
-    def remedy(cause: str, after_s: float, workers: int = 0) -> Remedy:
+    def remedy(cause: str, after: LoopModel, workers: int = 0) -> Remedy:
+        after_s = min(step_s, costs.step_s(after))
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
 
-    for cause in (*MAKING_STAGES, "lock contention", "copy to the device"):
+    for cause in (*_MADE, "copy to the device"):
         after = costs.without(cause)
         # Threads hand nothing over: the batch stays in the memory in which it was made.
-        if after != costs and not (cause == "hand-over" and demands.by_threads):
-            yield remedy(cause, predicted(after))
-    # Batches come in order, so one with a slow sample holds up all after it. Without it, the model needs less scaling.
-    slow = costs.without("a slow sample now and then")
-    if slow.make_s < costs.make_s:
-        share = 1 - slow.make_s / costs.make_s
-        yield remedy("a slow sample now and then", predicted(slow, min(factor, 1 + (factor - 1) * (1 - share))))
+        if after != model and not (cause == "hand-over" and demands.by_threads):
+            yield remedy(cause, after)
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
-        startup_s = demands.per_step(demands.startups_s[0]) if len(demands.startups_s) > 1 else 0.0
-        yield remedy("worker start-up", predicted(replace(costs, startup_s=startup_s)))
+        once = len(demands.startups_s) > 1
+        yield remedy("worker start-up", replace(model, startup_s=once * model.startup_s, restart_s=0.0, end_s=0.0))
     # Enough to keep the loop fed, by the model.
-    wanted = math.ceil(costs.make_s / max(costs.loop_s, 1e-9) * 1.1)
-    workers = max(1, min(wanted, costs.cpus if costs.workers < costs.cpus else 4 * costs.cpus))
-    if workers > costs.workers:
-        yield remedy("too few workers", predicted(costs.with_workers(workers)), workers)
-    if costs.workers > costs.cpus:
-        # With fewer workers, the loop's thread no longer waits for a CPU.
-        compute_s = max(0.0, costs.compute_s - demands.step_runnable_s)
-        fewer = replace(costs.with_workers(costs.cpus), compute_s=compute_s)
-        after_s = predicted(fewer, min(factor, 1.0))
+    made_s = sum(work.total_s for work in model.batches) / len(model.batches)
+    wanted = math.ceil(made_s / max(model.own_s + model.receive_s + model.receive_blocked_s, 1e-9) * 1.1)
+    workers = max(1, min(wanted, model.cpus if model.workers < model.cpus else 4 * model.cpus))
+    if workers > model.workers:
+        yield remedy("too few workers", costs.with_workers(workers), workers)
+    if model.workers > model.cpus:
+        after_s = min(step_s, costs.step_s(costs.with_workers(model.cpus)))
         if demands.fewer_workers is not None:
             # It was measured in a trial, so only the start-up has to be modelled.
             _, few_s, full_s = demands.fewer_workers
-            after_s = min(step_s, steady_s * few_s / full_s + fewer.startup_s)
-        yield remedy("too many workers", after_s, costs.cpus)
+            after_s = min(step_s, step_s * few_s / full_s)
+        change = change_for("too many workers", demands, model.cpus)
+        yield Remedy("too many workers", change, after_s, step_s / max(after_s, 1e-9))
 
 
 def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: float) -> Remedy | None:
@@ -145,7 +132,7 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     if not remedies:
         return None
     best = remedies[0]
-    unusual_s = max(costs.stages[cause].total_s for cause in _UNUSUAL)
+    unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for remedy in remedies:
         is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause == "too many workers"

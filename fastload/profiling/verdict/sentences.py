@@ -114,10 +114,10 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
         who = workers if demands.workers else "the loop"
         ahead = f" (up to {demands.ahead} batches ahead)" if demands.workers else ""
         lines.append(f"making a batch costs {who}{ahead} {seconds_text(costs.make_s)}: {', '.join(stages)}")
-    if demands.workers and costs.receive_s + costs.receive_blocked_s > 0.02 * verdict.step_s:
+    if demands.workers and demands.receive_s + demands.receive_blocked_s > 0.02 * verdict.step_s:
         lines.append(
-            f"taking a batch over costs the loop {seconds_text(costs.receive_s)}, and "
-            f"{seconds_text(costs.receive_blocked_s)} of waiting for the worker to pass it on"
+            f"taking a batch over costs the loop {seconds_text(demands.receive_s)}, and "
+            f"{seconds_text(demands.receive_blocked_s)} of waiting for the worker to pass it on"
         )
     if demands.step_runnable_s > 0.05 * verdict.step_s:
         lines.append(
@@ -127,13 +127,14 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
         lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
     if verdict.step_s < _SHORT_S:
         lines.append("steps so short are largely the doctor's own cost, some tens of microseconds a batch")
-    if costs.startup_s > 0.02 * verdict.step_s:
+    startup_s = demands.per_step(sum(demands.startups_s))
+    if startup_s > 0.02 * verdict.step_s:
         first_s, *later_s = demands.startups_s
         later = (
             f", those of {len(later_s)} later ones {seconds_text(sum(later_s) / len(later_s))} each" if later_s else ""
         )
         lines.append(
-            f"the first epoch's start took {seconds_text(first_s)}{later}: {seconds_text(costs.startup_s)} a step"
+            f"the first epoch's start took {seconds_text(first_s)}{later}: {seconds_text(startup_s)} a step"
         )
     return lines
 
