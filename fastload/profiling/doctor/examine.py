@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastload.profiling.doctor.command import Signals, run_command
+from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
+from fastload.profiling.verdict.demands import PACKED
 from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import BatchWork, Measured, Step, Work, mean_stages
+from fastload.timing.results import BatchWork, Measured, Step, Verdict, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -144,10 +146,25 @@ class Recording:
             headspace_samples_per_s=loader.samples / own_s if own_s > 0 and loader.samples else None,
             headspace_how="the steps' own time, without their waits",
             readings=self.readings_from(begun_s),
-            verdict=judge(demands),
+            verdict=_judged(demands, loader),
             facts=tuple(_facts(loader, self.records)),
             environment=environment() | {"the script's Python": process["python"]},
         )
+
+
+def _judged(demands: Demands, loader: LoaderRecord) -> Verdict:
+    """Returns the verdict on a loop; if FastLoader would be the cure, after a trial of what it costs here."""
+    verdict = judge(demands)
+    count, heights, widths = map(sum, zip(*(fetch.decoded for fetch in loader.fetches), strict=True))
+    if demands.is_fastload or not verdict.worth_making or verdict.cause not in PACKED or not count or not loader.shape:
+        return verdict
+    seen = ImagesSeen((heights // count, widths // count), loader.shape, "float" in loader.dtype)
+    work = measure_fastloader(seen, on_device=demands.timed_device)
+    note = (
+        f"a trial here: FastLoader takes {seconds_text(work.running_s)} of CPU for such a batch, of images of "
+        f"{seen.stored[0]}x{seen.stored[1]}" + (" that the device crops" if demands.timed_device else "")
+    )
+    return judge(replace(demands, by_fastloader=work, notes=(*demands.notes, note)))
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
@@ -185,10 +202,13 @@ def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
 
 
 def loader_that_binds(records: Records) -> LoaderRecord | None:
-    """Returns the loader with whose loop the job spends most of its time, on the rank that waits longest for it."""
+    """Returns the loader with whose loop the job spends most of its time, on the rank that waits longest for it.
+
+    A loop that trains comes before any that only validates.
+    """
     if not records.loaders:
         return None
-    most = max(records.loaders, key=lambda loader: loader.elapsed_s)
+    most = max(records.loaders, key=lambda loader: (loader.trains, loader.elapsed_s))
     names = ("id", "kind", "workers", "dataset")  # the same loader of another rank has the same
     same = [loader for loader in records.loaders if all(loader.facts[name] == most.facts[name] for name in names)]
     return max(same, key=lambda loader: loader.wait_s)

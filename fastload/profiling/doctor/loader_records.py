@@ -50,6 +50,7 @@ class Fetch:
     unknown_blocked_s: float = 0.0  # blocked time of reading that no timed call explains
     slow: tuple[float, ...] | None = ()  # seconds of its slowest samples; None: of samples asked for at once
     samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
+    decoded: tuple[int, int, int] = (0, 0, 0)  # images that were decoded, their heights and their widths together
 
 
 def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
@@ -134,6 +135,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         unknown_blocked_s=unknown,
         slow=tuple(event["slow"]) if "slow" in event else None,
         samples=tuple(event.get("samples", (0, 0.0, 0.0))),
+        decoded=tuple(event.get("decoded", (0, 0, 0))),
     )
 
 
@@ -171,6 +173,9 @@ class LoaderRecord:
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
     trials: list[Event] = field(default_factory=list)  # its `trial` events
     fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
+    trains: bool = False  # whether its loop ran backward
+    shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
+    dtype: str = ""  # of these
     fetch_stride: int = 1  # of how many one is among them
     lines: Counter[str] = field(default_factory=Counter)  # how often its workers were seen at each line of code
 
@@ -283,6 +288,10 @@ class _File:
             return
         if kind == "trial":
             loader.trials.append(event)
+        elif kind == "trains":
+            loader.trains = True
+        elif kind == "shape":
+            loader.shape, loader.dtype = tuple(map(int, event["shape"])), str(event["dtype"])
         elif kind == "iter":
             self._last[number] = event
             makers.update(dict.fromkeys(event.get("pids", ()), loader))

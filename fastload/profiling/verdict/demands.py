@@ -14,6 +14,13 @@ from fastload.timing.results import STAGES, BatchWork, Step, Work, mean_stages
 MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""
 
+BY_FASTLOAD = ("reading", "decoding", "collate", "hand-over", "lock contention")
+"""What batches no longer cost when the images are packed and loaded by FastLoader."""
+
+
+PACKED = ("reading", "decoding", "collate", "lock contention")
+"""Causes whose cure is to pack the images and to load them by FastLoader."""
+
 
 @dataclass(frozen=True)
 class Demands:
@@ -40,6 +47,8 @@ class Demands:
     persistent: bool = False  # whether workers live from epoch to epoch
     is_fastload: bool = False  # whether the loader is a FastLoader
     timed_device: bool = False  # whether steps were timed on a device, which works while the loop goes on
+    # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
+    by_fastloader: Work | None = None
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     beside: tuple[float, ...] = ()
     waits_only: bool = False  # whether nobody saw what batches cost, as a `Meter` does not in other loaders
@@ -114,6 +123,17 @@ class Costs:
         before_s, after_s = (sum(work.running_s for work in works) for works in (model.batches, batches))
         late_s = model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0
         return replace(model, batches=batches or model.batches, own_s=left * model.own_s, receive_blocked_s=late_s)
+
+    def packed(self, by_fastloader: Work | None) -> LoopModel:
+        """Returns the loop with a FastLoader over packed images, that makes a batch at that cost.
+
+        None: the cost is not known; then of a batch only its transform is left, in worker processes as before.
+        """
+        if by_fastloader is None:
+            return replace(self.without(*BY_FASTLOAD), restart_s=0.0, end_s=0.0)
+        model = self.without(*BY_FASTLOAD, "transform")
+        workers, none = self.model.cpus, {"startup_s": 0.0, "restart_s": 0.0, "end_s": 0.0}
+        return replace(model, batches=(by_fastloader,), workers=workers, ahead=workers + 3, in_turn=False, **none)
 
     def with_workers(self, workers: int) -> LoopModel:
         """Returns the loop with another number of workers."""

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fastload.profiling.verdict.demands import MAKING_STAGES, Costs, Demands, costs_of
+from fastload.profiling.verdict.demands import MAKING_STAGES, PACKED, Costs, Demands, costs_of
 from fastload.profiling.verdict.loop_model import LoopModel
 from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, seconds_text, sentence_of
 from fastload.timing.results import Remedy, Verdict, Work
@@ -104,6 +104,8 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
 
     for cause in (*_MADE, "copy to the device"):
         after = costs.without(cause)
+        if cause in PACKED and not demands.is_fastload and after != model:
+            after = costs.packed(demands.by_fastloader)
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if after != model and not (cause == "hand-over" and demands.by_threads):
             yield remedy(cause, after)

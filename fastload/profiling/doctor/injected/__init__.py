@@ -17,6 +17,8 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     next     id, t, wait, ...                                    a batch was received; the times of the step before it;
                                                                  of a FastLoader's batch, its own figures too
     end      id, t, wait                                         the loader had no more batches
+    shape    id, shape, dtype                                    the images of its first batch
+    trains   id                                                  a step of its loop ran backward, for the first time
     fetch    id, t, wall, delay, parts, ...                      a batch was made; id: by the loop itself, for a loader
     line     places, count                                       lines of code in which workers were seen, with counts
     trial    id, t, limit, steps, s                              steps taken while `limit` workers could work; 0: all

@@ -116,6 +116,7 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "others": {part: value for part, value in others.items() if value[0] > 0},
         "out": out,
         "h5": [*h5, num_h5_threads],
+        "decoded": fetch.decoded,
     }
     durations = sorted(fetch.samples)
     count, together = fetch.at_once
@@ -168,8 +169,11 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 def user_line(frame: Any) -> str:
-    """Returns `function (file:line)` of the innermost frame that is not of an installed package; "" if none is."""
-    while frame is not None:
+    """Returns `function (file:line)` of the innermost frame that is not of an installed package; "" if none is.
+
+    What a forked worker has below its own start is its parent's, and says nothing about it.
+    """
+    while frame is not None and frame.f_code.co_name != "_worker_loop":
         name = frame.f_code.co_filename
         packaged = "site-packages" in name or "dist-packages" in name
         if not packaged and not name.startswith((_STDLIB, _OURS, "<frozen")):

@@ -12,8 +12,8 @@ from typing import Any
 
 from .batch_making import fetching, looker
 from .event_file import events, note_fault
-from .loop_side import LoaderState, asking, gpu, iterating
-from .timed_calls import DECODING, H5, LOCK, READING, metering, passing, patch, thread, timed, unpatch
+from .loop_side import LoaderState, asking, gpu, iterating, training
+from .timed_calls import DECODING, H5, LOCK, READING, decoding, metering, passing, patch, thread, timed, unpatch
 
 
 def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,15 +29,17 @@ def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _into, _out = functools.partial(passing, part="into"), functools.partial(passing, part="out")
 
+_DECODES = "decodes"
+
 # Functions of a module, and what wraps them; or the part as which they are timed, of those that not all releases have.
 _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "PIL.Image": dict.fromkeys(("open", "Image.convert", "Image.tobytes"), DECODING),
-    "PIL.ImageFile": {"ImageFile.load": DECODING},
-    "cv2": {"imread": DECODING, "imdecode": DECODING},
-    "simplejpeg": {"decode_jpeg": DECODING},
-    "turbojpeg": {"TurboJPEG.decode": DECODING},
-    "torchvision.io.image": dict.fromkeys(("read_image", "decode_image", "decode_jpeg", "decode_png"), DECODING),
-    **{name: {"imread": DECODING} for name in ("imageio.v2", "imageio.v3")},
+    "PIL.ImageFile": {"ImageFile.load": decoding},
+    "cv2": {"imread": _DECODES, "imdecode": _DECODES},
+    "simplejpeg": {"decode_jpeg": _DECODES},
+    "turbojpeg": {"TurboJPEG.decode": _DECODES},
+    "torchvision.io.image": dict.fromkeys(("read_image", "decode_image", "decode_jpeg", "decode_png"), _DECODES),
+    **{name: {"imread": _DECODES} for name in ("imageio.v2", "imageio.v3")},
     **{name: {"decompress": DECODING} for name in ("zlib", "bz2", "lzma")},
     **{name: {"load": READING, "fromfile": READING} for name in ("numpy", "numpy.lib.npyio")},
     "h5py._hl.dataset": dict.fromkeys(
@@ -47,6 +49,7 @@ _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "multiprocessing.synchronize": {"SemLock.__enter__": LOCK, "SemLock._make_methods": _making_methods},
     "multiprocessing.reduction": {"ForkingPickler.loads": _into, "ForkingPickler.dumps": _out},
     "multiprocessing.connection": {"_ConnectionBase.recv_bytes": _into, "_ConnectionBase.send_bytes": _out},
+    "torch.autograd": {"backward": training},
     "torch.utils.data._utils.fetch": {f"_{kind}DatasetFetcher.fetch": fetching for kind in ("Map", "Iterable")},
     "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
     "fastload.loader.loader": {"FastLoader.iterate": iterating},
@@ -74,7 +77,7 @@ def _run_hook(module: Any) -> None:
         for path, wrap in _HOOKS[name].items():
             if isinstance(wrap, str):
                 with suppress(AttributeError):
-                    _wrap(module, path, functools.partial(timed, part=wrap))
+                    _wrap(module, path, decoding if wrap == _DECODES else functools.partial(timed, part=wrap))
             else:
                 _wrap(module, path, wrap)
         if name == "torch.utils.data.dataloader":

@@ -43,6 +43,8 @@ class LoaderState:
         self.seen = (0, 0, 0.0)
         self.trial: WorkerTrial | None = None
         self.probe: Any = None  # records what a FastLoader reports of its batches
+        self.shape: tuple[int, ...] = ()  # of the first batch's images
+        self.trains = False  # whether a step of its loop ran backward
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
@@ -98,6 +100,16 @@ class LoaderState:
             self.copy_delay,
             "null" if gpu_s is None else repr(gpu_s),
         )
+
+    def note_shape(self, batch: Any) -> None:
+        """Records shape and type of the first images in the first batch."""
+        self.shape = (0,)
+        for thing in _parts(batch):
+            shape = getattr(thing, "shape", ())
+            if isinstance(shape, tuple) and len(shape) == 4:
+                self.shape = tuple(map(int, shape))
+                events.write({"e": "shape", "id": self.id, "shape": self.shape, "dtype": str(thing.dtype)})
+                return
 
     def told(self, now: float) -> str:
         """Returns the figures that a FastLoader reports with a batch as a member of its event; "" for other loaders."""
@@ -204,12 +216,28 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
             )
             if state.trial is not None:
                 state.trial.step_begins(state.id, now, wait)
+            if not state.shape:
+                state.note_shape(batch)
             state.step_begins()
         except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
             note_fault("next")
         return batch
 
     return ask
+
+
+def training(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `torch.autograd.backward`, by which a loop that trains is told from one that validates."""
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        state = thread.current
+        if state is not None and not state.trains:
+            state.trains = True
+            events.write({"e": "trains", "id": state.id})
+        return original(*args, **kwargs)
+
+    return backward
 
 
 class Gpu:
@@ -244,18 +272,27 @@ gpu = Gpu()
 
 def _handed_over(batch: Any) -> int:
     """Returns the samples in a batch, by its tensors' first dimension; wraps `to` of classes in it, to time copies."""
-    most, found = 0, [batch]
-    for thing in found:  # grows by what lies in dicts, lists and tuples
-        if isinstance(thing, dict):
-            thing = list(thing.values())
+    most = 0
+    for thing in _parts(batch):
         shape = getattr(thing, "shape", None)
-        if isinstance(thing, (list, tuple)):
-            found += thing[: max(0, _MOST_PARTS - len(found))]
-        elif isinstance(shape, tuple):  # torch.Size is one
+        if isinstance(shape, tuple):  # torch.Size is one
             most = max([most, *map(int, shape[:1])])
         elif "to" in vars(type(thing)) and callable(vars(type(thing))["to"]):
             _time_copy(type(thing), "to")
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
+
+
+def _parts(batch: Any) -> list[Any]:
+    """Returns what lies in the dicts, lists and tuples of a batch, the first ones of many."""
+    found, leaves = [batch], []
+    for thing in found:  # grows
+        if isinstance(thing, dict):
+            thing = list(thing.values())
+        if isinstance(thing, (list, tuple)):
+            found += thing[: max(0, _MOST_PARTS - len(found))]
+        else:
+            leaves.append(thing)
+    return leaves
 
 
 def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:

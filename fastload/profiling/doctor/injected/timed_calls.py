@@ -62,13 +62,15 @@ class Span:
 class OpenFetch:
     """One batch while it is made: [seconds, CPU seconds] by part, and the seconds of each sample.
 
-    Of samples that were asked for at once, `at_once`: their number, and their seconds together.
+    Of samples that were asked for at once, `at_once`: their number, and their seconds together. Of images that were
+    decoded, `decoded`: their number, their heights and their widths together.
     """
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = {}
         self.samples: list[float] = []
         self.at_once = (0, 0.0)
+        self.decoded = [0, 0, 0]
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         total = self.parts.setdefault(part, [0.0, 0.0])
@@ -157,6 +159,30 @@ def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
 
     timed_call.__fastload__ = call  # type: ignore[attr-defined]
     return timed_call
+
+
+def decoding(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that decodes an image, its first argument or what it returns, to time it and note its size."""
+    timed_call = timed(call, DECODING)
+
+    @functools.wraps(call)
+    def decode(*args: Any, **kwargs: Any) -> Any:
+        result = timed_call(*args, **kwargs)
+        fetch = thread.fetch
+        if fetch is not None:
+            size = getattr(args[0], "size", None) if args else None  # of an image of Pillow: (W, H)
+            shape = getattr(result, "shape", ())
+            if isinstance(size, tuple) and len(size) == 2:
+                height, width = size[1], size[0]
+            elif len(shape) == 3:
+                height, width = shape[-2:] if shape[0] in (1, 3, 4) else shape[:2]
+            else:
+                return result
+            fetch.decoded = [fetch.decoded[0] + 1, fetch.decoded[1] + int(height), fetch.decoded[2] + int(width)]
+        return result
+
+    decode.__fastload__ = call  # type: ignore[attr-defined]
+    return decode
 
 
 def passing(call: Callable[..., Any], part: str) -> Callable[..., Any]:

@@ -1,0 +1,71 @@
+"""Measures what batches like those of a loader would cost a `FastLoader`, on this machine, with made-up images."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastload.timing.results import Work
+
+_SECONDS = 0.6
+_MOST_BYTES = 64 * 2**20
+_LEAST_IMAGES = 16
+
+
+@dataclass(frozen=True)
+class ImagesSeen:
+    """What a loader makes of its images.
+
+    Attributes:
+        stored: mean height and width of those that it decodes.
+        batch: shape (B, C, H, W) of its batches; the last two may be the first two of others: (B, H, W, C).
+        floating: whether these are floating-point numbers.
+    """
+
+    stored: tuple[int, int]
+    batch: tuple[int, int, int, int]
+    floating: bool
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in a batch."""
+        first = self.batch[1] in (1, 3, 4)
+        return (self.batch[2], self.batch[3]) if first else (self.batch[1], self.batch[2])
+
+
+def measure_fastloader(seen: ImagesSeen, *, on_device: bool) -> Work:
+    """Returns the CPU time that a `FastLoader` takes for a batch: to read it, and what it does to the images there.
+
+    Random images of the stored size are packed without compression. Where the batch has another size, they are cropped
+    and resized at random, and flipped; where it has floating-point numbers, they are normalized. On a device all that
+    is the device's work, and only reading is left.
+    """
+    from fastload.loader.loader import FastLoader
+    from fastload.pack import pack_images
+    from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
+
+    height, width = seen.stored
+    batch_size = seen.batch[0]
+    count = max(_LEAST_IMAGES, min(4 * batch_size, _MOST_BYTES // max(1, 3 * height * width)))
+    transforms = []
+    if not on_device:
+        cropped = [RandomResizedCrop(seen.size), RandomHorizontalFlip()] if seen.size != seen.stored else []
+        transforms = [*cropped, *[Normalize([0.5] * 3, [0.25] * 3)] * seen.floating]
+    with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:
+        source, packed = Path(folder, "images.npz"), Path(folder, "images.h5")
+        images = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
+        np.savez(source, images=images, labels=np.arange(count) % 10)
+        pack_images(source, packed)
+        with FastLoader(packed, min(batch_size, count), transform=transforms, check=None) as loader:
+            for _ in loader:
+                pass
+            begin_s, running_s, samples = time.perf_counter(), time.process_time(), 0
+            while time.perf_counter() - begin_s < _SECONDS:
+                for batch in loader:
+                    samples += len(batch[0])
+            running_s = time.process_time() - running_s
+    return Work(running_s / samples * batch_size)
