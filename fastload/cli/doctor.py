@@ -108,5 +108,5 @@ def _print(examined: Examined) -> None:
     for line in verdict.evidence:
         say(f"  {line}")
     for remedy in verdict.cures[1:4]:
-        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast at most")
+        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast")
     say(f"verdict: {verdict.sentence}.")

@@ -58,7 +58,7 @@ class Remedy:
     cause: str  # the cause it removes, one of `fastload.profiling.verdict.CAUSES`
     change: str  # an imperative clause
     step_s: float  # mean seconds a step would take after it
-    gain: float  # speed of a step after it over the present one, at most
+    gain: float  # speed of a step after it over the present one, as predicted
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def measure_fastloader(seen: ImagesSeen, *, on_device: bool) -> Work:
         images = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
         np.savez(source, images=images, labels=np.arange(count) % 10)
         pack_images(source, packed)
-        with FastLoader(packed, min(batch_size, count), transform=transforms, check=None) as loader:
+        with closing(FastLoader(packed, min(batch_size, count), transform=transforms, check=None)) as loader:
             for _ in loader:
                 pass
             begin_s, running_s, samples = time.perf_counter(), time.process_time(), 0

@@ -73,7 +73,7 @@ def sections(run: Measured) -> list[Section]:
     """Returns everything below the verdict, in order."""
     found = [_steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
     items = tuple(
-        f"{remedy.change}: at most {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
+        f"{remedy.change}: {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
         f"(takes away: {remedy.cause})"
         for remedy in (run.verdict.cures[1:] if run.verdict else ())
     )

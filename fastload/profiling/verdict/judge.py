@@ -38,7 +38,7 @@ _SHARED = 1.25
 
 
 def judge(demands: Demands) -> Verdict:
-    """Returns what limits this loop of at least one step, the change to make first, and how much that gains at most."""
+    """Returns what limits this loop of at least one step, the change to make first, and how much that gains."""
     steps, ended_s = demands.steps, demands.per_step(demands.ended_s)
     step_s = statistics.fmean(step.duration_s for step in steps) + ended_s
     waited_s = statistics.fmean(step.wait_s for step in steps) + ended_s
@@ -82,7 +82,7 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
     waits = f"{share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step)"
     sentence = (
         f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
-        f"`fastload doctor` does; a step could be {gain:.1f} times as fast at most"
+        f"`fastload doctor` does; with batches that cost nothing a step would be {gain:.1f} times as fast"
         if binds
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
@@ -102,10 +102,16 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
         after_s = min(step_s, costs.step_s(after))
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
 
+    packs = not demands.is_fastload
+    if packs:
+        # One change takes all of them away; it is named after the one that costs most.
+        cause = max(PACKED, key=lambda name: costs.stages.get(name, Work()).total_s)
+        if costs.without(cause) != model:
+            yield remedy(cause, costs.packed(demands.by_fastloader))
     for cause in (*_MADE, "copy to the device"):
+        if packs and cause in PACKED:
+            continue
         after = costs.without(cause)
-        if cause in PACKED and not demands.is_fastload and after != model:
-            after = costs.packed(demands.by_fastloader)
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if after != model and not (cause == "hand-over" and demands.by_threads):
             yield remedy(cause, after)

@@ -80,19 +80,19 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
         how = "only " if verdict.stall_share < _LITTLE else "though "
         return (
             f"compute binds: {how}{waited} ({step} a step); the best change to the loading would bring "
-            f"{gain:.2f} times at most and is not worth making, and fastload would not help"
+            f"{gain:.2f} times and is not worth making, and fastload would not help"
         )
     first = verdict.cures[0]
     if not verdict.worth_making:
         return (
-            f"{verdict.cause} binds, among others: {waited} ({step} a step); first {first.change}: at most {gain:.2f} "
+            f"{verdict.cause} binds, among others: {waited} ({step} a step); first {first.change}: {gain:.2f} "
             f"times as fast, so by itself it is not worth making"
         )
     own = demands.is_fastload or verdict.fastload_helps or verdict.cause == "transform"
     aid = "" if own else "; fastload is not needed for that"
     return (
         f"{verdict.cause} binds: {waited} ({step} a step); first {first.change}: a step would take about "
-        f"{seconds_text(first.step_s)}, at most {first.gain:.1f} times as fast{aid}"
+        f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast{aid}"
     )
 
 
