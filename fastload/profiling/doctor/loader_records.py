@@ -36,7 +36,8 @@ class StepRecord:
     running_s: float  # CPU time of all threads of the process in the step, outside the wait
     runnable_s: float  # time that the loop's thread was ready to run but had no CPU
     receive: Work  # cost of receiving the batch, part of the wait
-    on_gpu: bool = False  # whether a GPU was timed
+    host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
+    gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
         running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
         receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
-        on_gpu=step.get("gpu") is not None,
+        host_s=step["wall"],
+        gpu_s=step.get("gpu"),
     )
 
 

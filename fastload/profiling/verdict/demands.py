@@ -47,6 +47,8 @@ class Demands:
     persistent: bool = False  # whether workers live from epoch to epoch
     is_fastload: bool = False  # whether the loader is a FastLoader
     timed_device: bool = False  # whether steps were timed on a device, which works while the loop goes on
+    device_s: float = 0.0  # time of a step on it, waits for its batch left out; 0: that of `steps`
+    host_s: float = 0.0  # time of the loop in such a step, waits for the device left out
     # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
     by_fastloader: Work | None = None
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
@@ -138,14 +140,14 @@ class Costs:
     def with_workers(self, workers: int) -> LoopModel:
         """Returns the loop with another number of workers."""
         model = self.model
-        # All that grows with their number: start-up, and waits for CPUs.
         share = workers / max(1, model.workers)
+        starts = max(model.cpus, workers) / max(model.cpus, model.workers)  # all at once, as far as there are CPUs
         return replace(
             model,
             workers=workers,
             ahead=max(2 * workers, model.ahead) if not model.workers else round(model.ahead * share),
-            startup_s=model.startup_s * share,
-            restart_s=model.restart_s * share,
+            startup_s=model.startup_s * starts,
+            restart_s=model.restart_s * starts,
             receive_blocked_s=model.receive_blocked_s * min(1.0, share),
         )
 
@@ -161,7 +163,7 @@ def costs_of(demands: Demands) -> Costs:
     drag = 0.0
     if demands.on_device:
         compute_s = max(compute_s, _device_step_s(steps))
-        alone_s = copy_s + transform_s + compute_s
+        alone_s = demands.host_s if demands.device_s else copy_s + transform_s + compute_s
     else:
         alone_s, drag = own_time(own_s, demands.beside or [_mean_beside(demands)] * len(steps))
     own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
@@ -176,6 +178,7 @@ def costs_of(demands: Demands) -> Costs:
         receive_blocked_s=demands.receive_blocked_s,
         own_s=alone_s,
         own_cpus=min(float(demands.cpus), own_cpus),
+        device_s=demands.device_s,
         drag=drag,
         startup_s=starts[0] if starts else 0.0,
         restart_s=statistics.fmean(starts[1:]) if len(starts) > 1 else 0.0,

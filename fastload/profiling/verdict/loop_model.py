@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 
 from fastload.timing.results import Work
 
+_RUN_AHEAD = 3
+"""Steps that a loop launches on a device before it waits for the first of them."""
+
 _MOST_STEPS = 160
 """Steps of an epoch that are played. Of more, all later ones are like the second half of these."""
 
@@ -34,6 +37,7 @@ class LoopModel:
     receive_blocked_s: float = 0.0  # time in which it waits for that meanwhile
     own_s: float = 0.0  # time of a step after its batch was received, with the machine for itself
     own_cpus: float = 1.0  # CPUs that it uses meanwhile
+    device_s: float = 0.0  # time of a step on a device, which works while the loop goes on; 0: there is none
     drag: float = 0.0  # part of `own_s` that it takes longer for each CPU that workers use
     startup_s: float = 0.0  # time until workers begin in the first epoch
     restart_s: float = 0.0  # in later ones
@@ -68,9 +72,11 @@ class Played:
 def _epoch(model: LoopModel, startup_s: float) -> Played:
     """Returns the seconds of an epoch, and those that its loop waited."""
     if not model.workers:
+        # What the loop does while the device is at work takes no time of its own.
         made_s = sum(batch.total_s for batch in model.batches) / max(1, len(model.batches))
-        step_s = made_s + model.receive_s + model.own_s
-        return Played(startup_s + model.steps * step_s + model.end_s, startup_s + model.steps * made_s + model.end_s)
+        step_s = max(model.device_s, made_s + model.receive_s + model.own_s)
+        waits_s = startup_s + model.end_s
+        return Played(waits_s + model.steps * step_s, waits_s + model.steps * (step_s - max(model.own_s, model.device_s)))
     epoch = _Epoch(model, startup_s)
     shown = min(model.steps, _MOST_STEPS)
     epoch.run(shown // 2)
@@ -96,6 +102,7 @@ class _Epoch:
         self._sent, self._step = 0, 0
         self._done: set[int] = set()
         self._stage, self._stage_left_s = "wait", 0.0
+        self._device_ends: deque[float] = deque()  # of the steps that are launched
         for _ in range(model.ahead):
             self._ask()
 
@@ -130,12 +137,12 @@ class _Epoch:
         own = model.own_cpus if self._stage == "own" else float(self._stage == "receive")
         stretch = max(1.0, (wanted + own) / model.cpus)
         rates = [1 / max(cost.running_s * stretch + cost.blocked_s, _NONE_LEFT) for _, cost in busy]
-        slowdown = max(stretch, 1 + model.drag * wanted) if self._stage == "own" else stretch
+        slowdown = {"own": max(stretch, 1 + model.drag * wanted), "receive": stretch}.get(self._stage, 1.0)
         spans = [self._left[worker] / rate for (worker, _), rate in zip(busy, rates, strict=True)]
         if not self._now_may_work():
             spans.append(self._startup_s - self.now_s)
         if self._stage != "wait":
-            spans.append(self._stage_left_s * (slowdown if self._stage != "blocked" else 1.0))
+            spans.append(self._stage_left_s * slowdown)
         span_s = min(spans)
         self.now_s += span_s
         for (worker, _), rate in zip(busy, rates, strict=True):
@@ -146,7 +153,7 @@ class _Epoch:
         if self._stage == "wait":
             self.wait_s += span_s
             return
-        self._stage_left_s -= span_s / (slowdown if self._stage != "blocked" else 1.0)
+        self._stage_left_s -= span_s / slowdown
         if self._stage_left_s <= _NONE_LEFT * 1e-3:
             self._end_stage()
 
@@ -156,8 +163,14 @@ class _Epoch:
         elif self._stage == "blocked":
             self._done.discard(self._step)
             self._ask()
+            full = len(self._device_ends) >= _RUN_AHEAD
+            self._begin("device", max(0.0, self._device_ends.popleft() - self.now_s) if full else 0.0)
+        elif self._stage == "device":
             self._begin("own", self._model.own_s)
         else:
+            if self._model.device_s:
+                busy_until_s = max([self.now_s, *self._device_ends])
+                self._device_ends.append(busy_until_s + self._model.device_s)
             self._step += 1
             self._begin("wait", 0.0)
 
