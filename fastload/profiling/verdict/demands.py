@@ -120,7 +120,9 @@ class Costs:
         gone_s = self.copy_s * ("copy to the device" in causes) + self.transform_s * ("transform" in causes)
         left = 1 - gone_s / self.own_s if self.own_s > 0 else 1.0
         if "hand-over" in causes:
-            return replace(model, batches=batches or model.batches, own_s=left * model.own_s, receive_s=0.0, receive_blocked_s=0.0)
+            return replace(
+                model, batches=batches or model.batches, own_s=left * model.own_s, receive_s=0.0, receive_blocked_s=0.0
+            )
         # A worker that runs less Python gives its GIL sooner to the thread that passes the batch's memory on.
         before_s, after_s = (sum(work.running_s for work in works) for works in (model.batches, batches))
         late_s = model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0

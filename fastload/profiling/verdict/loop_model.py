@@ -76,7 +76,9 @@ def _epoch(model: LoopModel, startup_s: float) -> Played:
         made_s = sum(batch.total_s for batch in model.batches) / max(1, len(model.batches))
         step_s = max(model.device_s, made_s + model.receive_s + model.own_s)
         waits_s = startup_s + model.end_s
-        return Played(waits_s + model.steps * step_s, waits_s + model.steps * (step_s - max(model.own_s, model.device_s)))
+        return Played(
+            waits_s + model.steps * step_s, waits_s + model.steps * (step_s - max(model.own_s, model.device_s))
+        )
     epoch = _Epoch(model, startup_s)
     shown = min(model.steps, _MOST_STEPS)
     epoch.run(shown // 2)

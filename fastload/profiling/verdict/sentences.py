@@ -133,9 +133,7 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
         later = (
             f", those of {len(later_s)} later ones {seconds_text(sum(later_s) / len(later_s))} each" if later_s else ""
         )
-        lines.append(
-            f"the first epoch's start took {seconds_text(first_s)}{later}: {seconds_text(startup_s)} a step"
-        )
+        lines.append(f"the first epoch's start took {seconds_text(first_s)}{later}: {seconds_text(startup_s)} a step")
     return lines
 
 

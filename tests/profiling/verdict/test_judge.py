@@ -65,7 +65,9 @@ def test_a_cure_predicts_the_step_without_its_cost_or_what_binds_then():
     # Two workers need 90 + 10 ms a batch, so a batch comes every 50 ms; without the 90 the 20 ms of the step bind.
     verdict = judge(demands(wait=30, reading=(0, 90), transform=(10, 0), compute=20))
     assert verdict.step_s == pytest.approx(0.050)
-    assert verdict.cures[0].step_s == pytest.approx(0.020, rel=0.02) and verdict.cures[0].gain == pytest.approx(2.5, rel=0.02)
+    assert verdict.cures[0].step_s == pytest.approx(0.020, rel=0.02) and verdict.cures[0].gain == pytest.approx(
+        2.5, rel=0.02
+    )
     # Without a step to speak of, the 10 ms of the transform do, on two workers.
     verdict = judge(demands(wait=49, reading=(0, 90), transform=(10, 0), compute=1))
     assert verdict.cures[0].step_s == pytest.approx(0.005, rel=0.02)
