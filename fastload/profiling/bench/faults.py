@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError, WorkerError
 from fastload.loader.loader import FastLoader
-from fastload.profiling.bench.passes import Spread, compare
+from fastload.profiling.bench.passes import Spread, TimedPass, compare
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import CropSample, Subject
 from fastload.profiling.bench.training_loop import LoopFigures
@@ -69,6 +69,11 @@ class Delays:
         self._lock = threading.Lock()
         self._rows = self.count = 0
         self.seconds = 0.0
+
+    def begin_pass(self) -> None:
+        """Begins to count in the middle of a period: so many batches have one delay, also when more are read ahead."""
+        with self._lock:
+            self._rows = self._period // 2
 
     def before(self, num_rows: int) -> None:
         """Sleeps if a batch that is to be delayed is among the next `num_rows` rows."""
@@ -144,21 +149,24 @@ def measure_fault(
 ) -> FaultFigures:
     """Measures a loop with slow reads, half of `options.seconds` in turn with the loop without, half under a meter.
 
-    `train` is called for the latter, with the loader and the seconds.
+    Each pass is as long as one batch of `fault.every` takes to be delayed, or a multiple; if that takes long, there are
+    fewer pairs. `train` is called under the meter, with the loader and the seconds.
     """
     seconds = subject.options.seconds / 2
     dataset = DelayedDataset(subject.path, subject.options.split)
     delays = dataset.delays = Delays(fault, subject.batch_size)
     loader = subject.loader(dataset)
 
-    def rate(one: FastLoader | None) -> float:
+    def timed(one: FastLoader | None) -> TimedPass:
         if subject.options.cold:
             loader.close()
-        return subject.run(seconds / (2 * PAIRS), step, loader=one, finish=step.finish).samples_per_s
+        delays.begin_pass()
+        return subject.run(seconds / (2 * PAIRS), step, loader=one, finish=step.finish, multiple=fault.every)
 
     try:
         step.begin()
-        result = compare(lambda: rate(loader), lambda: rate(None), pairs=PAIRS, warm_up=0)
+        pairs = max(1, min(PAIRS, round(seconds / 2 / max(timed(None).seconds, 1e-9))))
+        result = compare(lambda: timed(loader).samples_per_s, lambda: timed(None).samples_per_s, pairs=pairs, warm_up=0)
         before = delays.count, delays.seconds
         if subject.options.cold:
             loader.close()

@@ -136,15 +136,20 @@ class Subject:
         *,
         loader: FastLoader | None = None,
         finish: Callable[[], object] | None = None,
+        multiple: int = 1,
     ) -> TimedPass:
         """Runs one pass over the next epochs of a loader, by default the shared one, cold if that was asked for.
 
-        `work` is called with each batch, and returns its number of samples. `finish` waits until all of it is done.
+        `work` is called with each batch, and returns its number of samples. `finish` waits until all of it is done. The
+        pass ends after a multiple of so many batches, when its time is over.
         """
         self.make_cold()
         loader = loader or self.shared_loader()
         batches = repeat_epochs(loader, epochs=self.epochs)
-        return run_for(batches, seconds, work, discard=int(len(loader) > 1), synchronize=finish or self.synchronize)
+        return run_for(
+            batches, seconds, work, discard=int(len(loader) > 1), synchronize=finish or self.synchronize,
+            enough=lambda batches, samples, taken_s: batches >= 2 and batches % multiple == 0,
+        )  # fmt: skip
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":

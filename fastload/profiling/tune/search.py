@@ -216,6 +216,8 @@ class Search:
                 runner.close()
         if rows:
             result.chosen = choose(rows, cpu_budget=self.options.cpu_budget)
+            if not fits(result.chosen.row, self.options.cpu_budget):  # maybe one of an earlier race is
+                result.chosen = choose(self._rows(), cpu_budget=self.options.cpu_budget)
             best = result.chosen.row
             result.call = self.call(best.candidate)
             base = next((row for row in rows if row.candidate == self.default), best)

@@ -15,6 +15,7 @@ from fastload.plan import ChunkWindow
 from fastload.profiling.bench.steps import TouchStep
 from fastload.profiling.tune.candidates import Candidate, DataTraits, TuneOptions
 from fastload.profiling.tune.search import Search
+from fastload.profiling.tune.selection import Row, Trial
 from fastload.profiling.tune.trials import Runner
 
 PACKED = {"rows": 400, "size": (16, 16, 3), "classes": "abcd", "chunk_rows": 20}
@@ -110,6 +111,15 @@ def test_what_was_found_goes_into_json_and_reports(packed):
     shown = result.measured("fastload tune")
     assert shown.tables[0].rows and ("to paste", result.call) in shown.facts
     assert all("over" in " ".join(row) for row in shown.tables[0].rows)
+
+
+def test_a_row_within_the_budget_is_chosen_also_if_only_an_earlier_race_had_it(packed):
+    search = Search(packed, TuneOptions(**BRIEF, cpu_budget=0.4))
+    trials = {share: (Trial(1000.0 * share, 0.1, share),) for share in (0.49, 0.39)}
+    over, within = (Row(Candidate(workers, "full"), trials[share]) for workers, share in ((2, 0.49), (1, 0.39)))
+    search._stages, search._rows = lambda on_progress: [over], lambda first=None: [over, within]
+    result = search.run()
+    assert result.chosen.row == within and "workers=1" in result.call
 
 
 def test_a_split_is_named_in_the_call_also_from_a_cold_cache(packed_file):
