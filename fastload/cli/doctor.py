@@ -88,6 +88,8 @@ def _print(examined: Examined) -> None:
         say(f"warning: something could not be measured: {fault}")
     if len(examined.faults) > _FAULTS:
         say(f"warning: and {len(examined.faults) - _FAULTS:,} more of these")
+    if examined.code and not examined.so_far:
+        say(f"warning: the command failed, with exit code {examined.code}; what follows is of the time before that")
     measured, verdict = examined.measured, examined.measured.verdict
     if verdict is None:
         say(f"verdict: none: {examined.why_no_verdict}.")

@@ -24,6 +24,8 @@ from fastload.profiling.meter.sampler import family_of
 
 INJECT = Path(__file__).parent / "inject"
 FOLDER_VARIABLE = "FASTLOAD_DOCTOR"
+TIME_OVER = "time-over"
+"""The file that is there once the command is interrupted because its time is over."""
 
 _LOOK_EVERY_S = 0.25
 _GRACE_S = 20.0  # between SIGINT and SIGTERM
@@ -66,7 +68,8 @@ def run_command(
 ) -> Ended:
     """Runs the command to its end, and forwards the signals that it does not get by itself.
 
-    After `seconds` the command is interrupted, as by Ctrl-C, and 20 s later terminated with all its children. `look` is
+    After `seconds` the command is interrupted, as by Ctrl-C but for a traceback, and 20 s later terminated with all its
+    children. `look` is
     called every quarter of a second with the command's pid; an exception from it is raised again after the command has
     ended. If a signal came before, nothing is started, and KeyboardInterrupt is raised.
     """
@@ -88,6 +91,7 @@ def run_command(
         while deadlines and elapsed_s >= deadlines[0][0]:
             interrupted = True
             _, number = deadlines.pop(0)
+            (folder / TIME_OVER).touch()
             _send(_receivers(process.pid, number) if deadlines else family_of(process.pid), number)
         if failed is None:
             try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastload.profiling.doctor.command import Signals, run_command
+from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
@@ -66,7 +66,7 @@ def examine(
         records = recording.records.read()
         loader = loader_that_binds(records)
         title = f"fastload doctor -- {shlex.join(command)}"
-        why_no_verdict = "" if loader is not None else _why_no_verdict(records, command)
+        why_no_verdict = "" if loader is not None else _why_no_verdict(records, command, ended, seconds)
         if loader is not None:
             measured = recording.measured(loader, title=title, command=title)
         else:
@@ -183,7 +183,11 @@ def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
     return facts
 
 
-def _why_no_verdict(records: Records, command: Sequence[str]) -> str:
+def _why_no_verdict(records: Records, command: Sequence[str], ended: Ended, seconds: float | None) -> str:
+    if ended.code and not ended.interrupted:
+        return f"the command failed, with exit code {ended.code}, before it had used two batches of a DataLoader"
+    if ended.interrupted and seconds is not None and ended.elapsed_s >= seconds:
+        return f"after {seconds:g} s the command had not used two batches of a DataLoader; give more --seconds"
     if not records.num_processes:
         isolated = [word for word in command if re.match(r"-(?!-).*[IES]", word)]
         why = (

@@ -174,6 +174,19 @@ def test_what_says_nothing_is_told_why(write):
         (sys.executable, "plain.py"): "never used torch's DataLoader",
     }.items():
         assert why in verdict_of(doctor("--", *words))
+    Path("fails.py").write_text("import torch.utils.data\nraise SystemExit('no such folder')\n")
+    done = doctor("--", sys.executable, "fails.py")
+    assert "the command failed, with exit code 1" in verdict_of(done) and done.returncode == 1
+
+
+def test_a_script_whose_time_is_over_too_soon_shows_no_traceback_and_is_told_to_take_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("waits.py").write_text("import time\nopen('running', 'w').close()\ntime.sleep(600)\n")
+    for seconds in (3, 30, 300):  # a Python that is interrupted before its own start shows its own traceback
+        done = doctor("--seconds", seconds, "--", sys.executable, "waits.py")
+        if Path("running").exists():
+            break
+    assert "give more --seconds" in verdict_of(done) and "Traceback" not in done.stderr and done.returncode == 130
 
 
 def test_a_shell_script_and_a_shadowed_sitecustomize_run_as_without_the_doctor(write, tmp_path):

@@ -28,6 +28,10 @@ Read `hooks` first (what is wrapped), then `loop_side` (waits and steps), `batch
 parts), `worker_trial` (fewer workers) and `event_file`.
 """
 
+import os
+import sys
+from typing import Any
+
 from .event_file import clock, events, note_fault
 from .hooks import install, is_installed, record_into, uninstall
 
@@ -39,5 +43,17 @@ def start() -> None:
     try:
         install()
         events.write({"e": "begin", "t": clock()})
+        _leave_out_our_interrupt()
     except Exception:  # noqa: BLE001  # whatever it is
         note_fault("install")
+
+
+def _leave_out_our_interrupt() -> None:
+    """Shows no traceback where the doctor interrupts the script because its time is over: nothing is wrong there."""
+    shown = sys.excepthook
+
+    def show(kind: Any, error: Any, traceback: Any) -> None:
+        if not issubclass(kind, KeyboardInterrupt) or not os.path.exists(os.path.join(events.folder, "time-over")):
+            shown(kind, error, traceback)
+
+    sys.excepthook = show
