@@ -113,6 +113,7 @@ class Loop:
     process_s: float = 0.0  # CPU time of the process, all threads, during the passes
     transform_running_s: Mean = field(default_factory=Mean)  # CPU time of its thread for transforming a received batch
     probe: Probe | None = None  # of the last pass; None: the loader is not a FastLoader
+    timed_device: bool = False  # whether a device's clock timed the last pass
 
     @classmethod
     def of(cls, loader: Any) -> Loop:
@@ -180,6 +181,7 @@ def demands_of(loop: Loop) -> Demands:
         step_runnable_s=loop.runnable_s.value,
         by_threads=info.by_threads,
         is_fastload=loop.probe is not None,
+        timed_device=loop.timed_device,
         waits_only=loop.probe is None,
         compression_ratio=info.compression_ratio,
     )

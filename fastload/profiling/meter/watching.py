@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fastload.errors import OptionError
 from fastload.profiling.meter.loops import Loop, num_samples
-from fastload.timing.clocks import Clock
+from fastload.timing.clocks import Clock, HostClock
 from fastload.timing.probe import Probe, is_probed
 from fastload.timing.ranges import span
 from fastload.timing.results import BatchWork, Step
@@ -50,6 +50,7 @@ class WatchedPass:
         callback: Callable[[int, Step], None] | None,
     ) -> None:  # fmt: skip
         self.loop = loop
+        loop.timed_device = not isinstance(clock, HostClock)
         self._loader = loader
         self._clock = clock
         self._running = running

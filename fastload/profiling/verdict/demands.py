@@ -167,7 +167,7 @@ def costs_of(demands: Demands) -> Costs:
         compute_s = max(compute_s, _device_step_s(steps))
         alone_s = demands.host_s if demands.device_s else copy_s + transform_s + compute_s
     else:
-        alone_s, drag = own_time(own_s, demands.beside or [_mean_beside(demands)] * len(steps))
+        alone_s, drag = own_time(own_s, demands.beside or _beside(demands))
     own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
     starts, epochs = demands.startups_s, max(1, len(demands.epochs))
     model = LoopModel(
@@ -203,13 +203,16 @@ def costs_of(demands: Demands) -> Costs:
     )  # fmt: skip
 
 
-def _mean_beside(demands: Demands) -> float:
-    """Returns the CPUs that workers use on average."""
-    if not demands.workers:
-        return 0.0
+def _beside(demands: Demands) -> list[float]:
+    """Returns for each step about how many CPUs workers use: none where as many batches lie ready as ever."""
+    steps = demands.steps
+    mean_s = statistics.fmean(step.duration_s for step in steps)
+    if not demands.workers or not mean_s:
+        return [0.0] * len(steps)
     running_s = sum(work.running_s for batch in demands.batches for work in batch.stages.values())
-    mean_s = statistics.fmean(step.duration_s for step in demands.steps)
-    return running_s / max(1, len(demands.batches)) / mean_s if mean_s else 0.0
+    mean = running_s / max(1, len(demands.batches)) / mean_s
+    most = max((step.queue_depth or 0 for step in steps), default=0)
+    return [0.0 if most and step.queue_depth == most else mean for step in steps]
 
 
 def _with_causes(demands: Demands) -> tuple[dict[str, Work], ...]:
