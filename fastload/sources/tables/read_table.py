@@ -294,7 +294,7 @@ def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:  # an integer beyond the largest float
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def other(rows: int) -> Values:
