@@ -19,8 +19,9 @@ import numpy as np
 from fastload.errors import FastloadError, FormatError, MissingFileError
 from fastload.format import valid
 from fastload.format.codecs import pipeline
-from fastload.format.digests import MOST_READ, dtype_of, header_digest, linear_offset
+from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset
 from fastload.format.ragged import RaggedExtent
+from fastload.format.split_repair import repaired
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
@@ -115,7 +116,11 @@ def read_header(path: str | Path) -> PackedFile:
         num_rows, fields = _fields(path, file, packed=packed, file_bytes=identity.size)
         splits: dict[str, range] = {}
         if "split" in fields and not fields["split"].shape and fields["split"].names:
-            splits = valid.splits(path, file["split"][()], fields["split"].names, packed=packed)
+            names, values = fields["split"].names, file["split"][()]
+            if packed and "digest_fields" in fields:
+                columns = {name: file[name] for name in fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)}
+                values = repaired(columns, file["digest_fields"], len(names))
+            splits = valid.splits(path, values, names, packed=packed)
         digest = attrs.get("header_digest") if packed else None
         return PackedFile(
             path=path,
