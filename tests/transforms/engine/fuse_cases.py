@@ -49,7 +49,7 @@ CASES = {
         ],
         3,
     ),
-    "padded by edges": ([RandomCrop((20, 40), pad_if_needed=True, padding_mode="edge"), RandomHorizontalFlip()], 1),
+    "padded by edges": ([RandomCrop((36, 40), pad_if_needed=True, padding_mode="edge"), RandomHorizontalFlip()], 1),
     "padded by all it shows": (
         [RandomHorizontalFlip(), RandomCrop((24, 26), padding=(22, 16), padding_mode="symmetric"), RandomErasing()],
         4,
