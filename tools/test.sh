@@ -99,7 +99,7 @@ other_pythons() {
 
 # Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
 # their own, and types, docs and the other Pythons. What the other two say comes at the end.
-mostly_processes=(tests/benchmarks tests/distributed tests/faults tests/profiling/bench tests/profiling/doctor tests/test_readme.py tests/tools)
+mostly_processes=(tests/benchmarks tests/faults tests/profiling/doctor tests/test_readme.py tests/tools)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
 tests_of() {
