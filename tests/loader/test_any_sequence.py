@@ -254,7 +254,7 @@ def test_any_sequence_of_calls_gives_what_new_loaders_would_give(packed, jpeg, k
     other = FastLoader(packed, 5, workers=1, shuffle=False)
 
     @settings(
-        max_examples={"packed": 16, "jpeg": 16, "python": 5}.get(source if isinstance(source, str) else "", 3),
+        max_examples={"packed": 30, "jpeg": 30, "python": 6}.get(source if isinstance(source, str) else "", 3),
         suppress_health_check=[HealthCheck.too_slow],
     )
     @given(actions=ACTIONS)
