@@ -56,7 +56,7 @@ def begin_or_resume(
     """
     old = None
     if os.path.lexists(job.part):
-        if found is not None:
+        if found is not None and {file for _, file, _ in found.head["streams"]} <= {job.part.name, job.masks.name}:
             changed = changed_since(job, found.head, found.sources)
         elif any(map(of_another_release, (journal_path(job.output), job.part))):
             changed = f"another release of fastload began it and can finish it; {writer_name()} cannot read its journal"
@@ -87,9 +87,10 @@ def begin_or_resume(
         survey, old.head["plan"] = replace(survey, plan=earlier), repr(earlier)
     if old is not None and repr(survey.plan) == old.head["plan"]:
         placed = {name: (file, base) for name, file, base in old.head["streams"]}
-        tasks = PackTasks.of(job, survey, placed)
-        if all(os.path.exists(stream.path) for stream in tasks.streams):
-            return tasks, _resume(tasks, old, pool)
+        if survey.plan is None or placed.keys() >= set(survey.row_lengths):
+            tasks = PackTasks.of(job, survey, placed)
+            if all(os.path.exists(stream.path) for stream in tasks.streams):
+                return tasks, _resume(tasks, old, pool)
     elif old is not None and not job.overwrite:
         why = f"now {survey.plan}, formerly {old.head['plan']}"
         raise _cannot_continue(job, _other_images(job, old, headers, why))

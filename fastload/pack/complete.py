@@ -23,23 +23,14 @@ from fastload.errors import FastloadError, OutputError
 from fastload.format.column import Column
 from fastload.format.digests import plain
 from fastload.format.ragged import RaggedIndex, common_shape
+from fastload.format.scratch import check_size_limit, forget, scratch_file
 from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_options
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import remove
 from fastload.pack.engine import PackTasks
 from fastload.pack.pack_worker import RowStream
 from fastload.pack.survey import Survey
-from fastload.system.files import (
-    check_size_limit,
-    forget,
-    mode_for,
-    open_output,
-    output_errors,
-    read_bytes,
-    scratch_file,
-    sync,
-    write_at,
-)
+from fastload.system.files import mode_for, open_output, output_errors, read_bytes, sync, write_at
 from fastload.system.threads import in_threads
 
 _COPY_BYTES = 1 << 24

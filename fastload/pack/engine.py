@@ -32,6 +32,7 @@ from fastload.pack.pack_options import PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, has_coordinates, only_arrays, unreadable
+from fastload.system.files import output_errors
 
 TASK_BYTES = 8 * 2**20
 COPY_TASK_BYTES = 8 * 2**20
@@ -69,7 +70,10 @@ class PackTasks:
             placed = {"images": (job.part.name, IMAGES_OFFSET), "masks": (job.masks.name, 0)}
             linear = all(name in specs and specs[name].codec == NONE for name in placed)
             if linear and not job.may_skip:
-                placed["masks"] = job.part.name, pixel_offsets(survey.num_samples, specs)["masks"]
+                with output_errors(
+                    f"{job.output}: cannot be packed ({{}}). Allow larger files, or pack smaller images."
+                ):
+                    placed["masks"] = job.part.name, pixel_offsets(survey.num_samples, specs)["masks"]
         streams = tuple(
             RowStream(
                 name, str(job.part.with_name(placed[name][0])), placed[name][1], plan.chunk_bytes, specs.get(name)

@@ -183,6 +183,14 @@ def test_damaged_rows_are_not_in_a_cache(packed_copy, cache):
     kept.close()
 
 
+def test_a_cached_batch_of_damaged_rows_alone_is_an_error_that_names_one(packed_copy):
+    damage(packed_copy, 8, 9)
+    loader = loader_of(packed_copy, 2, shuffle=False, on_damage="skip", device=Device(), cache="host")
+    with pytest.raises(DamagedRowError, match=r"sample '.*' \(row 8\): is damaged.*fastload verify") as caught:
+        pairs(loader)
+    assert set(caught.value.rows) == {8, 9}
+
+
 def test_a_header_that_was_changed_is_an_error_when_the_file_is_opened(packed_copy):
     with h5py.File(packed_copy, "r+") as file:
         file["labels"].attrs["names"] = np.array([b"x", b"y", b"z"])
