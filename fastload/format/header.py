@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import h5py
@@ -134,9 +133,7 @@ def read_header(path: str | Path) -> PackedFile:
 class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types
     """An HDF5 file whose context turns what h5py raises for damaged metadata into a FormatError that names the file."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         path = self.filename if self.id.valid else ""
         super().__exit__(kind, error, where)
         if error is not None and not isinstance(error, FastloadError) and is_of_hdf5(error):

@@ -119,28 +119,25 @@ def verify_file(
         if progress:
             progress(done, total)
 
-    try:
-        with open_hdf5(path) as hdf5:
-            header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
-            keys = [f"row {row}" for row in range(file.num_rows)]
-            if "key" in file.fields:
-                keys = [text_of(key) for key in hdf5["key"][()].tolist()]
-            damaged = []
-            # Rows whose values other than pixels do not match their digest.
-            names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
-            for start in range(0, file.num_rows, FIELD_ROWS):
-                part = slice(start, start + FIELD_ROWS)
-                found = row_digests({name: hdf5[name][part] for name in names})
-                wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
-                damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
-            damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
-            pixel_bytes = 0
-            for name in file.fields.keys() & PIXEL_FIELDS:
-                field = file.fields[name]
-                lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
-                pixel_bytes += int(np.sum(lengths))
-    except (OSError, RuntimeError, KeyError) as exc:
-        raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
+    with open_hdf5(path) as hdf5:
+        header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
+        keys = [f"row {row}" for row in range(file.num_rows)]
+        if "key" in file.fields:
+            keys = [text_of(key) for key in hdf5["key"][()].tolist()]
+        damaged = []
+        # Rows whose values other than pixels do not match their digest.
+        names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
+        for start in range(0, file.num_rows, FIELD_ROWS):
+            part = slice(start, start + FIELD_ROWS)
+            found = row_digests({name: hdf5[name][part] for name in names})
+            wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
+            damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
+        damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
+        pixel_bytes = 0
+        for name in file.fields.keys() & PIXEL_FIELDS:
+            field = file.fields[name]
+            lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
+            pixel_bytes += int(np.sum(lengths))
     compared: SourceReport | None = None
     if source is not None:
         # Imported here, because it imports the decoders of sources, which hashing does not need.

@@ -36,7 +36,7 @@ from fastload.pack.journal import (
     of_another_release,
     source_table,
 )
-from fastload.pack.pack_options import PackJob, journal_path, output_exists
+from fastload.pack.pack_options import KEPT, PackJob, journal_path, output_exists
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, survey_listing
@@ -44,7 +44,6 @@ from fastload.sources.listing import first_few
 from fastload.system.files import mode_for, open_output, output_errors
 
 _SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
-_KEPT = "What was packed so far is kept: the same command continues with it."
 
 
 def begin_or_resume(
@@ -80,7 +79,7 @@ def begin_or_resume(
             raise
         if headers is not None and not headers.reasons:
             raise _cannot_continue(job, _other_images(job, old, headers, str(exc))) from exc
-        raise SourceError(f"{exc} {_KEPT}") from exc
+        raise SourceError(f"{exc} {KEPT}") from exc
     earlier = survey.plan.without_checksums() if survey.plan is not None else None
     if old is not None and repr(earlier).replace(", checksum=False", "") == old.head["plan"]:
         # Begun by a release whose zstd frames had no checksums: all frames of a file are alike.

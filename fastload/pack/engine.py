@@ -28,7 +28,7 @@ from fastload.format.codecs import NONE
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import pixel_offsets
 from fastload.pack.journal import Journal, TaskRecord, source_table
-from fastload.pack.pack_options import PackJob
+from fastload.pack.pack_options import KEPT, PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, has_coordinates, only_arrays, unreadable
@@ -249,7 +249,7 @@ def make_rows(tasks: PackTasks, journal: Journal, pool: PackPool, records: dict[
     def check(made: TaskRecord) -> None:
         if made.failed and job.on_error == "fail":
             bad = unreadable(job.source, tasks.named(made.failed), tasks.survey.num_samples)
-            raise SourceError(f"{bad} What was packed so far is kept: the same command continues with it.")
+            raise SourceError(f"{bad} {KEPT}")
 
     def written(record: TaskRecord) -> None:
         nonlocal done

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OutputError, PackError
 from fastload.pack.encode import HEADERS, ROW, Headers
+from fastload.pack.pack_options import MAKE_ROOM
 from fastload.sources.listing import Listing
 from fastload.system.files import open_output, output_errors, read_bytes, sync_folder, write_all
 
@@ -165,10 +166,7 @@ class Journal:
         )
 
     def _writing(self) -> AbstractContextManager[None]:
-        return output_errors(
-            f"{self.path}: cannot be written ({{}}). What was packed is kept: make room, then run the same command "
-            f"again."
-        )
+        return output_errors(f"{self.path}: cannot be written ({{}}). {MAKE_ROOM}")
 
     def is_empty(self) -> bool:
         """Whether nothing was written to it: it did not exist before, or an earlier call ended there."""

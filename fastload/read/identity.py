@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from fastload.errors import FileChangedError, MissingFileError, ReadError
 from fastload.format.header import FileIdentity, PackedFile
@@ -101,9 +100,7 @@ class HeldOffWriters:
                 self._let_in = False
             self._users += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._local.depth -= 1
         if self._local.depth:
             return
