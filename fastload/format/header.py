@@ -18,7 +18,7 @@ import numpy as np
 from fastload.errors import FastloadError, FormatError, MissingFileError
 from fastload.format import valid
 from fastload.format.codecs import pipeline
-from fastload.format.digests import MOST_READ, dtype_of, header_digest, linear_offset
+from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset
 from fastload.format.ragged import RaggedExtent
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
 
@@ -157,9 +157,22 @@ def is_of_hdf5(error: BaseException) -> bool:
     return isinstance(error, Exception) and module.split(".")[0] == "h5py"
 
 
+def require_digests(file: PackedFile) -> None:
+    """Raises FormatError if a packed file lacks the digests of its rows."""
+    # Any other missing dataset changes the header digest. A file without images has row digests too.
+    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
+    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
+        raise FormatError(
+            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). {CHANGED}"
+        )
+
+
 def check_header(file: PackedFile, hdf5: h5py.File) -> None:
     """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written."""
-    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+    if file.version is None:
+        return
+    require_digests(file)
+    if header_digest(hdf5) != file.attrs.get("header_digest"):
         raise FormatError(
             f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."

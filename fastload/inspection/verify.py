@@ -17,7 +17,7 @@ import numpy as np
 
 from fastload.errors import FileChangedError, FormatError
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header, require_digests
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -109,7 +109,12 @@ def verify_file(
     path = Path(path)
     workers = worker_count(workers)
     file = read_header(path)
-    _require_digests(file)
+    if file.version is None:
+        raise FormatError(
+            f"{path}: fastload did not write this file, so it holds no digests to check it against. "
+            f"`fastload info {path}` describes it."
+        )
+    require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)
     done = 0
 
@@ -155,21 +160,6 @@ def verify_file(
         damaged=tuple(sorted(damaged, key=lambda found: found.row)),
         source=compared,
     )
-
-
-def _require_digests(file: PackedFile) -> None:
-    if file.version is None:
-        raise FormatError(
-            f"{file.path}: fastload did not write this file, so it holds no digests to check it against. "
-            f"`fastload info {file.path}` describes it."
-        )
-    # Any other missing dataset changes the header digest. A file without images has row digests too.
-    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
-    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
-        raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). The file was "
-            f"changed after packing; pack it again."
-        )
 
 
 def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], None]) -> list[tuple[int, str]]:
