@@ -9,6 +9,7 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import queue
@@ -300,21 +301,22 @@ class ProcessStream(BatchStream):
     def _result(self) -> BatchResult | None:
         """Waits for the result of the next batch; None: the stream is over. Raises a worker's error."""
         feed, patience = self._feed, self._patience
-        patience.begin(self._describe)
+        left = functools.partial(patience.left, self._describe)
+        patience.begin()
         while not self._closed:
             if not self.under_way:
-                feed.receive(None, patience.left)
+                feed.receive(None, left)
                 self._ask()
                 continue
             asked = self.under_way[0]
             while not asked.done:
-                patience.get(self.done_one)
+                patience.get(self.done_one, self._describe)
             if asked.error is not None:
                 raise asked.error
             if asked.group is None:
                 return None
             if (result := asked.result) is None:
-                feed.receive(asked, patience.left)
+                feed.receive(asked, left)
             elif result.error is not None or result.skipped:
                 raise result.error or WorkerError("a worker skipped a batch that is waited for: a fault of fastload's")
             elif result.slot >= 0:

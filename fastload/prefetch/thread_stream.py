@@ -278,10 +278,10 @@ class ThreadStream(BatchStream):
         """Waits until a request is done; raises WorkerTimeoutError when that takes too long."""
         if request.done:
             return
-        self._patience.begin(functools.partial(self._describe, request))
+        self._patience.begin()
         try:
             while not request.done:
-                self._patience.get(self._done_one)
+                self._patience.get(self._done_one, functools.partial(self._describe, request))
         except WorkerTimeoutError:
             self._threads.left_behind = True
             raise

@@ -54,16 +54,16 @@ class Patience:
         self._warn_after_s = WARN_AFTER_S
         self._begun_s = 0.0
         self._warned = False  # in this wait
-        self._describe: Callable[[], str] = str
 
-    def begin(self, describe: Callable[[], str]) -> None:
-        """Begins a wait; `describe` returns sentences on what is waited for."""
-        self._begun_s, self._warned, self._describe = time.monotonic(), False, describe
+    def begin(self) -> None:
+        """Begins a wait."""
+        self._begun_s, self._warned = time.monotonic(), False
 
-    def left(self) -> float:
+    def left(self, describe: Callable[[], str]) -> float:
         """Returns for how many seconds to wait before this is called again.
 
-        Raises WorkerTimeoutError, or warns, when the time is over.
+        Raises WorkerTimeoutError, or warns, when the time is over. `describe` returns sentences on what is waited for.
+        It is not kept, since it may refer to who keeps this.
         """
         waited_s = time.monotonic() - self._begun_s
         limit_s = self.timeout_s or (math.inf if self._warned else self._warn_after_s)
@@ -71,22 +71,22 @@ class Patience:
             return min(limit_s - waited_s, _LONGEST_S)
         if self.timeout_s:
             raise WorkerTimeoutError(
-                f"no batch came within timeout={self.timeout_s:g} s. {self._describe()}\n\nIf a batch may take that "
+                f"no batch came within timeout={self.timeout_s:g} s. {describe()}\n\nIf a batch may take that "
                 f"long (the first one waits for the workers' start, too), give FastLoader a longer timeout."
             )
         self._warned = True
         self._warn_after_s *= 2  # a loop that is that slow hears of it once, and one that hangs later does, too
         warnings.warn(
-            f"no batch has come for {waited_s:.0f} s, and the loop waits on. {self._describe()}\n\n"
+            f"no batch has come for {waited_s:.0f} s, and the loop waits on. {describe()}\n\n"
             "FastLoader(timeout=...) raises an error instead.",
             stacklevel=2,
         )
         return _LONGEST_S
 
-    def get(self, done_one: queue.SimpleQueue[None]) -> None:
+    def get(self, done_one: queue.SimpleQueue[None], describe: Callable[[], str]) -> None:
         """Waits until there is something in a queue, or until it is time to look again."""
         with suppress(queue.Empty):
-            done_one.get(timeout=self.left())
+            done_one.get(timeout=self.left(describe))
 
     def named(self, row: int) -> str:
         """Returns what messages call a row's sample, or its number alone if that cannot be read at once."""
