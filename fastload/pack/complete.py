@@ -125,7 +125,7 @@ def _write_chunks(
         dataset, fd = file[stream.name].id, source.fileno()
 
         def chunk(number: int) -> bytes:
-            data = _read(stream.path, fd, begins[number + 1] - begins[number], stream.base + begins[number])
+            data = read_bytes(fd, begins[number + 1] - begins[number], stream.base + begins[number])
             return data if chunked[number] else spec.compressed_chunk(data)
 
         numbers = range(len(chunked))
@@ -173,34 +173,22 @@ class _Target:
         """Copies the rows of a stream, `end` bytes, to byte `base`, unless they lie there."""
         if stream.path != str(self.path):
             with open(stream.path, "rb", buffering=0) as source:
-                self._copy(stream.path, source.fileno(), (stream.base, stream.base + end), base)
-        elif end:
-            _read(stream.path, self.fd, 1, base + end - 1)  # it was not cut
+                self._copy(source.fileno(), stream.base, stream.base + end, base)
         self._holds(base, base + end)
 
     def copy_rest(self, memory: int) -> None:
         """Copies all bytes that are no rows; behind the last row of a dataset they become zero."""
         at, size = 0, os.fstat(memory).st_size
         for start, stop in [*sorted(self.rows), (size, size)]:
-            self._copy("memory", memory, (at, start), at)
+            self._copy(memory, at, start, at)
             at = stop
         os.ftruncate(self.fd, size)
 
-    def _copy(self, path: str, source: int, part: tuple[int, int], to: int) -> None:
-        for at in range(*part, _COPY_BYTES):
-            self._write(_read(path, source, min(_COPY_BYTES, part[1] - at), at), to + at - part[0])
+    def _copy(self, source: int, start: int, stop: int, to: int) -> None:
+        while start < stop and (data := read_bytes(source, min(_COPY_BYTES, stop - start), start)):
+            self._write(data, to)
+            start, to = start + len(data), to + len(data)
 
     def _write(self, data: bytes, at: int) -> None:
         with output_errors(f"{self.path}: {len(data):,} bytes cannot be written at byte {at:,} ({{}}). {MAKE_ROOM}"):
             write_at(self.fd, data, at)
-
-
-def _read(path: str, fd: int, length: int, at: int) -> bytes:
-    """Returns bytes of rows. OutputError: the file ends before them."""
-    data = read_bytes(fd, length, at)
-    if len(data) < length:
-        raise OutputError(
-            f"{path}: ends at byte {at + len(data):,}, before its last row: another program cut it. Run the same "
-            f"command again, which makes the rows anew that are lost."
-        )
-    return data

@@ -200,21 +200,3 @@ def test_a_limit_on_the_size_of_files_is_named_before_packing_begins(tmp_path: P
     with full_disk(100_000), pytest.raises(OutputError, match=r"o\.h5: cannot be packed .*`ulimit -f` allows 100,000"):
         pack_images(tmp_path / "photos", tmp_path / "o.h5", workers=0)
     assert leftovers(tmp_path / "o.h5") == []
-
-
-@pytest.mark.parametrize(("codec", "cut"), [("none", "masks"), ("none", "part"), ("gzip", "part")])
-def test_rows_that_somebody_cuts_off_meanwhile_are_not_packed_as_zeros(tmp_path: Path, codec: str, cut: str) -> None:
-    for value in range(8):
-        picture(tmp_path / "photos" / "images" / f"{value}.png", value + 1)
-        picture(tmp_path / "photos" / "masks" / f"{value}.png", value + 1)
-
-    def cuts(stage: str, done: int, total: int) -> None:
-        if stage == "packing" and done == total:
-            os.truncate(tmp_path / f"o.h5.{cut}", os.stat(tmp_path / f"o.h5.{cut}").st_size // 2)
-
-    options: dict[str, Any] = {"workers": 0, "codec": codec, "on_error": "skip"}
-    with pytest.raises(OutputError, match=rf"o\.h5\.{cut}: ends at byte [0-9,]+, before its last row"):
-        pack_images(tmp_path / "photos", tmp_path / "o.h5", progress=cuts, **options)
-    pack_images(tmp_path / "photos", tmp_path / "o.h5", **options)
-    pack_images(tmp_path / "photos", tmp_path / "whole.h5", **options)
-    assert (tmp_path / "o.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
