@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,19 +114,17 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
     if resumed and path.exists():
         height, width, *rest = pixels.shape
         found = np.empty((height, width, *(rest or [1])), pixels.dtype)
-        data = b""
-        try:
+        with output_errors(f"{path}: cannot be read ({{}}). Move it away, then run the same command again."):
             data = path.read_bytes()
-            if jpeg and data == jpeg:
-                return True
+        if jpeg and data == jpeg:
+            return True
+        with suppress(ImageError):
             decode_image(data, Target(height, width, found.shape[2], found.dtype), found)
-        except (OSError, ImageError):
-            pass  # Cut off, as a power failure leaves it: it is written again.
-        else:
             if not jpeg and np.array_equal(found.reshape(-1), pixels.reshape(-1)) and _sound_png(data):
                 return True
-            if not _left_of(jpeg or encode_png(pixels), data):  # Decoders also take files with holes.
-                raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
+        # Decoders also take files with holes, as a power failure leaves them: these are written again.
+        if not _left_of(jpeg or encode_png(pixels), data):
+            raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
     write_file(path, jpeg or encode_png(pixels))
     return False
 

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import h5py
@@ -139,9 +138,7 @@ def read_header(path: str | Path) -> PackedFile:
 class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types
     """An HDF5 file whose context turns what h5py raises for damaged metadata into a FormatError that names the file."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         path = self.filename if self.id.valid else ""
         super().__exit__(kind, error, where)
         if error is not None and not isinstance(error, FastloadError) and is_of_hdf5(error):
@@ -165,9 +162,22 @@ def is_of_hdf5(error: BaseException) -> bool:
     return isinstance(error, Exception) and module.split(".")[0] == "h5py"
 
 
+def require_digests(file: PackedFile) -> None:
+    """Raises FormatError if a packed file lacks the digests of its rows."""
+    # Any other missing dataset changes the header digest. A file without images has row digests too.
+    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
+    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
+        raise FormatError(
+            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). {CHANGED}"
+        )
+
+
 def check_header(file: PackedFile, hdf5: h5py.File) -> None:
     """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written."""
-    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+    if file.version is None:
+        return
+    require_digests(file)
+    if header_digest(hdf5) != file.attrs.get("header_digest"):
         raise FormatError(
             f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."

@@ -122,12 +122,7 @@ def inspect_file(path: str | Path) -> FileInfo:
         if not refusal:  # a packed file, or not even its attributes can be read
             raise
     with open_hdf5(path) as file:
-        try:
-            return _inspect(path, file, header, refusal)
-        except (RuntimeError, KeyError, OSError) as exc:
-            raise FormatError(
-                f"{path}: its HDF5 structure is damaged ({exc}). Copy it again, or pack it again."
-            ) from exc
+        return _inspect(path, file, header, refusal)
 
 
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:

@@ -175,12 +175,6 @@ def _check_fields(
     file: PackedFile, values: dict[str, NDArray[Any]], keys: list[str], damaged: list[int] | None
 ) -> None:
     """Compares the values of every row, except for pixels, with their digest."""
-    missing = [name for name in DIGEST_FIELDS if name not in values or values[name].dtype != np.uint64]
-    if missing:
-        raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(missing)}). The file "
-            f"was changed after packing; pack it again."
-        )
     found = row_digests({name: values[name] for name in values if name not in DIGEST_FIELDS})
     wrong = np.flatnonzero(found != values["digest_fields"])
     if damaged is not None:
