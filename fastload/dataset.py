@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from fastload.errors import FileChangedError, OptionError
+from fastload.errors import FileChangedError, OptionError, typed
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
@@ -178,7 +178,7 @@ class PackedDataset(Dataset[Any]):
             if check in ("always", "first"):
                 raise OptionError(
                     f"{self.path}: check={check!r}: fastload did not write this file, so it holds no digests to "
-                    f"compare with. Leave check out, or `fastload repack {self.path} OUT.h5`."
+                    f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
         if self.check is None and check is not None:

@@ -26,6 +26,15 @@ with code 1.
 
 from __future__ import annotations
 
+import os
+import shlex
+
+
+def typed(path: str | os.PathLike[str]) -> str:
+    """Returns a path as it is typed in a shell, for the commands that messages give."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
 
 class FastloadError(Exception):
     """Base class of all errors that fastload raises on purpose."""

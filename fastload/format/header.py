@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fastload.errors import FastloadError, FormatError, MissingFileError
+from fastload.errors import FastloadError, FormatError, MissingFileError, typed
 from fastload.format import valid
 from fastload.format.codecs import pipeline
 from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset
@@ -197,9 +197,9 @@ def open_hdf5(path: Path) -> Hdf5File:
                 f"{path}: not complete yet, only {part.name} is there. Wait for the command that makes it, or run "
                 f"the same one again."
             )
-        raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {path}`.")
+        raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {typed(path)}`.")
     if path.is_dir():
-        raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {path} OUT.h5`.")
+        raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {typed(path)} OUT.h5`.")
     if path.name.endswith(".part"):
         raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
     if not path.is_file():

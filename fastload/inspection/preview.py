@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastload.errors import FormatError, ImageError, OptionError
+from fastload.errors import FormatError, ImageError, OptionError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
@@ -88,7 +88,7 @@ def make_preview(
     file = read_header(path)
     if "images" not in file.fields:
         raise OptionError(
-            f"{path}: holds no images, so there is nothing to draw. `fastload info {path}` lists what it holds."
+            f"{path}: holds no images, so there is nothing to draw. `fastload info {typed(path)}` lists what it holds."
         )
     if split is not None and split not in file.splits:
         known = ", ".join(file.splits) or "it has no splits"
@@ -131,7 +131,8 @@ def _few_chunks(file: PackedFile, among: range, rows: tuple[int, ...]) -> tuple[
         raise FormatError(
             f"{file.path}: one image of `{field.name}` cannot be shown without decoding a whole chunk of "
             f"{field.chunk_rows:,} rows, {format_bytes(chunk_bytes)}; a preview decodes at most "
-            f"{format_bytes(_MOST_CHUNK_BYTES)} at once. Make smaller chunks: `fastload repack {file.path} OUT.h5`."
+            f"{format_bytes(_MOST_CHUNK_BYTES)} at once. Make smaller chunks: "
+            f"`fastload repack {typed(file.path)} OUT.h5`."
         )
     chunks = sorted({row // chunk_rows for row in rows})
     kept = max(1, _MOST_DECODED_BYTES // chunk_bytes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastload.errors import FileChangedError, FormatError
+from fastload.errors import FileChangedError, FormatError, typed
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header, require_digests
 from fastload.read.checked import CHANGED, CheckedSamples
@@ -112,7 +112,7 @@ def verify_file(
     if file.version is None:
         raise FormatError(
             f"{path}: fastload did not write this file, so it holds no digests to check it against. "
-            f"`fastload info {path}` describes it."
+            f"`fastload info {typed(path)}` describes it."
         )
     require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FastloadError, FileChangedError, FormatError, ReadError
+from fastload.errors import FastloadError, FileChangedError, FormatError, ReadError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.read.identity import check_path
@@ -57,5 +57,5 @@ def read_error(file: PackedFile, name: str, row: int | None, error: OSError) -> 
     whose = str(file.path) if row is None else sample_name(file, row)
     return ReadError(
         f"{whose}: `{name}` cannot be read ({error.strerror or error}). If the disk or the network fails, copy the "
-        f"file to another; `fastload verify {file.path}` lists what is lost."
+        f"file to another; `fastload verify {typed(file.path)}` lists what is lost."
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, MissingFileError, OptionError, SourceError
+from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.column import Column
 from fastload.format.digests import DIGEST_FIELDS, row_digests
@@ -45,7 +45,7 @@ def list_packed(path: str | Path, damaged: list[int] | None = None) -> tuple[Pac
             if lost := [name for name in ("labels", "masks") if name in others]:
                 raise FormatError(
                     f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. "
-                    f"Pack it: `fastload pack {file.path} OUT.h5`."
+                    f"Pack it: `fastload pack {typed(file.path)} OUT.h5`."
                 )
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
             for name in names:
@@ -183,7 +183,8 @@ def _check_fields(
         rows = first_few([f"row {row} ({keys[row]})" for row in wrong.tolist()])
         raise SourceError(
             f"{file.path}: labels or other values of {len(wrong)} rows are not those that were packed: {rows}. Copy "
-            f"the file again, pack it again, or leave them out: `fastload repack --on-error skip`."
+            f"the file again, pack it again, or leave them out: `fastload repack {typed(file.path)} OUT.h5 "
+            f"--on-error skip`."
         )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, MissingFileError, SourceError
+from fastload.errors import FormatError, MissingFileError, SourceError, typed
 from fastload.format.digests import linear_offset, plain
 from fastload.format.header import open_hdf5
 from fastload.sources.arrays.named import IMAGES, NamedArray, samples_of_arrays
@@ -67,7 +67,7 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
                 if "fastload_version" in file.attrs:
                     raise SourceError(
                         f"{path}: fastload packed this file. Change its chunks, order or rows with "
-                        f"`fastload repack {path} OUT.h5`."
+                        f"`fastload repack {typed(path)} OUT.h5`."
                     )
                 found = list(_datasets(path, file, draft.notes))
                 arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
