@@ -7,6 +7,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, NamedTuple
 
 import h5py
@@ -195,7 +196,7 @@ def wrap(text: str, font: Font, width: int, max_lines: int) -> list[str]:
     rest = " ".join("".join(c if c in _DRAWN else "?" for c in text).split())
     while rest:
         lengths = range(1, min(len(rest), most) + 1)
-        fits = max(1, bisect_right(lengths, width, key=lambda length: font.getlength(rest[:length])))
+        fits = max(1, bisect_right(lengths, width, key=lambda length: ceil(font.getlength(rest[:length]))))
         if fits < len(rest):
             # At a space, else after `_`, `-`, `/`, else there.
             space = rest.rfind(" ", 1, fits + 1)
