@@ -185,7 +185,10 @@ def draw_sheet(file: PackedFile, thumbnails: list[Thumbnail], split: str | None)
     facts = wrap(_facts(file, thumbnails, split), font, inner, 4)
     labels = [wrap(thumbnail.label, font, cell, MAX_LABEL_LINES) for thumbnail in thumbnails]
     row_texts = [wrap(thumbnail.row_text, small, cell, 2) for thumbnail in thumbnails]
-    legend = legend_of(file, [thumbnail.marks for thumbnail in thumbnails])
+    legend = [
+        entry._replace(name=" ".join(wrap(entry.name, font, inner - 38, 1)))
+        for entry in legend_of(file, [thumbnail.marks for thumbnail in thumbnails])
+    ]
 
     line, small_line, title_line = (round(each.getbbox("Áyg|")[3] + 4) for each in (font, small, title_font))
     head = _MARGIN + len(title) * title_line + len(facts) * line + _GAP
