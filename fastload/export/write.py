@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError, OutputError, SourceError
+from fastload.errors import ImageError, OutputError, SourceError, typed
 from fastload.export.plan import ExportPlan
 from fastload.format.digests import row_digest
 from fastload.format.ragged import JPEG
@@ -104,7 +104,7 @@ def _read(job: Job, row: int) -> _Row:
     except ImageError as exc:
         raise SourceError(
             f"{job.where}: {job.listing.keys[row]} is damaged: {exc}. List all damage with `fastload verify "
-            f"{job.where}`; leave it out with `fastload repack --on-error skip`."
+            f"{typed(job.where)}`; leave it out with `fastload repack {typed(job.where)} OUT.h5 --on-error skip`."
         ) from exc
 
 

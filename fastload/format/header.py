@@ -95,6 +95,8 @@ class PackedFile:
     seed: int  # seed of that shuffle
     identity: FileIdentity  # the file's identity when its header was read
     attrs: dict[str, Any]  # root attributes as plain Python values
+    # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
+    left_out: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
@@ -132,6 +134,7 @@ def read_header(path: str | Path) -> PackedFile:
             seed=attrs.get("seed", 0) if packed else 0,
             identity=identity,
             attrs=attrs,
+            left_out=tuple(str(name) for name in islice(file, MOST_READ // 2) if name not in fields),
         )
 
 
@@ -280,7 +283,7 @@ def _dataset(path: Path, file: h5py.File, name: str | bytes, *, packed: bool) ->
     try:
         item = file[name]
     except KeyError as exc:
-        raise bad(path, name, "leads nowhere; refused. The file was changed after packing.") from exc
+        raise bad(path, name, f"cannot be opened: its header is damaged, or a link to nothing. {CHANGED}") from exc
     if Path(item.file.filename) != Path(file.filename):
         raise bad(path, name, f"leads into another file ({item.file.filename}); refused as unsafe.")
     unknown = ""

@@ -285,8 +285,8 @@ def _check_space(tasks: PackTasks, done: Collection[TaskRecord]) -> None:
     free, needed = free_bytes(output), tasks.bytes_to_come(done)
     if needed > free:
         error = OutputError(
-            f"{output}: needs {needed:,} bytes for {survey.num_samples:,} images, {free:,} are free. Free some, or "
-            f"choose another disk; {_SMALLER}."
+            f"{output}: needs up to {needed:,} bytes while {survey.num_samples:,} images are packed, {free:,} are "
+            f"free. Free some, or choose another disk; {_SMALLER}."
         )
         error.errno = errno.ENOSPC
         raise error

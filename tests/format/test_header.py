@@ -94,7 +94,10 @@ def _virtual(file):
     ("change", "message"),
     [
         (lambda file: file.__setitem__("extra", h5py.ExternalLink("other.h5", "/x")), "link into another file"),
-        (lambda file: file.__setitem__("extra", h5py.SoftLink("/nowhere")), "leads nowhere"),
+        (
+            lambda file: file.__setitem__("extra", h5py.SoftLink("/nowhere")),
+            "damaged, or a link to nothing",
+        ),
         (lambda file: file.create_dataset("extra", (50,), "u1", external=[("other.bin", 0, 50)]), "in another file"),
         (_virtual, "virtual dataset"),
         (lambda file: file.create_dataset("extra", data=["a"] * 50, dtype=h5py.string_dtype()), "type object"),
