@@ -103,7 +103,7 @@ def _virtual(file):
         (lambda file: file.create_dataset("extra", data=["a"] * 50, dtype=h5py.string_dtype()), "type object"),
         (lambda file: file.create_dataset("extra", data=np.zeros(49)), "49 rows"),
         (lambda file: file.create_group("extra"), "is a group"),
-        (lambda file: file["split"].__setitem__(3, 1), "one contiguous run"),
+        (lambda file: (file["split"].__setitem__(3, 1), file["key"].__setitem__(3, b"x")), "one contiguous run"),
         (lambda file: file.attrs.modify("fastload_version", 2), "format version 2"),
     ],
 )
