@@ -229,8 +229,8 @@ def open_hdf5(path: Path) -> Hdf5File:
             )
         else:
             what = (
-                f"not an HDF5 file that can be opened ({exc}). Name a file that `fastload pack` made, or another "
-                f"HDF5 file."
+                f"not an HDF5 file, or one whose first bytes are damaged ({exc}). Copy it again, or name a file that "
+                f"`fastload pack` made, or another HDF5 file."
             )
         raise FormatError(f"{path}: {what}") from exc
 
@@ -259,7 +259,8 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
         if item.shape[0] == num_rows or name in ragged:
             continue
         if packed or name in ("labels", "masks"):
-            raise bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {CHANGED}")
+            advice = CHANGED if packed else "Give each image one."
+            raise bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {advice}")
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
         valid.check_images(path, datasets["images"], packed=packed)

@@ -338,6 +338,6 @@ def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> st
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     return (
-        f"{source}: {len(bad)} of {total} images cannot be decoded: {shown}{more}. Repair or remove them, or leave "
+        f"{source}: {len(bad)} of {total} images cannot be read: {shown}{more}. Repair or remove them, or leave "
         f"them out with `--on-error skip`."
     )

@@ -45,7 +45,8 @@ def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option:
     if not folder.is_dir():
         raise OutputError(f"{path}: its folder {folder} does not exist. Make it first.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: no permission to make a file in {folder}. Choose another folder.")
+        why = "no permission to make a file in it, or a read-only disk"
+        raise OutputError(f"{path}: in {folder} no file can be made ({why}). Choose another folder.")
 
 
 def save_text(text: str, path: Path, *, force: bool) -> None:

@@ -335,7 +335,7 @@ def test_an_output_under_way_is_locked_against_a_second_packer(tmp_path, image_f
 
 def test_the_odd_files_of_the_nasty_set_are_skipped_by_name_and_the_rest_packed(tmp_path, shared_data):
     source = shared_data / "nasty" / "files"
-    with pytest.raises(SourceError, match=r"images cannot be decoded: .*--on-error skip"):
+    with pytest.raises(SourceError, match=r"images cannot be read: .*--on-error skip"):
         pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", bits=8, workers=0)
     report = pack_images(source, tmp_path / "o.h5", size=64, mode="rgb", bits=8, workers=0, on_error="skip")
     listed = sum(1 for _ in source.iterdir()) - 1  # .DS_Store is no image
