@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from fastload.errors import FileChangedError, OptionError
+from fastload.errors import FileChangedError, FormatError, OptionError, typed
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
@@ -178,7 +178,7 @@ class PackedDataset(Dataset[Any]):
             if check in ("always", "first"):
                 raise OptionError(
                     f"{self.path}: check={check!r}: fastload did not write this file, so it holds no digests to "
-                    f"compare with. Leave check out, or `fastload repack {self.path} OUT.h5`."
+                    f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
         if self.check is None and check is not None:
@@ -309,6 +309,9 @@ def check_option(check: object) -> None:
         raise OptionError(f'check={check!r} is not known; choose "auto", "always", "first" or None')
 
 
+_LARGEST = 2**63 - 1
+
+
 def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Returns gathered arrays as users get them: images as a view (B, H, W, C), integer labels as int64."""
     arrays = dict(arrays)
@@ -320,14 +323,24 @@ def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[st
             arrays["images"] = images.transpose(0, 2, 3, 1)
     labels = arrays.get("labels")
     if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        if labels.dtype == np.uint64 and labels.size and labels.max() > _LARGEST:
+            raise FormatError(f"{file.path}: `labels` has {labels.max():,}, more than int64 holds; pack other labels")
         arrays["labels"] = labels.astype(np.int64, copy=False)
     return arrays
+
+
+_NOT_LOADED = "is none of numbers, one for each image: a group, texts of any length, or of another length"
 
 
 def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str, ...]:
     # Those that torch has a dtype for.
     kinds = {name: (field.dtype.kind, field.dtype.itemsize) for name, field in file.fields.items()}
     numeric = [name for name, (kind, size) in kinds.items() if kind in "biu" or (kind == "f" and size in (2, 4, 8))]
+    if fields is None and "labels" in file.left_out:
+        raise FormatError(
+            f"{file.path}: `labels` {_NOT_LOADED}. Pack the file, which makes class numbers of texts "
+            f"(`fastload pack {typed(file.path)} OUT.h5`), or leave them out: fields=['images']."
+        )
     if fields is None and "images" in file.fields:
         fields = [name for name in ("images", "labels") if name in file.fields]
     if fields is None:
@@ -343,6 +356,7 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
     for name in fields:
         if name not in accepted:
             why = "holds no numbers that torch has a type for" if name in file.fields else "is not in the file"
+            why = _NOT_LOADED if name in file.left_out else why
             raise OptionError(f"{file.path}: field {name!r} {why}; choose from {', '.join(accepted)}")
     if "images" in fields:
         image_axes(file)

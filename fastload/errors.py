@@ -9,7 +9,7 @@ FastloadError
 │   └── ResumeError    (RuntimeError)  what an earlier run left belongs to another source or options
 ├── FormatError        (ValueError)    not a file fastload can read: damaged, foreign, newer
 │   └── DamagedRowError (ValueError)   a row of a packed file is no longer what was packed
-├── ReadError          (OSError)       the disk or network failed while a row was read
+├── ReadError          (OSError)       the disk or network failed while a file was read
 ├── MissingFileError   (FileNotFoundError)  there is no such file
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
@@ -25,6 +25,15 @@ with code 1.
 """
 
 from __future__ import annotations
+
+import os
+import shlex
+
+
+def typed(path: str | os.PathLike[str]) -> str:
+    """Returns a path as it is typed in a shell, for the commands that messages give."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 class FastloadError(Exception):
@@ -60,7 +69,7 @@ class FormatError(FastloadError, ValueError):
 
 
 class ReadError(FastloadError, OSError):
-    """The disk or the network failed while a row was read; the message names its file, row and key."""
+    """The disk or the network failed while a packed file was read; names the file and, where known, row and key."""
 
 
 class DamagedRowError(FormatError):

@@ -7,13 +7,16 @@ import pickle
 import queue
 from concurrent.futures import ThreadPoolExecutor
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from small_files import write_foreign
 from torch.utils.data import DataLoader
 
+from fastload import FastLoader, inspect_file
 from fastload.dataset import PackedDataset
-from fastload.errors import FileChangedError, OptionError
+from fastload.errors import FileChangedError, FormatError, OptionError
 from fastload.format.column import Column
 from fastload.read import readahead
 from sample_files import write_packed, write_ragged
@@ -83,6 +86,25 @@ def test_select_is_a_subset_in_its_own_order(packed):
 def test_unknown_splits_and_fields_are_refused_with_the_accepted(packed, options, message):
     with pytest.raises(OptionError, match=message):
         PackedDataset(packed, **options)
+
+
+def test_labels_of_another_program_that_cannot_be_handed_over_are_refused_and_not_left_out(tmp_path, pixels):
+    path = write_foreign(tmp_path / "texts.h5", pixels[:4], chunk_rows=2)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("labels", (4,), h5py.string_dtype())
+        file.create_group("more")
+    for fields in (None, ["images", "labels"]):
+        with pytest.raises((FormatError, OptionError), match="texts of any length"):
+            PackedDataset(path, fields=fields)
+    assert len(PackedDataset(path, fields=["images"])) == 4
+    assert "Not loaded, being no numbers by image: labels, more." in inspect_file(path).findings
+    large = write_foreign(
+        tmp_path / "large.h5", pixels[:4], chunk_rows=2, labels=np.array([0, 2**63 - 1, 2**63, 5], np.uint64)
+    )
+    assert PackedDataset(large)[1][1] == 2**63 - 1
+    for read in (lambda: PackedDataset(large)[2], lambda: list(FastLoader(large, 2, shuffle=False))):
+        with pytest.raises(FormatError, match="9,223,372,036,854,775,808, more than int64 holds"):
+            read()
 
 
 def test_a_pickle_is_small_and_knows_the_file_it_was_made_from(tmp_path, pixels):

@@ -87,9 +87,9 @@ other_pythons() {
         fi
         install_wheel "$venv" || return 1
         # The laws of numbers were looked at with more examples on the first Python: here they have to run.
-        FASTLOAD_EXAMPLES=10 FASTLOAD_TESTED_PREFIX="$PWD/$venv" "$venv/bin/pytest" -q -p no:cacheprovider \
+        FASTLOAD_EXAMPLES=4 FASTLOAD_TESTED_PREFIX="$PWD/$venv" "$venv/bin/pytest" -q -p no:cacheprovider \
             -m "not slow and not gpu" "${chosen_tests[@]}" </dev/null || failed+=("$version")
-        chosen_tests=(tests/cli tests/pack/test_golden_bytes.py tests/read)
+        chosen_tests=(tests/cli/test_main.py tests/pack/test_golden_bytes.py tests/read)
     done
     if ((${#failed[@]})); then
         echo "FAILED on Python: ${failed[*]}"
@@ -99,7 +99,7 @@ other_pythons() {
 
 # Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
 # their own, and types, docs and the other Pythons. What the other two say comes at the end.
-mostly_processes=(tests/benchmarks tests/distributed tests/faults tests/profiling/bench tests/profiling/doctor tests/test_readme.py tests/tools)
+mostly_processes=(tests/benchmarks tests/faults tests/profiling/doctor tests/test_readme.py tests/tools)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
 tests_of() {

@@ -34,6 +34,9 @@ CONTINUES = "interrupted; the same command continues where it stopped."
 LINE_EVERY_S = 5.0
 MAX_NAMED = 1000
 
+MOST_LETTERS, MOST_IN_CELL = 10_000, 200
+"""Of a text that is printed, and of one in a table: names in a file may be of any length."""
+
 Pairs = Iterable[tuple[str, str]]
 """Lines of a name and a value."""
 
@@ -85,8 +88,14 @@ def show_warnings_in_one_line() -> None:
     warnings.showwarning = show
 
 
-def one_line(text: str) -> str:
-    """Returns the text with line breaks, control characters and undecodable bytes escaped, safe for any terminal."""
+def one_line(text: str, most: int = MOST_LETTERS) -> str:
+    """Returns the text with line breaks, control characters and undecodable bytes escaped, safe for any terminal.
+
+    Of one longer than `most` letters its beginning and end, where messages say what to do.
+    """
+    if len(text) > most:
+        part = most // 2
+        text = f"{text[:part]} ... ({len(text) - 2 * part:,} letters left out) ... {text[-part:]}"
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", errors="backslashreplace").decode() for c in text
     )
@@ -102,7 +111,7 @@ def print_pairs(pairs: Pairs) -> None:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints rows under a head, in columns as wide as their widest cell."""
-    rows = [[one_line(cell) for cell in row] for row in rows]
+    rows = [[one_line(cell, MOST_IN_CELL) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     for number, row in enumerate([head, *rows]):
         text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

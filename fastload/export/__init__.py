@@ -164,12 +164,12 @@ def _check_space(job: Job) -> None:
     there = sum(path.stat().st_size for path in folder.rglob("*.*")) if (folder / JOURNAL).is_file() else 0
     free = shutil.disk_usage(folder).free
     if needed > free + there:
-        raise OutputError(
-            errno.ENOSPC,
-            f"needs about {needed:,} bytes for {len(job.listing):,} images, {free:,} are free. Free some, or choose "
-            f"another disk or one `--split`",
-            str(job.folder),
+        error = OutputError(
+            f"{job.folder}: needs about {needed:,} bytes for {len(job.listing):,} images, {free:,} are free. Free "
+            f"some, or choose another disk or one `--split`."
         )
+        error.errno = errno.ENOSPC
+        raise error
 
 
 def _check_folder(folder: Path, identity: str) -> bool:

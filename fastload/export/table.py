@@ -75,16 +75,14 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[bytes, list[str]]:
         )
     if left:
         notes.append(f"Not in the table, which is no place for arrays, only in fields.npz: {first_few(left)}.")
-    titles, classes = _box_classes(listing, notes) if boxed else ([], [])
-    head = [*columns, *titles]
-    plain: list[_Cells] = [*columns.values(), *classes]
+    of_boxes = _box_cells(listing, notes) if boxed else {}
+    head = [*columns, *of_boxes]
+    plain: list[_Cells] = [*columns.values(), *of_boxes.values()]
     safe_head, *safe = (list(map(escape_formula, each)) for each in (head, *plain))
-    escaped = [safe_head, *safe] != [head, *plain]
     rows: Iterator[Sequence[str]] = zip(*safe, strict=True)
     if boxed:
-        safe_head[len(columns) : len(columns)] = ["x", "y", "width", "height"]
-        rows = _rows(safe[: len(columns)], safe[len(columns) :], listing)
-    if escaped:
+        rows = _rows(safe[: len(columns)], safe[len(columns) :], listing.columns["num_boxes"].values.tolist())
+    if [safe_head, *safe] != [head, *plain]:
         safe_head.append(ESCAPED)
         rows = ([*row, "1"] for row in rows)
     out = io.StringIO()
@@ -148,25 +146,24 @@ def _text(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _box_classes(listing: Listing, notes: list[str]) -> tuple[list[str], list[_Cells]]:
-    """Returns the titles and cells of the columns of classes, with a cell for each box."""
-    labels, numbers = listing.columns["box_labels"], listing.columns["num_boxes"].values
-    there = np.arange(labels.values.shape[1]) < numbers[:, None]
+def _box_cells(listing: Listing, notes: list[str]) -> dict[str, _Cells]:
+    """Returns title -> cells of the columns of boxes, with a cell for each box."""
+    boxes, labels = listing.columns["boxes"].values, listing.columns["box_labels"]
+    there = np.arange(boxes.shape[1]) < listing.columns["num_boxes"].values[:, None]
+    sides = zip(("x", "y", "width", "height"), boxes[there].astype(np.float64).T.tolist(), strict=True)
+    found = {title: [_text(value) for value in values] for title, values in sides}
     names = tuple(labels.attrs.get("names", ()))
-    titles, cells = zip(*_class_cells("label", Column(labels.values[there]), names, notes), strict=True)
-    return list(titles), list(cells)
+    return found | dict(_class_cells("label", Column(labels.values[there]), names, notes))
 
 
-def _rows(columns: list[_Cells], classes: list[_Cells], listing: Listing) -> Iterator[_Cells]:
+def _rows(columns: list[_Cells], of_boxes: list[_Cells], counts: list[int]) -> Iterator[_Cells]:
     """Yields a row for each box, or one with empty cells for an image without any."""
-    boxes, numbers = listing.columns["boxes"].values, listing.columns["num_boxes"].values
-    there = np.arange(boxes.shape[1]) < numbers[:, None]
-    each = zip(boxes[there].astype(np.float64).tolist(), *classes, strict=True)
-    for cells, count in zip(zip(*columns, strict=True), numbers.tolist(), strict=True):
+    each = zip(*of_boxes, strict=True)
+    for cells, count in zip(zip(*columns, strict=True), counts, strict=True):
         if not count:
-            yield [*cells, "", "", "", "", *("" for _ in classes)]
-        for box, *texts in itertools.islice(each, count):
-            yield [*cells, *(_text(value) for value in box), *texts]
+            yield [*cells, *("" for _ in of_boxes)]
+        for box in itertools.islice(each, count):
+            yield [*cells, *box]
 
 
 def sidecar_text(listing: Listing, plan: ExportPlan, table: bytes | None) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError, OutputError, SourceError
+from fastload.errors import ImageError, OutputError, SourceError, typed
 from fastload.export.plan import ExportPlan
 from fastload.format.digests import row_digest
 from fastload.format.ragged import JPEG
@@ -103,7 +104,7 @@ def _read(job: Job, row: int) -> _Row:
     except ImageError as exc:
         raise SourceError(
             f"{job.where}: {job.listing.keys[row]} is damaged: {exc}. List all damage with `fastload verify "
-            f"{job.where}`; leave it out with `fastload repack --on-error skip`."
+            f"{typed(job.where)}`; leave it out with `fastload repack {typed(job.where)} OUT.h5 --on-error skip`."
         ) from exc
 
 
@@ -113,19 +114,17 @@ def _write(job: Job, name: str, pixels: NDArray[Any], jpeg: bytes = b"", *, resu
     if resumed and path.exists():
         height, width, *rest = pixels.shape
         found = np.empty((height, width, *(rest or [1])), pixels.dtype)
-        data = b""
-        try:
+        with output_errors(f"{path}: cannot be read ({{}}). Move it away, then run the same command again."):
             data = path.read_bytes()
-            if jpeg and data == jpeg:
-                return True
+        if jpeg and data == jpeg:
+            return True
+        with suppress(ImageError):
             decode_image(data, Target(height, width, found.shape[2], found.dtype), found)
-        except (OSError, ImageError):
-            pass  # Cut off, as a power failure leaves it: it is written again.
-        else:
             if not jpeg and np.array_equal(found.reshape(-1), pixels.reshape(-1)) and _sound_png(data):
                 return True
-            if not _left_of(jpeg or encode_png(pixels), data):  # Decoders also take files with holes.
-                raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
+        # Decoders also take files with holes, as a power failure leaves them: these are written again.
+        if not _left_of(jpeg or encode_png(pixels), data):
+            raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
     write_file(path, jpeg or encode_png(pixels))
     return False
 

@@ -10,17 +10,17 @@ import os
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from fastload.errors import FastloadError, FormatError, MissingFileError
+from fastload.errors import FastloadError, FormatError, MissingFileError, typed
 from fastload.format import valid
 from fastload.format.codecs import pipeline
-from fastload.format.digests import MOST_READ, dtype_of, header_digest, linear_offset
+from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset
 from fastload.format.ragged import RaggedExtent
+from fastload.format.split_repair import repaired
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
@@ -95,6 +95,8 @@ class PackedFile:
     seed: int  # seed of that shuffle
     identity: FileIdentity  # the file's identity when its header was read
     attrs: dict[str, Any]  # root attributes as plain Python values
+    # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
+    left_out: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
@@ -115,7 +117,11 @@ def read_header(path: str | Path) -> PackedFile:
         num_rows, fields = _fields(path, file, packed=packed, file_bytes=identity.size)
         splits: dict[str, range] = {}
         if "split" in fields and not fields["split"].shape and fields["split"].names:
-            splits = valid.splits(path, file["split"][()], fields["split"].names, packed=packed)
+            names, values = fields["split"].names, file["split"][()]
+            if packed and "digest_fields" in fields:
+                columns = {name: file[name] for name in fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)}
+                values = repaired(columns, file["digest_fields"], len(names))
+            splits = valid.splits(path, values, names, packed=packed)
         digest = attrs.get("header_digest") if packed else None
         return PackedFile(
             path=path,
@@ -128,15 +134,14 @@ def read_header(path: str | Path) -> PackedFile:
             seed=attrs.get("seed", 0) if packed else 0,
             identity=identity,
             attrs=attrs,
+            left_out=tuple(str(name) for name in islice(file, MOST_READ // 2) if name not in fields),
         )
 
 
 class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types
     """An HDF5 file whose context turns what h5py raises for damaged metadata into a FormatError that names the file."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         path = self.filename if self.id.valid else ""
         super().__exit__(kind, error, where)
         if error is not None and not isinstance(error, FastloadError) and is_of_hdf5(error):
@@ -160,9 +165,22 @@ def is_of_hdf5(error: BaseException) -> bool:
     return isinstance(error, Exception) and module.split(".")[0] == "h5py"
 
 
+def require_digests(file: PackedFile) -> None:
+    """Raises FormatError if a packed file lacks the digests of its rows."""
+    # Any other missing dataset changes the header digest. A file without images has row digests too.
+    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
+    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
+        raise FormatError(
+            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). {CHANGED}"
+        )
+
+
 def check_header(file: PackedFile, hdf5: h5py.File) -> None:
     """Raises FormatError if names, shapes, attributes or digests of a packed file are not those that were written."""
-    if file.version is not None and header_digest(hdf5) != file.attrs.get("header_digest"):
+    if file.version is None:
+        return
+    require_digests(file)
+    if header_digest(hdf5) != file.attrs.get("header_digest"):
         raise FormatError(
             f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."
@@ -182,9 +200,9 @@ def open_hdf5(path: Path) -> Hdf5File:
                 f"{path}: not complete yet, only {part.name} is there. Wait for the command that makes it, or run "
                 f"the same one again."
             )
-        raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {path}`.")
+        raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {typed(path)}`.")
     if path.is_dir():
-        raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {path} OUT.h5`.")
+        raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {typed(path)} OUT.h5`.")
     if path.name.endswith(".part"):
         raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
     if not path.is_file():
@@ -211,8 +229,8 @@ def open_hdf5(path: Path) -> Hdf5File:
             )
         else:
             what = (
-                f"not an HDF5 file that can be opened ({exc}). Name a file that `fastload pack` made, or another "
-                f"HDF5 file."
+                f"not an HDF5 file, or one whose first bytes are damaged ({exc}). Copy it again, or name a file that "
+                f"`fastload pack` made, or another HDF5 file."
             )
         raise FormatError(f"{path}: {what}") from exc
 
@@ -241,7 +259,8 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
         if item.shape[0] == num_rows or name in ragged:
             continue
         if packed or name in ("labels", "masks"):
-            raise bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {CHANGED}")
+            advice = CHANGED if packed else "Give each image one."
+            raise bad(path, name, f"has {item.shape[0]} rows, `{first.name[1:]}` has {num_rows}. {advice}")
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
         valid.check_images(path, datasets["images"], packed=packed)
@@ -265,7 +284,7 @@ def _dataset(path: Path, file: h5py.File, name: str | bytes, *, packed: bool) ->
     try:
         item = file[name]
     except KeyError as exc:
-        raise bad(path, name, "leads nowhere; refused. The file was changed after packing.") from exc
+        raise bad(path, name, f"cannot be opened: its header is damaged, or a link to nothing. {CHANGED}") from exc
     if Path(item.file.filename) != Path(file.filename):
         raise bad(path, name, f"leads into another file ({item.file.filename}); refused as unsafe.")
     unknown = ""

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError
 from fastload.format.digests import MOST_READ, attributes, plain
 from fastload.format.ragged import INDEX_DTYPES, index_names
-from fastload.system.text import format_bytes
 
 FORMAT_VERSION = 1
 CHANGED = "The file was changed after packing; pack it again."
@@ -133,7 +132,7 @@ def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, 
         chunk_bytes = math.prod(map(int, item.chunks)) * item.dtype.itemsize
         grid = (-(-int(size) // int(chunk)) for size, chunk in zip(item.shape, item.chunks, strict=True))
         if filtered and chunk_bytes >= _MOST_CHUNK_BYTES:
-            raise bad(path, name, f"has chunks of {format_bytes(chunk_bytes)}, each decoded whole. Make them smaller.")
+            raise bad(path, name, f"has chunks of {chunk_bytes:,} bytes, each decoded whole. Make them smaller.")
         if not filtered and created.get_alloc_time() == h5py.h5d.ALLOC_TIME_EARLY:
             # All of its chunks are in the file. HDF5 would count them one by one, however many it is told there are.
             num_bytes = math.prod(grid) * chunk_bytes
@@ -145,8 +144,8 @@ def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, 
         raise bad(
             path,
             name,
-            f"claims {_shown(tuple(item.shape))} values, {format_bytes(num_bytes)}, of which the file holds "
-            f"{format_bytes(stored)}: it was cut short, or damaged. Copy it again, or make it again.",
+            f"claims {_shown(tuple(item.shape))} values, {num_bytes:,} bytes, of which the file holds "
+            f"{stored:,}: it was cut short, or damaged. Copy it again, or make it again.",
         )
 
 

@@ -1,7 +1,7 @@
 """Creates a packed file: all HDF5 metadata and small datasets; pixel datasets are allocated, not written.
 
 Pixels are written afterwards by plain `pwrite` at the offsets that `create_file` returns. The packer has HDF5 write
-into memory only (`fastload.system.files.scratch_file`) and writes those bytes to the disk itself: HDF5 2.0 ends the
+into memory only (`fastload.format.scratch`) and writes those bytes to the disk itself: HDF5 2.0 ends the
 process with a segmentation fault where a write fails while it closes a file.
 """
 
@@ -24,7 +24,7 @@ from fastload.format.codecs import NONE, Codec
 from fastload.format.column import Column
 from fastload.format.digests import header_digest, linear_offset, row_digests
 from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
-from fastload.system.files import check_size_limit, scratch_file
+from fastload.format.scratch import check_size_limit, scratch_file
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
 CHUNK_BYTES = 8 * 2**20

@@ -122,12 +122,7 @@ def inspect_file(path: str | Path) -> FileInfo:
         if not refusal:  # a packed file, or not even its attributes can be read
             raise
     with open_hdf5(path) as file:
-        try:
-            return _inspect(path, file, header, refusal)
-        except (RuntimeError, KeyError, OSError) as exc:
-            raise FormatError(
-                f"{path}: its HDF5 structure is damaged ({exc}). Copy it again, or pack it again."
-            ) from exc
+        return _inspect(path, file, header, refusal)
 
 
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
@@ -159,6 +154,8 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
     notes = []
     if hidden > _MENTIONED:
         notes.append(f"{hidden:,} more datasets or groups in it are not looked at.")
+    elif header.left_out:
+        notes.append(f"Not loaded, being no numbers by image: {', '.join(header.left_out)}.")
     if num_attributes > MOST_READ:
         notes.append(f"Of {num_attributes:,} attributes only the first {MOST_READ:,} are looked at.")
     missing = [reason for name, item in datasets.items() if (reason := why_unreadable(path, name, item))]

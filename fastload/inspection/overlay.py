@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import colorsys
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, NamedTuple
 
 import h5py
@@ -189,12 +191,12 @@ def plain(text: str) -> str:
 def wrap(text: str, font: Font, width: int, max_lines: int) -> list[str]:
     """Returns lines no wider than `width` pixels, broken between words if possible, cut with an ellipsis at the end."""
     lines: list[str] = []
-    text = text[: 2 * width * max_lines]  # no letter is narrower than half a pixel; each word is measured many times
+    most = 2 * width  # letters of a line: none is narrower than half a pixel
+    text = text[: most * max_lines]
     rest = " ".join("".join(c if c in _DRAWN else "?" for c in text).split())
     while rest:
-        fits = len(rest)
-        while fits > 1 and font.getlength(rest[:fits]) > width:
-            fits -= 1
+        lengths = range(1, min(len(rest), most) + 1)
+        fits = max(1, bisect_right(lengths, width, key=lambda length: ceil(font.getlength(rest[:length]))))
         if fits < len(rest):
             # At a space, else after `_`, `-`, `/`, else there.
             space = rest.rfind(" ", 1, fits + 1)

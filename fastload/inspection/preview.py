@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastload.errors import FormatError, ImageError, OptionError
+from fastload.errors import FormatError, ImageError, OptionError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
@@ -88,7 +88,7 @@ def make_preview(
     file = read_header(path)
     if "images" not in file.fields:
         raise OptionError(
-            f"{path}: holds no images, so there is nothing to draw. `fastload info {path}` lists what it holds."
+            f"{path}: holds no images, so there is nothing to draw. `fastload info {typed(path)}` lists what it holds."
         )
     if split is not None and split not in file.splits:
         known = ", ".join(file.splits) or "it has no splits"
@@ -131,7 +131,8 @@ def _few_chunks(file: PackedFile, among: range, rows: tuple[int, ...]) -> tuple[
         raise FormatError(
             f"{file.path}: one image of `{field.name}` cannot be shown without decoding a whole chunk of "
             f"{field.chunk_rows:,} rows, {format_bytes(chunk_bytes)}; a preview decodes at most "
-            f"{format_bytes(_MOST_CHUNK_BYTES)} at once. Make smaller chunks: `fastload repack {file.path} OUT.h5`."
+            f"{format_bytes(_MOST_CHUNK_BYTES)} at once. Make smaller chunks: "
+            f"`fastload repack {typed(file.path)} OUT.h5`."
         )
     chunks = sorted({row // chunk_rows for row in rows})
     kept = max(1, _MOST_DECODED_BYTES // chunk_bytes)
@@ -184,7 +185,10 @@ def draw_sheet(file: PackedFile, thumbnails: list[Thumbnail], split: str | None)
     facts = wrap(_facts(file, thumbnails, split), font, inner, 4)
     labels = [wrap(thumbnail.label, font, cell, MAX_LABEL_LINES) for thumbnail in thumbnails]
     row_texts = [wrap(thumbnail.row_text, small, cell, 2) for thumbnail in thumbnails]
-    legend = legend_of(file, [thumbnail.marks for thumbnail in thumbnails])
+    legend = [
+        entry._replace(name=" ".join(wrap(entry.name, font, inner - 38, 1)))
+        for entry in legend_of(file, [thumbnail.marks for thumbnail in thumbnails])
+    ]
 
     line, small_line, title_line = (round(each.getbbox("Áyg|")[3] + 4) for each in (font, small, title_font))
     head = _MARGIN + len(title) * title_line + len(facts) * line + _GAP

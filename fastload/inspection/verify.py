@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastload.errors import FileChangedError, FormatError
+from fastload.errors import FileChangedError, FormatError, typed
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header, require_digests
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -109,7 +109,12 @@ def verify_file(
     path = Path(path)
     workers = worker_count(workers)
     file = read_header(path)
-    _require_digests(file)
+    if file.version is None:
+        raise FormatError(
+            f"{path}: fastload did not write this file, so it holds no digests to check it against. "
+            f"`fastload info {typed(path)}` describes it."
+        )
+    require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)
     done = 0
 
@@ -119,28 +124,25 @@ def verify_file(
         if progress:
             progress(done, total)
 
-    try:
-        with open_hdf5(path) as hdf5:
-            header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
-            keys = [f"row {row}" for row in range(file.num_rows)]
-            if "key" in file.fields:
-                keys = [text_of(key) for key in hdf5["key"][()].tolist()]
-            damaged = []
-            # Rows whose values other than pixels do not match their digest.
-            names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
-            for start in range(0, file.num_rows, FIELD_ROWS):
-                part = slice(start, start + FIELD_ROWS)
-                found = row_digests({name: hdf5[name][part] for name in names})
-                wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
-                damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
-            damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
-            pixel_bytes = 0
-            for name in file.fields.keys() & PIXEL_FIELDS:
-                field = file.fields[name]
-                lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
-                pixel_bytes += int(np.sum(lengths))
-    except (OSError, RuntimeError, KeyError) as exc:
-        raise FormatError(f"{path}: its fields cannot be read ({exc}). Copy it again, or pack it again.") from exc
+    with open_hdf5(path) as hdf5:
+        header_ok = header_digest(hdf5) == file.attrs.get("header_digest")
+        keys = [f"row {row}" for row in range(file.num_rows)]
+        if "key" in file.fields:
+            keys = [text_of(key) for key in hdf5["key"][()].tolist()]
+        damaged = []
+        # Rows whose values other than pixels do not match their digest.
+        names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
+        for start in range(0, file.num_rows, FIELD_ROWS):
+            part = slice(start, start + FIELD_ROWS)
+            found = row_digests({name: hdf5[name][part] for name in names})
+            wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
+            damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
+        damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
+        pixel_bytes = 0
+        for name in file.fields.keys() & PIXEL_FIELDS:
+            field = file.fields[name]
+            lengths = hdf5[f"{name}_bytes"][()] if field.ragged else [field.row_bytes * file.num_rows]
+            pixel_bytes += int(np.sum(lengths))
     compared: SourceReport | None = None
     if source is not None:
         # Imported here, because it imports the decoders of sources, which hashing does not need.
@@ -158,21 +160,6 @@ def verify_file(
         damaged=tuple(sorted(damaged, key=lambda found: found.row)),
         source=compared,
     )
-
-
-def _require_digests(file: PackedFile) -> None:
-    if file.version is None:
-        raise FormatError(
-            f"{file.path}: fastload did not write this file, so it holds no digests to check it against. "
-            f"`fastload info {file.path}` describes it."
-        )
-    # Any other missing dataset changes the header digest. A file without images has row digests too.
-    found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
-    if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
-        raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). The file was "
-            f"changed after packing; pack it again."
-        )
 
 
 def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], None]) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fastload.errors import OptionError
+from fastload.errors import OptionError, typed
 from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
@@ -296,8 +296,8 @@ class Iteration(Iterator[Batch | DictBatch]):
             data = self._options.data
             _log.warning(
                 f"{data.name_of(planned.damaged[0])}: damaged after packing; other rows of its batch take the place of "
-                f"such rows, and are not valid. stats.damaged_rows has their numbers; `fastload verify {data.name}` "
-                f"lists all of them."
+                f"such rows, and are not valid. stats.damaged_rows has their numbers; "
+                f"`fastload verify {typed(data.name)}` lists all of them."
             )
         counter.damaged += len(planned.damaged)
         for row in planned.damaged:

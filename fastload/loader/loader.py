@@ -244,13 +244,15 @@ class FastLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's position, the same on every rank; numbers, strings and lists only.
 
-        Taken in the loop body it counts the batch in hand as done.
+        Taken in the loop body it counts the batch in hand as done, and is of the epoch that runs, also after
+        `set_epoch` there.
         """
-        position = self._decided(self._epochs.standing)
+        running = self._running() is not None
+        position = self._decided(self._epochs.last if running else self._epochs.standing)
         next_echo = None
         if self._echo.chooses:
             # In the loop body of the last step other ranks may not have finished theirs, and are not waited for.
-            over = position.finished and self._running() is None
+            over = position.finished and not running
             next_echo = self._echo.next_schedule(0).factor if over else 0
         return self._epochs.state(position, next_echo=next_echo)
 

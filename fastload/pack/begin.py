@@ -36,7 +36,7 @@ from fastload.pack.journal import (
     of_another_release,
     source_table,
 )
-from fastload.pack.pack_options import PackJob, journal_path, output_exists
+from fastload.pack.pack_options import KEPT, PackJob, journal_path, output_exists
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import read_headers, survey_listing
@@ -44,7 +44,6 @@ from fastload.sources.listing import first_few
 from fastload.system.files import mode_for, open_output, output_errors
 
 _SMALLER = "`fastload pack` makes smaller files with `--size`, `--max-size` or `--store source`"
-_KEPT = "What was packed so far is kept: the same command continues with it."
 
 
 def begin_or_resume(
@@ -56,7 +55,7 @@ def begin_or_resume(
     """
     old = None
     if os.path.lexists(job.part):
-        if found is not None:
+        if found is not None and {file for _, file, _ in found.head["streams"]} <= {job.part.name, job.masks.name}:
             changed = changed_since(job, found.head, found.sources)
         elif any(map(of_another_release, (journal_path(job.output), job.part))):
             changed = f"another release of fastload began it and can finish it; {writer_name()} cannot read its journal"
@@ -80,16 +79,17 @@ def begin_or_resume(
             raise
         if headers is not None and not headers.reasons:
             raise _cannot_continue(job, _other_images(job, old, headers, str(exc))) from exc
-        raise SourceError(f"{exc} {_KEPT}") from exc
+        raise SourceError(f"{exc} {KEPT}") from exc
     earlier = survey.plan.without_checksums() if survey.plan is not None else None
     if old is not None and repr(earlier).replace(", checksum=False", "") == old.head["plan"]:
         # Begun by a release whose zstd frames had no checksums: all frames of a file are alike.
         survey, old.head["plan"] = replace(survey, plan=earlier), repr(earlier)
     if old is not None and repr(survey.plan) == old.head["plan"]:
         placed = {name: (file, base) for name, file, base in old.head["streams"]}
-        tasks = PackTasks.of(job, survey, placed)
-        if all(os.path.exists(stream.path) for stream in tasks.streams):
-            return tasks, _resume(tasks, old, pool)
+        if survey.plan is None or placed.keys() >= set(survey.row_lengths):
+            tasks = PackTasks.of(job, survey, placed)
+            if all(os.path.exists(stream.path) for stream in tasks.streams):
+                return tasks, _resume(tasks, old, pool)
     elif old is not None and not job.overwrite:
         why = f"now {survey.plan}, formerly {old.head['plan']}"
         raise _cannot_continue(job, _other_images(job, old, headers, why))
@@ -285,8 +285,8 @@ def _check_space(tasks: PackTasks, done: Collection[TaskRecord]) -> None:
     free, needed = free_bytes(output), tasks.bytes_to_come(done)
     if needed > free:
         error = OutputError(
-            f"{output}: needs {needed:,} bytes for {survey.num_samples:,} images, {free:,} are free. Free some, or "
-            f"choose another disk; {_SMALLER}."
+            f"{output}: needs up to {needed:,} bytes while {survey.num_samples:,} images are packed, {free:,} are "
+            f"free. Free some, or choose another disk; {_SMALLER}."
         )
         error.errno = errno.ENOSPC
         raise error

@@ -23,23 +23,15 @@ from fastload.errors import FastloadError, OutputError
 from fastload.format.column import Column
 from fastload.format.digests import plain
 from fastload.format.ragged import RaggedIndex, common_shape
+from fastload.format.scratch import check_size_limit, forget, scratch_file
 from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_options
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import remove
 from fastload.pack.engine import PackTasks
+from fastload.pack.pack_options import MAKE_ROOM
 from fastload.pack.pack_worker import RowStream
 from fastload.pack.survey import Survey
-from fastload.system.files import (
-    check_size_limit,
-    forget,
-    mode_for,
-    open_output,
-    output_errors,
-    read_bytes,
-    scratch_file,
-    sync,
-    write_at,
-)
+from fastload.system.files import mode_for, open_output, output_errors, read_bytes, sync, write_at
 from fastload.system.threads import in_threads
 
 _COPY_BYTES = 1 << 24
@@ -86,10 +78,7 @@ def complete_file(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...
     except FastloadError:
         raise
     except OSError as exc:
-        raise OutputError(
-            f"{job.output}: cannot be finished ({exc.strerror or exc}). What was packed is kept: make room, then run "
-            f"the same command again."
-        ) from exc
+        raise OutputError(f"{job.output}: cannot be finished ({exc.strerror or exc}). {MAKE_ROOM}") from exc
     return target, digest
 
 
@@ -201,8 +190,5 @@ class _Target:
             start, to = start + len(data), to + len(data)
 
     def _write(self, data: bytes, at: int) -> None:
-        with output_errors(
-            f"{self.path}: {len(data):,} bytes cannot be written at byte {at:,} ({{}}). What was packed is kept: make "
-            f"room, then run the same command again."
-        ):
+        with output_errors(f"{self.path}: {len(data):,} bytes cannot be written at byte {at:,} ({{}}). {MAKE_ROOM}"):
             write_at(self.fd, data, at)

@@ -284,12 +284,14 @@ def source_exceptions(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDA
     return {description: count for description, count in found.items() if count}
 
 
-def notes_on_encoding(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> list[str]:
+def notes_on_encoding(
+    plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void], *, strict: bool
+) -> list[str]:
     """Returns notes if JPEG files are kept without having been decoded, and if a codec finds nothing to compress."""
     own, made = jpegs_kept_and_made(plan, samples, headers[samples])
     notes = []
-    if np.any(own):
-        notes.append("JPEGs kept as they are were not decoded: `fastload verify` finds what is damaged inside of them.")
+    if np.any(own) and not strict:
+        notes.append("JPEGs kept as they are were not decoded: `--strict` leaves out those that libjpeg warns of.")
     if plan.image_codec != NONE and np.all(own | made):
         rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"
         notes.append(f"Every image is stored as JPEG, which {plan.image_codec.name} makes no smaller: {rest}.")

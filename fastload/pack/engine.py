@@ -28,10 +28,11 @@ from fastload.format.codecs import NONE
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import pixel_offsets
 from fastload.pack.journal import Journal, TaskRecord, source_table
-from fastload.pack.pack_options import PackJob
+from fastload.pack.pack_options import KEPT, PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, has_coordinates, only_arrays, unreadable
+from fastload.system.files import output_errors
 
 TASK_BYTES = 8 * 2**20
 COPY_TASK_BYTES = 8 * 2**20
@@ -69,7 +70,10 @@ class PackTasks:
             placed = {"images": (job.part.name, IMAGES_OFFSET), "masks": (job.masks.name, 0)}
             linear = all(name in specs and specs[name].codec == NONE for name in placed)
             if linear and not job.may_skip:
-                placed["masks"] = job.part.name, pixel_offsets(survey.num_samples, specs)["masks"]
+                with output_errors(
+                    f"{job.output}: cannot be packed ({{}}). Allow larger files, or pack smaller images."
+                ):
+                    placed["masks"] = job.part.name, pixel_offsets(survey.num_samples, specs)["masks"]
         streams = tuple(
             RowStream(
                 name, str(job.part.with_name(placed[name][0])), placed[name][1], plan.chunk_bytes, specs.get(name)
@@ -245,7 +249,7 @@ def make_rows(tasks: PackTasks, journal: Journal, pool: PackPool, records: dict[
     def check(made: TaskRecord) -> None:
         if made.failed and job.on_error == "fail":
             bad = unreadable(job.source, tasks.named(made.failed), tasks.survey.num_samples)
-            raise SourceError(f"{bad} What was packed so far is kept: the same command continues with it.")
+            raise SourceError(f"{bad} {KEPT}")
 
     def written(record: TaskRecord) -> None:
         nonlocal done

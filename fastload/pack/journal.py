@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OutputError, PackError
 from fastload.pack.encode import HEADERS, ROW, Headers
+from fastload.pack.pack_options import MAKE_ROOM
 from fastload.sources.listing import Listing
 from fastload.system.files import open_output, output_errors, read_bytes, sync_folder, write_all
 
@@ -47,6 +48,18 @@ _BY_ROW = ("reasons", "warnings")
 _RECORD = struct.Struct("<8sqq")
 _HEAD, _FINISHED = -1, -2
 _LENGTH = np.dtype("<u8")
+_VALUES: dict[int, dict[str, type | tuple[type, ...]]] = {
+    _HEAD: {
+        **dict.fromkeys(("release", "decoder", "layout", "fields", "plan"), str),
+        **{"options": dict, "streams": list, "headers": (dict, type(None))},
+    },
+    _FINISHED: {
+        **dict.fromkeys(("store", "header_digest", "path"), str),
+        **dict.fromkeys(("chunks", "pixel_bytes", "sources"), int),
+        **{"converted": dict, "encodings": dict, "skipped": list, "notes": list},
+    },
+}
+"""The types of the values that a head and a report hold."""
 _NO_RECORD = ValueError, TypeError, KeyError, OverflowError, RecursionError
 
 
@@ -153,10 +166,7 @@ class Journal:
         )
 
     def _writing(self) -> AbstractContextManager[None]:
-        return output_errors(
-            f"{self.path}: cannot be written ({{}}). What was packed is kept: make room, then run the same command "
-            f"again."
-        )
+        return output_errors(f"{self.path}: cannot be written ({{}}). {MAKE_ROOM}")
 
     def is_empty(self) -> bool:
         """Whether nothing was written to it: it did not exist before, or an earlier call ended there."""
@@ -199,11 +209,12 @@ class Journal:
                 break
             try:
                 if contents is None:
-                    contents = JournalContents(*_split_table(body, SOURCE))
+                    head, sources = _split_table(body, SOURCE)
+                    contents = JournalContents(_checked(_HEAD, head), sources)
                 elif number >= 0:
                     contents.tasks[number] = TaskRecord.of_bytes(number, body)
                 else:
-                    contents.finished = dict(json.loads(body))
+                    contents.finished = _checked(_FINISHED, dict(json.loads(body)))
             except _NO_RECORD:  # its digest is right, but it is not what a packer writes: as if it were damaged
                 break
             at += _RECORD.size + len(body)
@@ -225,6 +236,17 @@ class Journal:
     def _append(self, number: int, body: bytes, *, before: bytes = b"") -> None:
         with self._writing():
             write_all(self._fd, before + _RECORD.pack(_check(number, body), number, len(body)) + body)
+
+
+def _checked(number: int, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a head or report; ValueError if one is missing, or of another type than a packer writes."""
+    for name, kind in _VALUES[number].items():
+        if not isinstance(values.get(name, ...), kind):
+            raise ValueError(f"{name} is missing, or of another type")
+    for stream in values.get("streams", ()):
+        if not isinstance(stream, list) or [type(value) for value in stream] != [str, str, int]:
+            raise ValueError("a stream is no name, file and first byte")
+    return values
 
 
 def _check(number: int, body: bytes) -> bytes:

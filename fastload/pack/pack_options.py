@@ -20,6 +20,9 @@ EncodingKind = Literal["raw", "jpeg", "source", "mixed", "keep"]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
+KEPT = "What was packed so far is kept: the same command continues with it."
+MAKE_ROOM = "What was packed is kept: make room, then run the same command again."
+
 JPEG_QUALITY = 90
 """The default quality of JPEGs made here, the same as FFCV's."""
 

@@ -39,6 +39,7 @@ from fastload.pack.encode import (
     reason_of_mask,
 )
 from fastload.pack.journal import TaskRecord
+from fastload.pack.pack_options import MAKE_ROOM
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.system.files import open_output, output_errors, read_into, write_at
 
@@ -315,10 +316,7 @@ class Worker:
     def _write(self, path: str, pieces: list[Any], offset: int) -> None:
         """Writes pieces one after another; raises OutputError where that fails, as on a full disk."""
         size = sum(memoryview(piece).nbytes for piece in pieces)
-        with output_errors(
-            f"{path}: {size:,} bytes cannot be written at byte {offset:,} ({{}}). What was packed is kept: make room, "
-            f"then run the same command again."
-        ):
+        with output_errors(f"{path}: {size:,} bytes cannot be written at byte {offset:,} ({{}}). {MAKE_ROOM}"):
             fd = self.open(path)
             written = os.pwritev(fd, pieces, offset)
             if written < size:  # At 2 GiB, or where the disk is full.

@@ -201,7 +201,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         larger = np.minimum(headers["height"], headers["width"])[samples] > options.max_size
         seen[f"larger than --max-size {options.max_size} -> shrunk"] = int(larger.sum())
     converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
-    notes = notes_on_encoding(plan, samples, headers)
+    notes = notes_on_encoding(plan, samples, headers, strict=options.strict)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)
@@ -338,6 +338,6 @@ def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> st
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     return (
-        f"{source}: {len(bad)} of {total} images cannot be decoded: {shown}{more}. Repair or remove them, or leave "
+        f"{source}: {len(bad)} of {total} images cannot be read: {shown}{more}. Repair or remove them, or leave "
         f"them out with `--on-error skip`."
     )

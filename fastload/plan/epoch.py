@@ -57,7 +57,7 @@ class PlannedBatch(NamedTuple):
         valid: bool, (B,), False for a repeat that only fills the batch and must not count (ends "exact").
         global_valid: rows that count in this step, over all ranks.
         step: number of the step within the epoch, from 0, finished segments included.
-        damaged: rows that were planned, and replaced because they are damaged; see `without`.
+        damaged: valid rows that were planned, and replaced because they are damaged; see `without`.
     """
 
     rows: NDArray[np.int64]
@@ -79,7 +79,7 @@ class PlannedBatch(NamedTuple):
         places = np.arange(len(bad))
         places[bad] = good[np.searchsorted(good, places[bad]) % len(good)]
         lost = int(np.count_nonzero(bad & self.valid)) if world_size == 1 else 0
-        replaced = dict.fromkeys([*self.damaged, *self.rows[bad].tolist()])
+        replaced = dict.fromkeys([*self.damaged, *self.rows[bad & self.valid].tolist()])
         return PlannedBatch(self.rows[places], self.valid & ~bad, self.global_valid - lost, self.step, tuple(replaced))
 
 

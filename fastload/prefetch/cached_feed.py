@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 
 from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins
-from fastload.errors import CacheError, DamagedRowError
+from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
 from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, coalesced, fact_fields
-from fastload.prefetch.waiting import Patience
+from fastload.read.ragged_rows import sample_error
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
@@ -136,14 +136,14 @@ class CachedFeed:
     def __init__(self, cache: RowCache, options: Resolved) -> None:
         assert options.backend is not None, "rows are cached for a device"
         self._cache: RowCache | None = cache
+        self._options = options
         size = options.plan.batch_size
         fields = [SlotField(_INDEX, (size,), np.dtype(np.int64)), *options.words_field(), *fact_fields(size)]
         self._draw = options.draw if WORDS in (field.name for field in fields) else None
-        self._pins, self._replace_damaged = Pins(options.backend), options.replace_damaged
+        self._pins = Pins(options.backend)
         # One thread is enough for some numbers a sample, and is a few batches ahead.
         self._ring = Ring(fields, SLOTS_IN_COPY + 3, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(1)
-        self._timeout_s = options.timeout_s
         self._stream: _IndexStream | None = None
 
     @property
@@ -153,16 +153,20 @@ class CachedFeed:
 
     def stream(self, epochs: Epochs, *, timed: bool = False) -> BatchStream:
         """Begins a stream, which reads nothing, and ends the one before it."""
-        cache = self._cache
+        cache, options = self._cache, self._options
         assert cache is not None, "the feed was closed"
-
         known = weakref.ref(cache)  # the stream keeps it, and lets go of it when it is closed
 
         def fill(_: int, planned: PlannedBatch, arrays: Mapping[str, NDArray[Any]]) -> int:
             cache = known()
             assert cache is not None, "the pass is over"
             if damaged := cache.damaged.intersection(planned.rows.tolist() if cache.damaged else ()):
-                raise DamagedRowError("rows that are not in the cache", tuple(sorted(damaged)))
+                # Shown only where no other row is left to take their place.
+                error = sample_error(
+                    options.packed.dataset.file, min(damaged), "is damaged, as are all rows of its batch"
+                )
+                error.rows = tuple(damaged)
+                raise error
             arrays[_INDEX][:] = cache.index_of(planned.rows)
             return 0
 
@@ -174,8 +178,8 @@ class CachedFeed:
             self._ring,
             self._threads,
             draw=self._draw,
-            patience=Patience(self._timeout_s),
-            replace_damaged=self._replace_damaged,
+            patience=options.patience(),
+            replace_damaged=options.replace_damaged,
         )
         self._stream.cache = cache
         return self._stream

@@ -36,7 +36,6 @@ from fastload.prefetch.sample_worker import BatchResult, Filler, control_bytes
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import announced, coalesced, fact_fields
 from fastload.prefetch.torch_workers import Workers, start_workers
-from fastload.prefetch.waiting import Patience
 from fastload.prefetch.worker_requests import NO_SLOT, Asked, Sender
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
@@ -63,9 +62,8 @@ class ProcessFeed:
         self.ring: Ring | None = None
         self.draw: Draw | None = None  # for batches that go to a device in a slot; None: nothing is drawn beforehand
         self.warned = False  # of changing samples
-        self._options = options
+        self.options = options
         self.num_workers = options.num_workers
-        self.replace_damaged = options.replace_damaged
         self.watched = options.auto_workers  # whether waits are measured, to choose the number of workers
         self._streams = 0
         self._wanted_from = 0  # of streams with lower numbers nothing is wanted any more
@@ -92,7 +90,7 @@ class ProcessFeed:
     @property
     def worker_info(self) -> WorkerInfo:
         """The worker processes, and the batches that they have to do."""
-        data, number = self._options.data, self.num_workers
+        data, number = self.options.data, self.num_workers
         ratio = data.compression_ratio() if isinstance(data, PackedInput) else 0.0
         return WorkerInfo(number, PREFETCH * number, by_threads=False, compression_ratio=ratio)
 
@@ -103,7 +101,7 @@ class ProcessFeed:
             OptionError: this process may not have workers, or the dataset cannot be sent to them.
             WorkerError: the process that starts them ended.
         """
-        options, batch_bytes = self._options, 0
+        options, batch_bytes = self.options, 0
         if isinstance(options.data, PackedInput):
             file, layout = options.data.dataset.file, options.data.dataset.layout()
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
@@ -113,13 +111,8 @@ class ProcessFeed:
             self.skip_before(self._streams)
             try:
                 if self._workers is None:
-                    filler = Filler(
-                        options.data,
-                        self._memory,
-                        self._control,
-                        options.plan.batch_size,
-                        skip_damaged=options.skip_damaged,
-                    )
+                    shared, size = (self._memory, self._control), options.plan.batch_size
+                    filler = Filler(options.data, *shared, size, skip_damaged=options.skip_damaged)
                     self._workers = start_workers(filler, self.num_workers)
                     self._sender = Sender(self._workers, self._control, options)
                 self.receive_all()  # so that it is known which workers are idle
@@ -176,14 +169,10 @@ class ProcessFeed:
         if asked.stream < self._wanted_from:
             self.take_back(asked)
 
-    def patience(self) -> Patience:
-        """Returns that of a new stream."""
-        return Patience(self._options.timeout_s, self._options.data.name_of)
-
-    def describe(self, waits_for: Asked | None, patience: Patience) -> str:
+    def describe(self, waits_for: Asked | None, name_of: Callable[[int], str]) -> str:
         """Returns sentences on what a batch waits for; see `Sender.describe`."""
         assert self._sender is not None, "a stream's workers are alive"
-        return self._sender.describe(self._asked, waits_for, patience.named)
+        return self._sender.describe(self._asked, waits_for, name_of)
 
     def receive_all(self) -> None:
         """Takes note of the results that have arrived."""
@@ -206,7 +195,7 @@ class ProcessFeed:
 
     def prepare(self, layout: SampleLayout) -> None:
         """Makes the ring, now that the layout of a sample is known."""
-        options = self._options
+        options = self.options
         if options.augmentation.transforms:
             check_samples(options.augmentation.transforms, options.data.name, layout)
         if options.backend is not None:
@@ -224,7 +213,7 @@ class ProcessFeed:
     def add_slots(self, ring: Ring, count: int) -> None:
         """Adds slots to the ring: all of them at first, later one in place of one that cannot be used again."""
         num_bytes = max(1, ring.slot_bytes)
-        self._control.extend(control_bytes(count, self._options.plan.batch_size) - control_bytes(0, 0))
+        self._control.extend(control_bytes(count, self.options.plan.batch_size) - control_bytes(0, 0))
         first = self._memory.extend(num_bytes * count)
         for offset in range(first, first + num_bytes * count, num_bytes):
             ring.add(self._memory.view(offset, num_bytes))
@@ -271,7 +260,7 @@ class ProcessStream(BatchStream):
         self.timed = timed
         self._pid = os.getpid()
         self._closed = False
-        self._patience = feed.patience()
+        self._patience = feed.options.patience()
         self.under_way: deque[Asked] = deque()  # what this stream asked for and did not hand over, in order
         self.done_one: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ask()
@@ -312,22 +301,22 @@ class ProcessStream(BatchStream):
     def _result(self) -> BatchResult | None:
         """Waits for the result of the next batch; None: the stream is over. Raises a worker's error."""
         feed, patience = self._feed, self._patience
+        left = functools.partial(patience.left, self._describe)
         patience.begin()
         while not self._closed:
-            asked = self.under_way[0] if self.under_way else None
-            describe = functools.partial(feed.describe, asked, patience)
-            if asked is None:
-                feed.receive(None, functools.partial(patience.left, describe))
+            if not self.under_way:
+                feed.receive(None, left)
                 self._ask()
                 continue
+            asked = self.under_way[0]
             while not asked.done:
-                patience.get(self.done_one, describe)
+                patience.get(self.done_one, self._describe)
             if asked.error is not None:
                 raise asked.error
             if asked.group is None:
                 return None
             if (result := asked.result) is None:
-                feed.receive(asked, functools.partial(patience.left, describe))
+                feed.receive(asked, left)
             elif result.error is not None or result.skipped:
                 raise result.error or WorkerError("a worker skipped a batch that is waited for: a fault of fastload's")
             elif result.slot >= 0:
@@ -339,6 +328,9 @@ class ProcessStream(BatchStream):
                 feed.prepare(result.layout)
             self._ask()
         return None
+
+    def _describe(self) -> str:
+        return self._feed.describe(self.under_way[0] if self.under_way else None, self._patience.named)
 
     def ready(self) -> bool:
         return self.depth() > 0
@@ -375,8 +367,8 @@ class ProcessStream(BatchStream):
         feed, ring, layout = self._feed, self._feed.ring, self._feed.layout
         assert ring is not None and layout is not None and asked.group is not None, "a batch is made in a slot"
         planned = asked.group.whole
-        if result.damaged and feed.replace_damaged is not None:
-            planned = feed.replace_damaged(planned, result.damaged) or planned
+        if result.damaged and (replace_damaged := feed.options.replace_damaged) is not None:
+            planned = replace_damaged(planned, result.damaged) or planned
         if result.layout is None:
             batch = ring.hand_over(asked.slot, planned, ring.slot_bytes)
             batch.arrays = layout.in_axes_of_sample(batch.arrays)

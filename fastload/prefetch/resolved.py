@@ -24,6 +24,7 @@ from fastload.prefetch.device_stage import SLOTS_IN_COPY
 from fastload.prefetch.fill_threads import WORDS, ReplaceDamaged
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SlotField
+from fastload.prefetch.waiting import Patience
 from fastload.read.linear import Read
 from fastload.system.machine import available_cpus, available_memory
 from fastload.transforms import Draws, ImageSpec, check_pipeline
@@ -146,6 +147,10 @@ class Resolved:
     def replace_damaged(self) -> ReplaceDamaged | None:
         """Returns a batch without these rows, see `PlannedBatch.without`; None: they are an error."""
         return partial(PlannedBatch.without, world_size=self.share.world_size) if self.skip_damaged else None
+
+    def patience(self) -> Patience:
+        """Returns that of a new stream."""
+        return Patience(self.timeout_s, self.data.name_of)
 
     @property
     def at_hand_over(self) -> bool:

@@ -146,7 +146,7 @@ class ThreadFeed:
                 group=group,
                 present=self._present,
                 draw=self._options.draw if WORDS in self._ring.slots[0].arrays else None,
-                patience=Patience(self._options.timeout_s, self._options.data.name_of),
+                patience=self._options.patience(),
                 replace_damaged=self._options.replace_damaged,
             )
             if transformer is not None:
@@ -250,8 +250,7 @@ class ThreadStream(BatchStream):
             self._begin()
             if not self._begun:
                 raise StopIteration  # it was closed
-            if not self._begun[0].done:
-                self._wait_for(self._begun[0])
+            self._wait_for(self._begun[0])
             if (error := self._begun[0].error) is not None:
                 raise error
             if (group := self._begun[0].group) is None:
@@ -277,24 +276,25 @@ class ThreadStream(BatchStream):
 
     def _wait_for(self, request: Request) -> None:
         """Waits until a request is done; raises WorkerTimeoutError when that takes too long."""
-        patience = self._patience
-        patience.begin()
-
-        def describe() -> str:
-            if request.thread is None:
-                return "No thread has begun to read it: all are still at earlier batches."
-            what = "plans the next batch."
-            if request.group is not None:
-                rows = request.group.whole.rows
-                what = f"makes the batch that begins with {patience.named(int(rows[0]))} ({rows_in_words(rows)})."
-            return f"A thread {what}\n\n{doing([request.thread])}"
-
+        if request.done:
+            return
+        self._patience.begin()
         try:
             while not request.done:
-                patience.get(self._done_one, describe)
+                self._patience.get(self._done_one, functools.partial(self._describe, request))
         except WorkerTimeoutError:
             self._threads.left_behind = True
             raise
+
+    def _describe(self, request: Request) -> str:
+        """Returns sentences on what a request waits for."""
+        if request.thread is None:
+            return "No thread has begun to read it: all are still at earlier batches."
+        what = "plans the next batch."
+        if request.group is not None:
+            rows = request.group.whole.rows
+            what = f"makes the batch that begins with {self._patience.named(int(rows[0]))} ({rows_in_words(rows)})."
+        return f"A thread {what}\n\n{doing(request.thread)}"
 
     def begin_copy(self, batch: FilledBatch, backend: Backend) -> DeviceBatch:
         """Does the same for the fields in the slot; images that the device decoded are on it already."""

@@ -222,7 +222,7 @@ def _death(workers: Sequence[Any], hint: str) -> WorkerError:
             said.append(f"process {worker.pid} was killed by {name}{why}")
         else:
             said.append(f"process {worker.pid} ended with exit code {code}")
-    return WorkerError(f"a worker of the loader died: {'; '.join(said)}. What it wrote is above.{hint}")
+    return WorkerError(f"a worker of the loader died: {'; '.join(said)}. If it wrote why, that is above.{hint}")
 
 
 def start_workers(dataset: Dataset[Any], number: int) -> Workers:

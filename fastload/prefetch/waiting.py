@@ -12,7 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,7 @@ class Patience:
         """Returns for how many seconds to wait before this is called again.
 
         Raises WorkerTimeoutError, or warns, when the time is over. `describe` returns sentences on what is waited for.
+        It is not kept, since it may refer to who keeps this.
         """
         waited_s = time.monotonic() - self._begun_s
         limit_s = self.timeout_s or (math.inf if self._warned else self._warn_after_s)
@@ -69,24 +71,22 @@ class Patience:
             return min(limit_s - waited_s, _LONGEST_S)
         if self.timeout_s:
             raise WorkerTimeoutError(
-                f"no batch came within timeout={self.timeout_s:g} s. {describe()}\n\nIf a batch may take that long "
-                f"(the first one waits for the workers' start, too), give FastLoader a longer timeout."
+                f"no batch came within timeout={self.timeout_s:g} s. {describe()}\n\nIf a batch may take that "
+                f"long (the first one waits for the workers' start, too), give FastLoader a longer timeout."
             )
         self._warned = True
         self._warn_after_s *= 2  # a loop that is that slow hears of it once, and one that hangs later does, too
         warnings.warn(
-            f"no batch has come for {waited_s:.0f} s, and the loop waits on. {describe()}\n\nFastLoader(timeout=...) "
-            f"raises an error instead.",
+            f"no batch has come for {waited_s:.0f} s, and the loop waits on. {describe()}\n\n"
+            "FastLoader(timeout=...) raises an error instead.",
             stacklevel=2,
         )
         return _LONGEST_S
 
     def get(self, done_one: queue.SimpleQueue[None], describe: Callable[[], str]) -> None:
         """Waits until there is something in a queue, or until it is time to look again."""
-        try:
+        with suppress(queue.Empty):
             done_one.get(timeout=self.left(describe))
-        except queue.Empty:
-            pass
 
     def named(self, row: int) -> str:
         """Returns what messages call a row's sample, or its number alone if that cannot be read at once."""
@@ -105,11 +105,9 @@ def rows_in_words(rows: NDArray[np.int64]) -> str:
     return f"{len(rows):,} rows: {first}{', ...' if len(rows) > _MOST_ROWS else ''}"
 
 
-def doing(idents: Sequence[int]) -> str:
-    """Returns what threads are doing right now: their Python stacks, the most recent call last."""
-    frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n\n".join(
-        f"Thread {names[ident]} (most recent call last):\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
-        for ident in idents
-        if ident in frames and ident in names
-    )
+def doing(ident: int) -> str:
+    """Returns what a thread is doing right now: its Python stack, the most recent call last; "" if it has ended."""
+    frame, names = sys._current_frames().get(ident), {thread.ident: thread.name for thread in threading.enumerate()}
+    if frame is None or ident not in names:
+        return ""
+    return f"Thread {names[ident]} (most recent call last):\n{''.join(traceback.format_stack(frame)).rstrip()}"

@@ -71,7 +71,7 @@ class Sender:
         They name the sample that its worker is at, and say what the worker is doing.
         """
         if waits_for is not None and not waits_for.sent:
-            stack = doing([waits_for.thread]) if waits_for.thread is not None else ""
+            stack = doing(waits_for.thread) if waits_for.thread is not None else ""
             return f"The thread that plans batches has not sent the request for it.\n\n{stack}"
         # A worker carries out its requests in order.
         at_work = {one.worker: one for one in reversed(list(asked.values())) if one.result is None and one.sent}

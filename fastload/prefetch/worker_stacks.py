@@ -55,7 +55,10 @@ class WorkerStacks:
             return ""
         fd, end = self._file.fileno(), time.monotonic() + _ANSWER_S
         before = size = os.fstat(fd).st_size
-        os.kill(pid, _SIGNAL)
+        try:
+            os.kill(pid, _SIGNAL)
+        except ProcessLookupError:  # it has just ended
+            return ""
         while time.monotonic() < end:
             time.sleep(_LOOK_S)
             size, last = os.fstat(fd).st_size, size

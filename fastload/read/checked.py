@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, ImageError
+from fastload.errors import ImageError
 from fastload.format.digests import pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
 from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
 from fastload.read.reader import RowReader
+from fastload.read.row_errors import unreadable
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
@@ -100,17 +101,8 @@ class CheckedSamples(RowReader):
 
         Returns number -> why that row cannot be read. FileChangedError: the file was written to or truncated.
         """
-        try:
-            self.gather(rows, {name: out})
-        except FileChangedError:
-            raise
-        except (FormatError, OSError, RuntimeError) as exc:  # of a chunk; of the disk; of h5py where a filter fails
-            if len(rows) > 1:  # One bad sector makes the read of them all fail.
-                alone = (self.read(name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
-                return {at: reason for at, found in enumerate(alone) for reason in found.values()}
-            why = exc.__cause__ or exc
-            return {0: f"cannot be read: {getattr(why, 'strerror', None) or why}"}
-        return {}
+        failed = unreadable(self.gather, name, rows, out)
+        return {at: f"cannot be read: {why}" for at, why in failed.items()}
 
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
         """Returns a row of a field as it lies in the file.

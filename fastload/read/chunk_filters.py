@@ -27,7 +27,7 @@ import numpy as np
 from h5py import h5t
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError
+from fastload.errors import FileChangedError, FormatError, typed
 from fastload.format.codecs import (
     GZIP_FILTER,
     SHUFFLE_FILTER,
@@ -159,7 +159,7 @@ class FilteredChunks:
         except ValueError as exc:
             raise FormatError(
                 f"{self._path}: {self._rows_of(number)} of `{self._name}` cannot be decoded ({exc}). List all damage "
-                f"with `fastload verify {self._path}`; copy the file again, or pack it again."
+                f"with `fastload verify {typed(self._path)}`; copy the file again, or pack it again."
             ) from exc
 
     def _read(self, fd: int, number: int) -> Any:

@@ -28,7 +28,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FastloadError, FormatError
+from fastload.errors import FastloadError, FormatError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile, damaged, is_of_hdf5, open_hdf5
 from fastload.read.chunk_filters import FilteredChunks
@@ -131,7 +131,7 @@ class ChunkedRows:
         if isinstance(error, MemoryError):
             return FormatError(
                 f"{path}: not enough memory to decode a chunk of `{name}`, {unit}. Write the file with smaller chunks: "
-                f"`fastload repack {path} OUT.h5 --codec none` on a machine with more."
+                f"`fastload repack {typed(path)} OUT.h5 --codec none` on a machine with more."
             )
         if not isinstance(error, OSError):
             return damaged(path, error)
@@ -199,7 +199,7 @@ class ChunkedRows:
             return
         warnings.warn(
             f"{self._file.path}: {what} Pack the original files with `fastload pack`; "
-            f"`fastload info {self._file.path}` shows the chunks.",
+            f"`fastload info {typed(self._file.path)}` shows the chunks.",
             stacklevel=3,
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from fastload.errors import FileChangedError, MissingFileError
+from fastload.errors import FileChangedError, MissingFileError, ReadError
 from fastload.format.header import FileIdentity, PackedFile
 from fastload.system import syscalls
 
@@ -16,11 +17,9 @@ _LET_IN_S = 0.1
 
 
 def open_checked(file: PackedFile) -> int:
-    """Opens the file whose header was read, or raises MissingFileError or FileChangedError."""
-    try:
+    """Opens the file whose header was read, or raises MissingFileError, FileChangedError or ReadError."""
+    with _opening(file):
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as exc:
-        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
     try:
         check_open(file, fd)
     except BaseException:
@@ -30,16 +29,27 @@ def open_checked(file: PackedFile) -> int:
 
 
 def check_path(file: PackedFile) -> None:
-    """Raises MissingFileError or FileChangedError unless the path still leads to the file whose header was read.
+    """Raises MissingFileError, FileChangedError or ReadError unless the path still leads to the file that was read.
 
     One call of the system, since it is done between two epochs. What other machines write to a network file system it
     sees when their client does: as late as the pages it keeps, a minute by default for NFS.
     """
-    try:
+    with _opening(file):
         found = os.stat(file.path)
+    _check(file, FileIdentity.of(found))
+
+
+@contextmanager
+def _opening(file: PackedFile) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as exc:
         raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
-    _check(file, FileIdentity.of(found))
+    except OSError as exc:
+        raise ReadError(
+            f"{file.path}: cannot be opened any more ({exc.strerror}). Its header was read before: look at the disk or "
+            f"network, its mount, and the permissions of the file and its folders."
+        ) from exc
 
 
 def check_open(file: PackedFile, fd: int) -> None:
@@ -71,25 +81,26 @@ class HeldOffWriters:
             # A lease is one of the open file, which a fork shares: the child would end that of its parent.
             self._reset()
             self._fd = self._own_fd = open_checked(self._file)
-        self._local.depth = getattr(self._local, "depth", 0) + 1
-        if self._local.depth > 1:
-            return
+        depth = getattr(self._local, "depth", 0)
+        if not depth:
+            self._enter()
+        self._local.depth = depth + 1  # last: Ctrl-C may come at any time
+
+    def _enter(self) -> None:
         with self._all_out:
             # Threads that copy in turn would else hold a writer off for ever. The check that follows sees what it does.
-            while self._held and syscalls.writers_wait(self._fd):
+            while self._users and self._held and syscalls.writers_wait(self._fd):
                 self._all_out.wait()
-            self._users += 1
-            if self._users == 1:
+            if not self._users:
                 self._held = syscalls.hold_off_writers(self._fd)
                 until = time.monotonic() + _LET_IN_S
                 while self._let_in and not self._held and time.monotonic() < until and self._unchanged():
                     time.sleep(0.001)
                     self._held = syscalls.hold_off_writers(self._fd)
                 self._let_in = False
+            self._users += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._local.depth -= 1
         if self._local.depth:
             return

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, FormatError, ImageError, ReadError
+from fastload.errors import DamagedRowError, FormatError, ImageError, ReadError, typed
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
@@ -186,7 +186,8 @@ class RaggedReader:
                         self._require_packed(row)
                         raise FormatError(
                             f"{sample_name(self._file, row)}: {what}, and was packed like that. Fix its file and pack "
-                            f"again, or leave it out: `fastload repack {self._file.path} OUT.h5 --on-error skip`."
+                            f"again, or leave it out: "
+                            f"`fastload repack {typed(self._file.path)} OUT.h5 --on-error skip`."
                         ) from error
                 raise sample_error(self._file, row, what) from error
         lap("decoding" if index.encoding.any() else "reading")
@@ -257,7 +258,7 @@ def sample_error(file: PackedFile, row: int, reason: str) -> DamagedRowError:
     """Returns the error to raise for a damaged row: it names the sample, and says what to do."""
     return DamagedRowError(
         f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
-        f"`fastload verify {file.path}`, then copy it again, or pack it again.",
+        f"`fastload verify {typed(file.path)}`, then copy it again, or pack it again.",
         (row,),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, FormatError, ImageError
+from fastload.errors import ImageError
 from fastload.format.digests import DIGEST_FIELDS, pixel_digests, row_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.format.ragged import JPEG
@@ -20,6 +20,7 @@ from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, sample_error
+from fastload.read.row_errors import unreadable
 
 Check = Literal["always", "first"]
 """When a row is compared with its digests: each time that it is read, or the first time."""
@@ -133,13 +134,13 @@ class RowCheck:
                 continue
             if name in outs:
                 values = outs[name][part]
-                for at, why in _read(sources[name], name, rows[part], values).items():
+                for at, why in _copied(sources[name], name, rows[part], values).items():
                     wrong.setdefault(part.start + at, why)
                 arrays[name] = values if len(due) == len(values) else values[due - part.start]
             elif len(due):
                 field = self._file.fields[name]
                 arrays[name] = np.empty((len(due), *field.shape), field.dtype.newbyteorder("="))
-                for at, why in _read(sources[name], name, rows[due], arrays[name]).items():
+                for at, why in _copied(sources[name], name, rows[due], arrays[name]).items():
                     wrong.setdefault(int(due[at]), why)
         if not len(due):
             return
@@ -207,20 +208,12 @@ def _differs(names: Sequence[str]) -> str:
     return f"{one} not what was packed: the digest differs"
 
 
-def _read(
+def _copied(
     source: MappedRows | PreadRows | ChunkedRows, name: str, rows: NDArray[np.int64], out: NDArray[Any]
 ) -> dict[int, str]:
     """Copies rows into an array (n, ...); returns position -> why, of those in chunks that cannot be decoded."""
     if not isinstance(source, ChunkedRows):
         source.gather(rows, {name: out})
         return {}
-    try:
-        source.gather(rows, {name: out})
-    except FileChangedError:
-        raise
-    except (FormatError, OSError, RuntimeError) as error:  # of a chunk; of the disk; of h5py where a filter fails
-        if len(rows) == 1:
-            return {0: f"its `{name}` cannot be read ({error.__cause__ or error})"}
-        alone = (_read(source, name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
-        return {at: why for at, found in enumerate(alone) for why in found.values()}
-    return {}
+    failed = unreadable(source.gather, name, rows, out)
+    return {at: f"its `{name}` cannot be read ({why})" for at, why in failed.items()}

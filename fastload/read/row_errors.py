@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
-from fastload.errors import FastloadError, ReadError
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FastloadError, FileChangedError, FormatError, ReadError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.read.identity import check_path
@@ -24,10 +29,33 @@ def sample_name(file: PackedFile, row: int) -> str:
     return f"{file.path}: row {row}"
 
 
+def unreadable(
+    gather: Callable[[NDArray[np.int64], Mapping[str, NDArray[Any]]], object],
+    name: str,
+    rows: NDArray[np.int64],
+    out: NDArray[Any],
+) -> dict[int, str]:
+    """Has `gather` copy rows of a field into an array (n, ...); returns position -> why, of those it cannot read.
+
+    FileChangedError: the file was written to or truncated.
+    """
+    try:
+        gather(rows, {name: out})
+    except FileChangedError:
+        raise
+    except (FormatError, OSError, RuntimeError) as exc:  # of a chunk; of the disk; of h5py where a filter fails
+        if len(rows) > 1:  # One bad sector or chunk makes the read of them all fail.
+            alone = (unreadable(gather, name, rows[at : at + 1], out[at : at + 1]) for at in range(len(rows)))
+            return {at: why for at, found in enumerate(alone) for why in found.values()}
+        why = exc.__cause__ or exc
+        return {0: getattr(why, "strerror", None) or str(why)}
+    return {}
+
+
 def read_error(file: PackedFile, name: str, row: int | None, error: OSError) -> ReadError:
     """Returns the error to raise where the system cannot read a row, if known which, of a field."""
     whose = str(file.path) if row is None else sample_name(file, row)
     return ReadError(
         f"{whose}: `{name}` cannot be read ({error.strerror or error}). If the disk or the network fails, copy the "
-        f"file to another; `fastload verify {file.path}` lists what is lost."
+        f"file to another; `fastload verify {typed(file.path)}` lists what is lost."
     )

@@ -23,7 +23,7 @@ from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.merge import list_merged
-from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup
+from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import OnError
 
@@ -77,8 +77,9 @@ def repack_file(
     wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     choice = choice or Choice()
     _check_not_input([Path(file)], Path(output))
-    header, listing = list_packed(file)
-    chosen = choose_rows(listing, choice, header.path)
+    damaged: list[int] = []
+    header, listing = list_packed(file, damaged if on_error == "skip" else None)
+    chosen, listing = without_damaged(listing, choose_rows(listing, choice, header.path), damaged)
     in_order = bool(np.all(np.diff(chosen) > 0))
     if chunk_bytes is None:
         chunk_bytes = int(pack_options(header.attrs).get("chunk_bytes", CHUNK_BYTES))
@@ -126,7 +127,7 @@ def merge_files(
     """
     wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     _check_not_input(list(map(Path, files)), Path(output))
-    listing = list_merged(files)
+    listing = list_merged(files, skip_damaged=on_error == "skip")
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     headers = [read_header(file) for file in files]
     names = ", ".join(header.path.name for header in headers)

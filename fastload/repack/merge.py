@@ -15,7 +15,7 @@ import numpy as np
 from fastload.errors import OptionError, SourceError
 from fastload.format.column import Column
 from fastload.format.header import PackedFile
-from fastload.repack.packed_listing import list_packed, pack_options, regroup
+from fastload.repack.packed_listing import list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.arrays.raw_rows import JoinedRows
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
@@ -25,8 +25,10 @@ _IDS = "category_ids"  # the attribute with the number that a COCO file gives to
 _Part = tuple[PackedFile, Listing]
 
 
-def list_merged(paths: Sequence[str | Path]) -> Listing:
+def list_merged(paths: Sequence[str | Path], *, skip_damaged: bool = False) -> Listing:
     """Returns the rows of all files: of each split those of the first file, then those of the second, and so on.
+
+    `skip_damaged`: rows whose label or other values are not what was packed are left out, and not an error.
 
     SourceError: two files differ in a way that one file cannot hold; it names both. OptionError: fewer than two
     files, or one twice. Else as `list_packed`.
@@ -37,7 +39,7 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
     for at, path in enumerate(paths):
         if found[at] in found[:at]:
             raise OptionError(f"{path}: given twice; every row would be there twice.")
-    parts = [list_packed(path) for path in paths]
+    parts = [_part(path, skip_damaged=skip_damaged) for path in paths]
     for part in parts[1:]:
         _check_same_fields(parts[0], part)
     notes = [f"Merged {', '.join(f'{file.path.name} ({file.num_rows:,} rows)' for file, _ in parts)}."]
@@ -65,10 +67,18 @@ def list_merged(paths: Sequence[str | Path]) -> Listing:
         mtimes_ns=np.concatenate([listing.mtimes_ns for _, listing in parts]),
         files=_joined(files, parts) if files else None,
         masks=_join_masks(parts),
+        skipped=tuple(one for _, listing in parts for one in listing.skipped),
         attrs=_attrs(parts),
         digests=np.concatenate(known) if len(known) == len(parts) else None,
     )
     return regroup(joined, np.argsort(joined.split, kind="stable"))
+
+
+def _part(path: str | Path, *, skip_damaged: bool) -> _Part:
+    damaged: list[int] = []
+    file, listing = list_packed(path, damaged if skip_damaged else None)
+    kept, listing = without_damaged(listing, np.arange(len(listing)), damaged)
+    return file, listing.take(kept) if len(kept) < len(listing) else listing
 
 
 def _only(values: set[str], otherwise: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, MissingFileError, OptionError, SourceError
+from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.column import Column
 from fastload.format.digests import DIGEST_FIELDS, row_digests
@@ -29,11 +29,12 @@ _CARRIED = {"decoder": "unknown", "source_layout": "hdf5", "seed": 0, "shuffled"
 _OWN = {*PIXEL_FIELDS, *DIGEST_FIELDS, "split", "key"}
 
 
-def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
+def list_packed(path: str | Path, damaged: list[int] | None = None) -> tuple[PackedFile, Listing]:
     """Returns the header and the listing of a packed file, or of another HDF5 file that can be read as one.
 
     Rows keep their order, so splits are contiguous. The header and the columns are checked against their digests:
-    FormatError or SourceError if they are not those that were written. Labels of another tool's file that are texts
+    FormatError or SourceError if they are not those that were written; but where a list is given, the numbers of rows
+    with other values are added to it, and they stay in the listing. Labels of another tool's file that are texts
     become class numbers, in the order of the sorted texts.
     """
     file = read_header(path)
@@ -44,7 +45,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
             if lost := [name for name in ("labels", "masks") if name in others]:
                 raise FormatError(
                     f"{file.path}: `{lost[0]}` is of a kind that is not copied as it is, such as texts of any length. "
-                    f"Pack it: `fastload pack {file.path} OUT.h5`."
+                    f"Pack it: `fastload pack {typed(file.path)} OUT.h5`."
                 )
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
             for name in names:
@@ -54,7 +55,7 @@ def list_packed(path: str | Path) -> tuple[PackedFile, Listing]:
             raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)
     if file.version is not None:
-        _check_fields(file, values, keys)
+        _check_fields(file, values, keys, damaged)
     split_names = tuple(file.splits) or ("all",)
     split = np.zeros(file.num_rows, np.uint8)
     for number, rows in enumerate(file.splits.values()):
@@ -156,21 +157,34 @@ def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> tu
     return values.astype(np.int64) if values.ndim == 1 else values, attrs
 
 
-def _check_fields(file: PackedFile, values: dict[str, NDArray[Any]], keys: list[str]) -> None:
+def without_damaged(listing: Listing, rows: NDArray[np.int64], damaged: list[int]) -> tuple[NDArray[np.int64], Listing]:
+    """Returns those rows that are not damaged, and the listing with the others of them as skipped."""
+    bad = np.isin(rows, damaged)
+    if not bad.any():
+        return rows, listing
+    if bad.all():
+        raise SourceError(f"not one of {len(rows):,} rows is what was packed. Copy the file again, or pack it again.")
+    left_out = tuple((listing.keys[row], _DIFFERS) for row in rows[bad].tolist())
+    return rows[~bad], replace(listing, skipped=(*listing.skipped, *left_out))
+
+
+_DIFFERS = "its label or another value is not what was packed: the digest differs"
+
+
+def _check_fields(
+    file: PackedFile, values: dict[str, NDArray[Any]], keys: list[str], damaged: list[int] | None
+) -> None:
     """Compares the values of every row, except for pixels, with their digest."""
-    missing = [name for name in DIGEST_FIELDS if name not in values or values[name].dtype != np.uint64]
-    if missing:
-        raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(missing)}). The file "
-            f"was changed after packing; pack it again."
-        )
     found = row_digests({name: values[name] for name in values if name not in DIGEST_FIELDS})
     wrong = np.flatnonzero(found != values["digest_fields"])
-    if len(wrong):
+    if damaged is not None:
+        damaged += wrong.tolist()
+    elif len(wrong):
         rows = first_few([f"row {row} ({keys[row]})" for row in wrong.tolist()])
         raise SourceError(
             f"{file.path}: labels or other values of {len(wrong)} rows are not those that were packed: {rows}. Copy "
-            f"the file again, or pack it again."
+            f"the file again, pack it again, or leave them out: `fastload repack {typed(file.path)} OUT.h5 "
+            f"--on-error skip`."
         )
 
 

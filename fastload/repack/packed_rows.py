@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, ImageError, SourceError
+from fastload.errors import FormatError, ImageError, SourceError, typed
 from fastload.format.header import PackedFile
 from fastload.format.ragged import RAW, ZSTD, EncodedRow
 from fastload.images.image_header import ImageHeader, header_of_pixels
@@ -70,9 +70,10 @@ class Hdf5Rows(StoredRows):
         values = np.empty((len(rows), *field.shape), field.dtype.newbyteorder("="))
         if reasons := open_samples(self.file).read(self.name, rows, values):  # As a rule of one damaged chunk.
             reason = ImageError(f"`{self.name}` {next(iter(reasons.values()))}")
+            path = typed(self.file.path)
             raise SourceError(
                 f"{self.file.path}: {reason} (rows {first_few([str(rows[at]) for at in reasons])}). List all damage "
-                f"with `fastload verify {self.file.path}`; leave it out with `fastload repack --on-error skip`."
+                f"with `fastload verify {path}`; leave it out with `fastload repack {path} OUT.h5 --on-error skip`."
             ) from reason
         if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
             bad = list(map(str, rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()))

@@ -63,6 +63,8 @@ def open_tree(path: str | Path | Tree) -> Tree:
             files=FolderFiles.of(os.path.abspath(os.fsencode(path.parent)), [os.fsencode(name)], size, mtime),
             file=name,
         )
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceError(f"{path} is a pipe or device. Give a folder, or a file with the same content.")
     # Imported here: a folder is listed without zipfile, tarfile and lzma.
     from fastload.sources.archives.archive import list_archive
 

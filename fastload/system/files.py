@@ -11,7 +11,6 @@ import errno
 import mmap
 import os
 import platform
-import resource
 import stat
 import struct
 import sys
@@ -46,7 +45,8 @@ def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option:
     if not folder.is_dir():
         raise OutputError(f"{path}: its folder {folder} does not exist. Make it first.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{path}: no permission to make a file in {folder}. Choose another folder.")
+        why = "no permission to make a file in it, or a read-only disk"
+        raise OutputError(f"{path}: in {folder} no file can be made ({why}). Choose another folder.")
 
 
 def save_text(text: str, path: Path, *, force: bool) -> None:
@@ -106,17 +106,21 @@ def open_output(path: Path, flags: int, mode: int = 0o666) -> int:
     OutputError: a link or something else that is no file lies there; OSError: as `os.open`.
     """
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), mode)
+        # Without waiting for somebody at the other end of a pipe.
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0), mode)
     except OSError as exc:
-        if not path.is_symlink():
+        if path.is_symlink():
+            raise OutputError(
+                f"{path}: is a symbolic link. It is not followed, since what it leads to would be overwritten. Remove "
+                f"the link, or choose another output."
+            ) from exc
+        if exc.errno not in (errno.ENXIO, errno.EISDIR):  # a pipe that nobody reads, a folder
             raise
-        raise OutputError(
-            f"{path}: is a symbolic link. It is not followed, since what it leads to would be overwritten. Remove the "
-            f"link, or choose another output."
-        ) from exc
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OutputError(f"{path}: is a device or pipe. This name is needed for a file; remove it.")
+        fd = -1
+    if fd < 0 or not stat.S_ISREG(os.fstat(fd).st_mode):
+        if fd >= 0:
+            os.close(fd)
+        raise OutputError(f"{path}: is a folder, device or pipe. This name is needed for a file; remove it.")
     return fd
 
 
@@ -173,44 +177,6 @@ def sync_files_below(folder: Path) -> None:
             with open(os.path.join(above, name), "rb") as file:
                 os.fsync(file.fileno())
         sync_folder(Path(above))
-
-
-@contextlib.contextmanager
-def scratch_file() -> Iterator[tuple[int, str]]:
-    """Yields an empty sparse file, gone afterwards: its descriptor and a path to it. In memory, so that no disk fills.
-
-    Where the system has no such files (macOS), it lies in the folder for temporary files.
-    """
-    fd = -1
-    if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):
-            fd = os.memfd_create("fastload")
-    path = f"/proc/self/fd/{fd}"
-    try:
-        if os.path.exists(path):  # /proc may not be mounted.
-            yield fd, path
-            return
-    finally:
-        if fd >= 0:
-            os.close(fd)
-    with tempfile.NamedTemporaryFile(prefix="fastload-") as named:
-        yield named.fileno(), named.name
-
-
-def check_size_limit(num_bytes: int) -> None:
-    """Raises OSError (EFBIG) where this process may not write so large a file (`ulimit -f`)."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit not in (resource.RLIM_INFINITY, -1) and num_bytes > limit:
-        raise OSError(errno.EFBIG, f"the file needs up to {num_bytes:,} bytes, `ulimit -f` allows {limit:,}")
-
-
-def forget(fd: int, start: int, stop: int) -> None:
-    """Frees the memory of a part of a `scratch_file`, which then reads as zeros where whole pages lie in it."""
-    stop = min(stop, os.fstat(fd).st_size)  # The last bytes may not have been written yet.
-    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < end and hasattr(mmap, "MADV_REMOVE"):
-        with contextlib.suppress(OSError), mmap.mmap(fd, end - first, offset=first) as pages:
-            pages.madvise(mmap.MADV_REMOVE)
 
 
 def read_bytes(fd: int, length: int, offset: int) -> bytes:

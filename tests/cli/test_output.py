@@ -12,6 +12,7 @@ from fastload.cli.output import (
     format_seconds,
     one_line,
     one_line_errors,
+    print_table,
     show_warnings_in_one_line,
 )
 from fastload.errors import SourceError
@@ -19,6 +20,16 @@ from fastload.errors import SourceError
 
 def test_control_characters_and_undecodable_bytes_are_written_out_and_durations_are_for_people():
     assert one_line("a\nb\x1b[31m\udcff é") == "a\\nb\\x1b[31m\\udcff é"
+
+
+def test_what_is_printed_of_a_text_of_any_length_is_bounded(capsys):
+    name = "a" + 10**6 * "\x1b" + "z: how to fix it"
+    assert one_line(name).startswith(r"a\x1b") and one_line(name).endswith("z: how to fix it")
+    assert "990,017 letters left out" in one_line(name) and len(one_line(name)) < 41_000
+    print_table(("field", "type"), [(name, "int64"), ("b", "int64")])
+    out = capsys.readouterr().out
+    assert len(out) < 3_000 and "\x1b" not in out
+
     durations = {0.04: "40 ms", 4.24: "4.2 s", 200: "3 min 20 s", 7500: "2 h 5 min"}
     assert {seconds: format_seconds(seconds) for seconds in durations} == durations
 

@@ -305,11 +305,15 @@ def test_killed_the_same_call_continues(tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_what_was_changed_meanwhile_is_not_overwritten(tmp_path):
+@pytest.mark.parametrize("image", [True, False])
+def test_what_was_changed_meanwhile_is_not_overwritten(tmp_path, image):
     source = make(tmp_path / "a.h5")
     _killed(source, tmp_path / "out", 5)
     mine = min((tmp_path / "out").rglob("*.png"))
-    Image.new("RGB", (5, 6)).save(mine)
+    if image:
+        Image.new("RGB", (5, 6)).save(mine)
+    else:
+        mine.write_bytes(b"no image, but somebody's all the same")
     before = mine.read_bytes()
     with pytest.raises(OutputError, match="was changed since it was exported"):
         export_file(source, tmp_path / "out")

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small_files import random_pixels, rows_by_key
 
@@ -31,6 +31,7 @@ def is_formula(cell: str) -> bool:
 
 
 @settings(max_examples=300)
+@example([["", " \n"]])
 @given(st.lists(st.lists(TEXTS, min_size=2, max_size=2), min_size=1, max_size=5))
 def test_no_cell_is_a_formula_and_all_come_back(rows: list[list[str]]) -> None:
     safe = [[escape_formula(cell) for cell in row] for row in rows]

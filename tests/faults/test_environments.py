@@ -197,6 +197,20 @@ ODD = {
     "many characters": "x" * 240 + ".h5",
 }
 
+COMMANDS = """
+    import sys
+    from fastload.cli import main
+
+    folder, name = sys.argv[1:]
+    for words in (["pack", folder, name, "--workers", "1"], ["info", name], ["verify", name]):
+        sys.argv = ["fastload", *words]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, (words, end.code)
+    print("done")
+"""
+
 
 @pytest.mark.parametrize("name", ODD.values(), ids=ODD.keys())
 def test_odd_names_are_packed_read_verified_and_loaded(warm_python, image_folder, tmp_path, name):
@@ -204,9 +218,9 @@ def test_odd_names_are_packed_read_verified_and_loaded(warm_python, image_folder
     folder.mkdir()
     photos = image_folder(8).rename(folder / f"photos {name[:200]}")
     word = f"./{name}" if name.startswith("-") else name
-    for words in (("pack", f"./{photos.name}", word, "--workers", "1"), ("info", word), ("verify", word)):
-        done = warm_python.run("-m", "fastload", *words, cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "commands.py").write_text(textwrap.dedent(COMMANDS))
+    done = warm_python.run(tmp_path / "commands.py", f"./{photos.name}", word, cwd=folder)
+    assert done.returncode == 0 and done.stdout.endswith("\ndone\n"), done.stdout + done.stderr
     assert sorted(os.listdir(folder)) == sorted([photos.name, name])
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT).replace("BATCH", "8"))
     done = warm_python.run(tmp_path / "script.py", word, "fork", "same", cwd=folder)

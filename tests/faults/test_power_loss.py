@@ -18,6 +18,8 @@ import pytest
 from faulty_commands import CASES, CREATED, Bench, Call, Case, bench, log_found, read_calls
 from power_loss import MODES, Mode, after_crash, changing_calls, restore, snapshot
 
+from fastload.pack.journal import MAGIC
+
 POINTS = int(os.environ.get("FASTLOAD_FAULTS", "40"))
 _TWICE = 4  # of so many crashes one is followed by a crash of the command that was to finish
 
@@ -55,6 +57,7 @@ def test_after_any_power_failure_the_same_command_finishes_with_the_same_bytes(c
         assert after_crash(starts[case.name], recorded[case.name], 10**6, "killed", random.Random()) == snapshot(
             output.parent
         ), "the calls that were recorded are all that changes the folder"
+        check_kept(starts[case.name], recorded[case.name], output.parent)
         shutil.rmtree(output.parent)
     everything = crashes(recorded)
     survived, wrong = Counter[str](), list[str]()
@@ -78,6 +81,18 @@ def test_after_any_power_failure_the_same_command_finishes_with_the_same_bytes(c
     commands.check_inputs()
     log_found("power failures", POINTS, survived, wrong, end=True)
     assert not wrong, "\n\n".join(wrong)
+
+
+def check_kept(start: dict[str, bytes | None], calls: list[Call], folder: Path) -> None:
+    """Checks that a finished output, and the journal of a begun one, are there whatever was not synced is lost."""
+    lost = after_crash(start, calls, len(calls), "all lost", random.Random())
+    assert snapshot(folder).items() <= lost.items(), "what a command that ended has made is on the disk, as is its name"
+    made = [n for n, call in enumerate(calls) if call.kind == "open" and call.offset & CREATED]
+    part = next((n for n in made if calls[n].path.endswith(".h5.part")), None)
+    if part is not None:
+        begun = after_crash(start, calls, part, "all lost", random.Random())
+        journal = begun.get(calls[part].path.removesuffix(".part") + ".journal")
+        assert journal is not None and journal.startswith(MAGIC), "the journal is on the disk before the file is made"
 
 
 def again(commands: Bench, case: Case, folder: Path, rng: random.Random) -> None:

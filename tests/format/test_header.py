@@ -94,13 +94,16 @@ def _virtual(file):
     ("change", "message"),
     [
         (lambda file: file.__setitem__("extra", h5py.ExternalLink("other.h5", "/x")), "link into another file"),
-        (lambda file: file.__setitem__("extra", h5py.SoftLink("/nowhere")), "leads nowhere"),
+        (
+            lambda file: file.__setitem__("extra", h5py.SoftLink("/nowhere")),
+            "damaged, or a link to nothing",
+        ),
         (lambda file: file.create_dataset("extra", (50,), "u1", external=[("other.bin", 0, 50)]), "in another file"),
         (_virtual, "virtual dataset"),
         (lambda file: file.create_dataset("extra", data=["a"] * 50, dtype=h5py.string_dtype()), "type object"),
         (lambda file: file.create_dataset("extra", data=np.zeros(49)), "49 rows"),
         (lambda file: file.create_group("extra"), "is a group"),
-        (lambda file: file["split"].__setitem__(3, 1), "one contiguous run"),
+        (lambda file: (file["split"].__setitem__(3, 1), file["key"].__setitem__(3, b"x")), "one contiguous run"),
         (lambda file: file.attrs.modify("fastload_version", 2), "format version 2"),
     ],
 )

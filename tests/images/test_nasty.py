@@ -93,7 +93,7 @@ def test_each_alone_gives_the_same(tmp_path, shared_data, manifest):
         shutil.copy(shared_data / "nasty" / "files" / name, source)
         output = tmp_path / name / "o.h5"
         if expected := expected_reason(row):
-            with pytest.raises(SourceError, match=rf"1 of 1 images cannot be decoded: {name}: .*({expected})"):
+            with pytest.raises(SourceError, match=rf"1 of 1 images cannot be read: {name}: .*({expected})"):
                 pack_images(source, output, size=SIZE, workers=0)
             assert not output.exists(), name
             continue

@@ -114,6 +114,51 @@ def test_no_line_is_wider_than_its_room_and_no_word_is_lost() -> None:
     assert wrap("", font, 112, 2) == []
 
 
+class CountingFont(ImageFont.FreeTypeFont):
+    """A font that counts the letters that it measures and draws."""
+
+    letters = 0
+
+    def getlength(self, text: str, *args: Any, **options: Any) -> float:  # type: ignore[override]
+        type(self).letters += len(text)
+        return super().getlength(text, *args, **options)
+
+    def getmask2(self, text: str, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        type(self).letters += len(text)
+        return super().getmask2(text, *args, **options)
+
+
+def test_names_of_any_length_are_cut_before_they_are_measured_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counting(size: float) -> ImageFont.FreeTypeFont:
+        font = load(size)
+        font.__class__ = CountingFont
+        return font
+
+    load = ImageFont.load_default
+    monkeypatch.setattr(ImageFont, "load_default", counting)
+    letters, sizes = [], []
+    for length in (2_000, 60_000):
+        path = tmp_path / f"{length:05}.h5"
+        write_random(
+            path,
+            rows=8,
+            columns={
+                "labels": Column(np.zeros(8, np.int64), {"names": ("i" * length, "W " * length)}),
+                "boxes": Column(np.tile(np.array([1, 1, 9, 9], np.int32), (8, 1, 1)), {"names": ("x", "y", "w", "h")}),
+                "box_labels": Column(np.zeros((8, 1), np.int64), {"names": ("l" * length,)}),
+            },
+        )
+        CountingFont.letters = 0
+        make_preview(path, path.with_suffix(".png"))
+        letters.append(CountingFont.letters)
+        with Image.open(path.with_suffix(".png")) as sheet:
+            sizes.append(sheet.size)
+    assert 0 < letters[1] == letters[0] < 30_000
+    assert sizes[1] == sizes[0]
+
+
 def one_image(tmp_path: Path, **columns: Column) -> NDArray[np.uint8]:
     """The part of a sheet that shows one image of 60 x 120, enlarged twice, with its fields."""
     images = np.full((1, 60, 56, 3), 200, np.uint8)

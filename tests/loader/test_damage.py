@@ -16,6 +16,7 @@ from ragged_cases import flip_byte, varied_file
 from small_files import random_pixels, write_foreign, write_random
 
 from fastload import DamagedRowError, FastLoader, FormatError, OptionError, PackedDataset
+from fastload.format.digests import header_digest
 from fastload.format.header import read_header
 from fastload.transforms import Normalize, RandomCrop, RandomResizedCrop
 
@@ -183,6 +184,14 @@ def test_damaged_rows_are_not_in_a_cache(packed_copy, cache):
     kept.close()
 
 
+def test_a_cached_batch_of_damaged_rows_alone_is_an_error_that_names_one(packed_copy):
+    damage(packed_copy, 8, 9)
+    loader = loader_of(packed_copy, 2, shuffle=False, on_damage="skip", device=Device(), cache="host")
+    with pytest.raises(DamagedRowError, match=r"sample '.*' \(row 8\): is damaged.*fastload verify") as caught:
+        pairs(loader)
+    assert set(caught.value.rows) == {8, 9}
+
+
 def test_a_header_that_was_changed_is_an_error_when_the_file_is_opened(packed_copy):
     with h5py.File(packed_copy, "r+") as file:
         file["labels"].attrs["names"] = np.array([b"x", b"y", b"z"])
@@ -193,6 +202,16 @@ def test_a_header_that_was_changed_is_an_error_when_the_file_is_opened(packed_co
     assert len(pairs(FastLoader(dataset, 4, share=None))) == N
     with pytest.raises(FormatError, match="header"):
         FastLoader(dataset, 4, check="first", share=None)
+
+
+@pytest.mark.parametrize("name", ["digest", "digest_fields"])
+def test_a_packed_file_without_digests_is_refused_even_if_its_header_says_so(packed_copy, name):
+    with h5py.File(packed_copy, "r+") as file:
+        del file[name]
+        file.attrs["header_digest"] = header_digest(file)
+    with pytest.raises(FormatError, match=rf"its digests cannot be read \(missing or of another type: {name}\)"):
+        FastLoader(packed_copy, 4, share=None)
+    assert len(pairs(FastLoader(packed_copy, 4, check=None, share=None))) == N
 
 
 def test_a_file_of_another_program_has_nothing_to_compare_with(tmp_path):

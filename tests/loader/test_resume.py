@@ -279,6 +279,27 @@ def test_a_state_of_the_release_before_mixed_echo_goes_on_in_its_place(packed):
     assert run(loader) == whole[2 * 3 + 2 :]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_within_the_loop_is_of_the_epoch_that_runs_also_when_the_next_one_is_chosen(packed, workers):
+    whole = run(FastLoader(packed, 12, workers=workers))
+    loader, states, plain = FastLoader(packed, 12, workers=workers), [], []
+    for _ in loader:
+        plain.append(loader.state_dict())
+        loader.set_epoch(5)
+        states.append(loader.state_dict())
+        assert loader.epoch == 5
+    assert states == plain and [state["epoch"] for state in states] == [0] * len(whole)
+    assert loader.state_dict()["epoch"] == 5
+    for done, state in enumerate(states[:-1], 1):
+        resumed = FastLoader(packed, 12, workers=workers)
+        resumed.load_state_dict(state)
+        assert run(resumed) == whole[done:]
+    for _ in loader:
+        break
+    loader.set_epoch(7)
+    assert loader.state_dict()["epoch"] == 7, "the loop was left"
+
+
 def kernel_read_bytes():
     """Bytes that this process, all its threads together, was given by read system calls."""
     return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["rchar"])

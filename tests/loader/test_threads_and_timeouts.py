@@ -268,6 +268,20 @@ def test_auto_workers_and_transforms_take_a_timeout(packed, start):
     loader.close()
 
 
+def test_a_wait_counts_from_its_begin_however_often_it_is_looked_at(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    patience = waiting.Patience(10.0)
+    for _ in range(2):  # each wait anew
+        patience.begin()
+        for passed in (0, 4, 8):
+            now[0] += 4 * (passed > 0)
+            assert patience.left(str) == 10 - passed
+        now[0] += 2
+        with pytest.raises(WorkerTimeoutError, match="within timeout=10 s"):
+            patience.left(str)
+
+
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", None, True])
 def test_a_timeout_is_a_number_of_seconds(packed, timeout):
     with pytest.raises(OptionError, match=r"timeout=.*seconds.*0 waits"):

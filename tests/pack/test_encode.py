@@ -87,7 +87,7 @@ def test_source_keeps_jpegs_byte_for_byte_and_counts_what_is_none(tmp_path):
     assert rows["turned.jpg"].orientation == 6 and rows["turned.jpg"].shape == (60, 30, 3)
     for name in ("cmyk.jpg", "drawn.png"):
         assert bytes(rows[name].image) == pixels_of(files[name], rows[name].shape).tobytes()
-    assert survey.converted["no plain JPEG -> stored as pixels"] == 2 and "`fastload verify`" in survey.notes[-1]
+    assert survey.converted["no plain JPEG -> stored as pixels"] == 2 and "`--strict`" in survey.notes[-1]
 
 
 def test_jpegs_made_here_have_a_restart_marker_for_each_row_of_blocks(tmp_path):

@@ -14,14 +14,16 @@ import h5py
 import numpy as np
 import pytest
 from interrupted import full_disk, leftovers, stop_at
+from small_trees import picture
 
 from fastload import pack_images
 from fastload.errors import OutputError, ResumeError
 from fastload.export import export_file
 from fastload.format.column import Column
+from fastload.format.scratch import scratch_file
 from fastload.format.writer import PixelSpec, create_file
 from fastload.repack import repack_file
-from fastload.system.files import save_bytes, scratch_file
+from fastload.system.files import save_bytes
 
 IMAGES = [(np.full((8, 8, 3), value, np.uint8), value % 2) for value in range(40)]
 OPTIONS: dict[str, Any] = {"workers": 0, "chunk_bytes": 400}
@@ -92,7 +94,7 @@ def test_a_meta_file_of_the_users_is_refused_and_one_of_an_interrupted_pack_is_r
 
 def test_a_pipe_under_the_journals_name_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "o.h5.journal")
-    with pytest.raises(OutputError, match=r"o.h5.journal: is a device or pipe"):
+    with pytest.raises(OutputError, match=r"o.h5.journal: is a folder, device or pipe"):
         pack_images(IMAGES, tmp_path / "o.h5", **OPTIONS)
 
 
@@ -189,3 +191,12 @@ def test_hdf5_writes_the_same_bytes_into_memory(tmp_path: Path) -> None:
         pytest.raises(OSError, match=r"needs up to .* bytes, `ulimit -f`"),
     ):
         create_file(path, **options)
+
+
+def test_a_limit_on_the_size_of_files_is_named_before_packing_begins(tmp_path: Path) -> None:
+    for value in (1, 2):
+        picture(tmp_path / "photos" / "images" / f"{value}.png", value)
+        picture(tmp_path / "photos" / "masks" / f"{value}.png", value)
+    with full_disk(100_000), pytest.raises(OutputError, match=r"o\.h5: cannot be packed .*`ulimit -f` allows 100,000"):
+        pack_images(tmp_path / "photos", tmp_path / "o.h5", workers=0)
+    assert leftovers(tmp_path / "o.h5") == []

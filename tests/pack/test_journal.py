@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,15 @@ from fastload.errors import ResumeError
 from fastload.pack import pack_images
 from fastload.pack.encode import HEADERS, ROW, Headers
 from fastload.pack.journal import SOURCE, Journal, TaskRecord, headers_from_json, headers_to_json
+
+HEAD = {
+    **dict.fromkeys(("release", "decoder", "layout", "fields", "plan"), ""),
+    **{"options": {"size": 3}, "streams": [["images", "o.h5.part", 4096]], "headers": None},
+}
+REPORT = {
+    **{"store": "raw", "header_digest": "ab", "path": "o.h5.part", "chunks": 1, "pixel_bytes": 1, "sources": 1},
+    **{"converted": {}, "encodings": {}, "skipped": [], "notes": []},
+}
 
 
 def _record(number: int) -> TaskRecord:
@@ -25,7 +36,7 @@ def _record(number: int) -> TaskRecord:
 def _written(path: Path) -> list[int]:
     """Writes a journal of tasks 1 and 0; returns its size after the head and after each."""
     with closing(Journal(path)) as journal:
-        journal.begin({"options": {"size": 3}}, np.ones(5, SOURCE))
+        journal.begin(HEAD, np.ones(5, SOURCE))
         ends = [path.stat().st_size]
         for number in (1, 0):
             journal.written(_record(number))
@@ -44,15 +55,13 @@ def test_the_journal_is_read_up_to_the_last_whole_record_wherever_it_is_torn(tmp
             if size < ends[0]:
                 assert found is None
                 continue
-            assert found is not None and found.head == {"options": {"size": 3}} and len(found.sources) == 5
+            assert found is not None and found.head == HEAD and len(found.sources) == 5
             assert sorted(found.tasks) == sorted([1, 0][: sum(size >= end for end in ends[1:])])
             for number, task in found.tasks.items():
                 assert task.to_bytes() == _record(number).to_bytes() and task.reasons == {9: "truncated é"}
-            journal.finished({"header_digest": "ab"})
+            journal.finished(REPORT)
             again = journal.read()
-            assert (
-                again is not None and again.finished == {"header_digest": "ab"} and len(again.tasks) == len(found.tasks)
-            )
+            assert again is not None and again.finished == REPORT and len(again.tasks) == len(found.tasks)
 
 
 @pytest.mark.parametrize("at", [0, 8, 16, 23, 70])
@@ -79,6 +88,8 @@ def test_a_record_damaged_in_digest_number_length_or_body_and_all_behind_it_are_
         (0, _record(0).to_bytes()[:-1]),
         (0, _record(0).to_bytes().replace(b"truncated", b"truncat\xff\xff")),
         (-2, b"[1]"),
+        (-2, json.dumps(REPORT | {"path": None}).encode()),
+        (-2, json.dumps({name: REPORT[name] for name in list(REPORT)[1:]}).encode()),
         (-2, b"[" * 100_000),
     ],
 )
@@ -93,6 +104,34 @@ def test_a_record_that_no_packer_writes_is_not_believed_even_if_its_digest_is_ri
     with closing(Journal(tmp_path / "j")) as journal:
         found = journal.read()
         assert found is not None and list(found.tasks) == [1] and (tmp_path / "j").stat().st_size == ends[1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: ...} for name in HEAD),
+        {"options": []},
+        {"headers": 3},
+        {"streams": [["images", "o.h5.part"]]},
+        {"streams": [["images", "o.h5.part", "4096"]]},
+        {"streams": [["images", "other.h5", 4096]]},  # of somebody else: it would be cut
+        {"streams": [["images", "../o.h5.part", 4096]]},
+    ],
+)
+def test_a_head_that_no_packer_writes_is_refused_even_if_its_digest_is_right(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    images = [np.full((2, 3, 3), value, np.uint8) for value in range(4)]
+    (tmp_path / "other.h5").write_bytes(b"mine" * 3000)
+    (tmp_path / "o.h5.part").write_bytes(bytes(9000))
+    with closing(Journal(tmp_path / "o.h5.journal")) as journal:
+        journal.begin(
+            {name: value for name, value in {**HEAD, **changes}.items() if value is not ...}, np.ones(4, SOURCE)
+        )
+    with pytest.raises(ResumeError, match=r"its journal is missing or damaged.*Start again with `--overwrite`"):
+        pack_images(images, tmp_path / "o.h5")
+    assert pack_images(images, tmp_path / "o.h5", overwrite=True).num_samples == 4
+    assert (tmp_path / "other.h5").read_bytes() == b"mine" * 3000
 
 
 def test_headers_that_are_damaged_are_read_anew() -> None:

@@ -143,7 +143,7 @@ def test_what_cannot_be_decoded_at_all_still_ends_a_strict_pack(tmp_path):
     source = source_of(tmp_path / "s")
     data = (source / "a/06.jpg").read_bytes()
     (source / "a/06.jpg").write_bytes(data[: len(data) // 2])
-    with pytest.raises(SourceError, match=r"1 of 12 images cannot be decoded: a/06\.jpg"):
+    with pytest.raises(SourceError, match=r"1 of 12 images cannot be read: a/06\.jpg"):
         pack_images(source, tmp_path / "o.h5", workers=0, strict=True, **OPTIONS)
     report = pack_images(source, tmp_path / "o.h5", workers=0, strict=True, on_error="skip", **OPTIONS)
     assert sorted(key for key, _ in report.skipped) == sorted([*WARNED, "a/06.jpg"])

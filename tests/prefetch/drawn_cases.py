@@ -27,9 +27,9 @@ from sample_files import write_packed
 
 NORMALIZE = Normalize([0.5, 0.4, 0.3], [0.2, 0.25, 0.3])
 CASES = {
-    "imagenet": [RandomResizedCrop((5, 4)), RandomHorizontalFlip(), NORMALIZE],
-    "colour and erasing": [RandomResizedCrop(5), ColorJitter(0.3, 0.3), RandomErasing(p=0.7, value=9), NORMALIZE],
-    "two passes": [Resize(10), RandomHorizontalFlip(), Cutout(4), CenterCrop(7), NORMALIZE],
+    "imagenet": [RandomResizedCrop((3, 4)), RandomHorizontalFlip(), NORMALIZE],
+    "colour and erasing": [RandomResizedCrop((3, 5)), ColorJitter(0.3, 0.3), RandomErasing(p=0.7, value=9), NORMALIZE],
+    "two passes": [Resize(6), RandomHorizontalFlip(), Cutout(3), CenterCrop(4), NORMALIZE],
 }  # fmt: skip
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from child_processes import child_environment
+from child_processes import run_interpreted
 from late_backend import Device
 from PIL import Image
 from ragged_cases import flip, jpeg_row, varied_file, varied_rows
@@ -500,13 +497,8 @@ def test_images_on_the_device_are_turned_as_those_of_the_cpu(orientation):
 
 def test_the_kernel_cuts_decoded_images_in_the_interpreter():
     pytest.importorskip("triton", reason="Triton has no build for this system")
-    script = Path(__file__).with_name("decoded_by_kernel.py")
-    environment = child_environment(
-        TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join([str(script.parent), *sys.path])
-    )
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["training", "evaluation", "colour"]
+    found = run_interpreted(Path(__file__).with_name("decoded_by_kernel.py"))
+    assert found.split() == ["training", "evaluation", "colour"]
 
 
 @pytest.mark.gpu

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from child_processes import child_environment
+from child_processes import run_interpreted
 from drawn_cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,9 +197,4 @@ def test_large_masks_keep_no_images_either(tmp_path, transforms):
 
 def test_the_kernel_reads_the_words_of_a_slot_in_the_interpreter():
     pytest.importorskip("triton", reason="Triton has no build for this system")
-    environment = child_environment(TRITON_INTERPRET="1")
-    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])  # late_backend.py
-    cases = Path(__file__).with_name("drawn_cases.py")
-    done = subprocess.run([sys.executable, str(cases)], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split("\n")[:-1] == list(CASES)
+    assert run_interpreted(Path(__file__).with_name("drawn_cases.py")).split("\n")[:-1] == list(CASES)

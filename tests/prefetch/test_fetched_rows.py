@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -19,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from child_processes import run_interpreted
 from late_backend import Device
 from small_files import write_random
 
@@ -128,15 +126,7 @@ def main():
 
 @functools.cache
 def errors_under_the_interpreter():
-    from child_processes import child_environment
-
-    environment = child_environment(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).resolve().parents[1])  # late_backend.py
-    run = subprocess.run(
-        [sys.executable, "-W", "error", __file__], env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return json.loads(run.stdout)
+    return json.loads(run_interpreted(Path(__file__)))
 
 
 @pytest.mark.skipif(not gpu.triton_available(), reason="Triton is not installed")

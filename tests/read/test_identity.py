@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fastload.errors import FileChangedError
+from fastload.errors import FileChangedError, ReadError
 from fastload.format.header import read_header
-from fastload.read.identity import HeldOffWriters, check_open, open_checked
+from fastload.read.identity import HeldOffWriters, check_open, check_path, open_checked
 from fastload.system import syscalls
 
 PACKED = {"rows": 20}
@@ -101,3 +101,28 @@ def test_a_forked_child_does_not_end_the_lease_of_its_parent(held) -> None:
         _wait_for(lambda: syscalls.writers_wait(fd))
         check_open(file, fd)
     writer.join()
+
+
+@pytest.mark.parametrize("look", [check_path, open_checked])
+def test_a_file_that_cannot_be_looked_at_any_more_is_named_with_the_reason(packed_copy: Path, look) -> None:
+    (packed_copy.parent / "sub").mkdir()
+    file = read_header(packed_copy.rename(packed_copy.parent / "sub" / "file.h5"))
+    (packed_copy.parent / "sub").rename(packed_copy.parent / "moved")
+    (packed_copy.parent / "sub").write_bytes(b"no folder")
+    with pytest.raises(ReadError, match=r"sub/file.h5: cannot be opened any more \(Not a directory\)"):
+        look(file)
+
+
+def test_ctrl_c_while_a_copy_begins_leaves_nobody_waiting(held, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fd, guard = held
+
+    def interrupted(fd: int) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(syscalls, "hold_off_writers", interrupted)
+        with guard:
+            pass
+    with guard:
+        held_off = syscalls.hold_off_writers(fd)
+    assert held_off and guard._users == 0 and syscalls.writers_wait(fd)  # nothing is held: F_GETLEASE gives F_UNLCK

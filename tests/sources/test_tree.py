@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from small_trees import make, refused
 
+from fastload.errors import SourceError
+from fastload.pack import pack_images
 from fastload.sources.layouts import list_source
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tree import FolderFiles, key_of
@@ -101,3 +103,11 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, locked: str, message: str
     finally:
         (root / locked).chmod(mode)
     assert out.startswith("SourceError") and message in out and "Permission denied" in out
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+@pytest.mark.parametrize("name", ["a.csv", "a.tar", "images.npz", "a.h5", "a"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match="is a pipe or device"):
+        pack_images(tmp_path / name, tmp_path / "out.h5")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 
 import pytest
 
-from fastload.system.files import _probed, drop, read_bytes, read_into, resident_share, write_all, write_at
+from fastload.errors import OutputError
+from fastload.system.files import _probed, drop, open_output, read_bytes, read_into, resident_share, write_all, write_at
 
 
 @pytest.fixture
@@ -64,3 +66,20 @@ def test_what_was_dropped_comes_back_when_it_is_read_and_an_empty_file_has_no_sh
     with open(path, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[::4096]) >= 0  # touches each page
         assert drop(path) == 1  # mapped pages stay
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_CREAT])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_where_an_output_belongs_is_refused_and_not_waited_for(tmp_path, flags, make):
+    make(tmp_path / "o")
+    said = []
+
+    def refused():
+        with pytest.raises(OutputError, match=r"o: is a folder, device or pipe"):
+            open_output(tmp_path / "o", flags)
+        said.append(True)
+
+    waits = threading.Thread(target=refused, daemon=True)
+    waits.start()
+    waits.join(60)
+    assert said

@@ -7,7 +7,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from fastload.errors import SourceError
+from fastload.errors import SourceError, typed
 from fastload.sources.archives.members import (
     DEFLATED,
     LOCAL_HEADER,
@@ -41,7 +41,8 @@ def list_zip(path: Path) -> FoundMembers:
     except (zipfile.BadZipFile, ValueError, OverflowError, OSError, RuntimeError, struct.error, EOFError) as exc:
         raise SourceError(
             f"{path}: the list of members at the end of this zip is damaged or missing ({exc}). "
-            f"The copy or download was probably cut short: fetch it again, or try `zip -FF {path} --out repaired.zip`."
+            f"The copy or download was probably cut short: fetch it again, or try "
+            f"`zip -FF {typed(path)} --out repaired.zip`."
         ) from exc
     # Some archivers of Windows write `train\\cat\\1.jpg` against the specification.
     backslashes = any("\\" in info.filename for info in infos) and not any("/" in info.filename for info in infos)

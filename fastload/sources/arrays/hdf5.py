@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, SourceError
+from fastload.errors import FormatError, MissingFileError, SourceError, typed
 from fastload.format.digests import linear_offset, plain
 from fastload.format.header import open_hdf5
 from fastload.sources.arrays.named import IMAGES, NamedArray, samples_of_arrays
@@ -67,17 +67,15 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
                 if "fastload_version" in file.attrs:
                     raise SourceError(
                         f"{path}: fastload packed this file. Change its chunks, order or rows with "
-                        f"`fastload repack {path} OUT.h5`."
+                        f"`fastload repack {typed(path)} OUT.h5`."
                     )
                 found = list(_datasets(path, file, draft.notes))
                 arrays += [replace(array, split=split if len(names) > 1 else "") for array in found]
                 if len(names) == 1:
                     splits, hidden, lists = _fuel_splits(path, file)
                     arrays = [array for array in arrays if array.name not in lists]
-        except FormatError as exc:
+        except (FormatError, MissingFileError) as exc:
             raise SourceError(str(exc)) from exc
-        except (OSError, RuntimeError, KeyError) as exc:  # what h5py raises if the metadata is damaged
-            raise SourceError(f"{path}: its HDF5 metadata is damaged ({exc}). Copy it again.") from exc
     counts = Counter((array.name, array.split) for array in arrays)
     if twice := sorted({name for (name, _), count in counts.items() if count > 1}):
         raise SourceError(f"{tree.given}: several files hold {first_few(twice)}. Give one of them.")
@@ -91,7 +89,7 @@ def _dataset(path: str | Path, name: str) -> Iterator[Any]:
     try:
         with open_hdf5(Path(path)) as file:
             yield file[name]
-    except (OSError, RuntimeError, KeyError, FormatError) as exc:
+    except (FormatError, MissingFileError) as exc:
         raise SourceError(f"{path}: {name} cannot be read ({exc}). Copy the file again.") from exc
 
 

@@ -120,7 +120,9 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
                 if occurs[member.filename] > 1:
                     raise SourceError(f"{where}: {key_of(member.filename)} occurs twice. Save the arrays again.")
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise SourceError(f"{where}: {key_of(member.filename)}: compressed otherwise than NumPy does.")
+                    raise SourceError(
+                        f"{where}: {key_of(member.filename)}: compressed otherwise than NumPy does. Save it again."
+                    )
                 source: int | Callable[[], bytes] = partial(load, member)
                 if member.compress_type == zipfile.ZIP_STORED and not tree.archive:
                     position = file.tell()

@@ -32,7 +32,7 @@ ESCAPED = "escaped_by_apostrophe"
 """A column that says: an apostrophe was put before each cell and title that a spreadsheet would run as a formula."""
 
 # What a spreadsheet takes for a formula, also behind spaces, and in the wide forms of East Asian keyboards.
-_FORMULA = re.compile(r"[\s']*[=+\-@\uff1d\uff0b\uff0d\uff20]|'*[\t\r\n]")
+_FORMULA = re.compile(r"[\s']*[=+\-@\uff1d\uff0b\uff0d\uff20]|[ ']*[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*(e[+-]?[0-9]+)?|inf|nan)", re.IGNORECASE)
 
 Kind = Literal["int", "float", "text", "list", "other"]
@@ -294,7 +294,7 @@ def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:  # an integer beyond the largest float
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def other(rows: int) -> Values:

@@ -67,7 +67,7 @@ def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ..
         if 2 * count < len(samples):
             unused.append(f"{field} (in {count} of {len(samples)} samples)")
             continue
-        values = _read_field(field, grouped)
+        values = _read_field(draft, field, grouped)
         if kind == JSON:
             found = _json_columns(draft, grouped, field, values, labels, columns)
             columns |= {f"{_name(field)}_{name}" if name in columns else name: found[name] for name in found}
@@ -80,13 +80,17 @@ def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ..
     return _with_labels(draft, columns, labels)
 
 
-def _read_field(field: str, grouped: GroupedSamples) -> list[Any]:
+def _read_field(draft: Draft, field: str, grouped: GroupedSamples) -> list[Any]:
     """Returns the parsed content of a field of each sample; None for samples that are, or thereby become, unusable."""
     parse = {JSON: _json, ARRAY: _array}.get(kind_of(field), _integer)
     members = [sample.fields[field] for sample in grouped.samples if field in sample.fields]
     # Links can name one member again and again.
     if (needed := int(grouped.sizes[members].sum())) > max(2**28, available_memory() // 2):
-        raise SourceError(f"{grouped.names[members[0]]}: the field {field!r} takes {needed:,} bytes of all samples.")
+        raise SourceError(
+            f"{draft.where}: the field {field!r} of all samples ({key_of(grouped.names[members[0]])}, ...) takes "
+            f"{needed:,} bytes, too many for the free memory. Are there links to one member? Write the shards "
+            f"without that field, or pack where there is more memory."
+        )
     values: list[Any] = []
     for i, sample in enumerate(grouped.samples):
         values.append(None)

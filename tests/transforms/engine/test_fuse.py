@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from child_processes import child_environment
+from child_processes import run_interpreted
 from fuse_cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,11 +119,7 @@ def test_passes_give_what_the_transforms_give_one_by_one(chosen, normalize):
 
 def test_the_kernel_does_in_the_interpreter_what_torch_does():
     pytest.importorskip("triton", reason="Triton has no build for this system")
-    environment = child_environment(TRITON_INTERPRET="1")
-    cases = Path(__file__).with_name("fuse_cases.py")
-    done = subprocess.run([sys.executable, str(cases)], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split("\n")[:-1] == list(CASES)
+    assert run_interpreted(Path(__file__).with_name("fuse_cases.py")).split("\n")[:-1] == list(CASES)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from child_processes import child_environment
+from child_processes import child_environment, run_interpreted
 from kernel_cases import CASES, FAR, GATHERS, check, check_gather
 
 from fastload.transforms.engine import gpu
@@ -28,12 +28,7 @@ needs_triton = pytest.mark.skipif(not gpu.triton_available(), reason="Triton is 
 
 @functools.cache
 def errors_under_the_interpreter() -> dict[str, str | None]:
-    # A process of its own: whether Triton compiles or interprets is settled when it is imported.
-    environment = child_environment(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
-    script = Path(__file__).with_name("kernel_cases.py")
-    run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    errors: dict[str, str | None] = json.loads(run.stdout)
+    errors: dict[str, str | None] = json.loads(run_interpreted(Path(__file__).with_name("kernel_cases.py")))
     return errors
 
 
