@@ -18,6 +18,7 @@ from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
@@ -62,13 +63,14 @@ def examine(
             look(recording.records.read())
 
     with Recording() as recording:
+        begin_s = time.perf_counter()
         ended = run_command(command, recording.folder, signals, seconds=seconds, look=watch)
         records = recording.records.read()
         loader = loader_that_binds(records)
         title = f"fastload doctor -- {shlex.join(command)}"
         why_no_verdict = "" if loader is not None else _why_no_verdict(records, command, ended, seconds)
         if loader is not None:
-            measured = recording.measured(loader, title=title, command=title)
+            measured = recording.measured(loader, title=title, command=title, run=Span(begin_s, time.perf_counter()))
         else:
             readings = recording.readings_from(0.0)
             measured = Measured(title, title, elapsed_s=ended.elapsed_s, readings=readings, environment=environment())
@@ -115,20 +117,51 @@ class Recording:
         self._kernel.pids = family_of(pid)
         return True
 
+    def _in_its_run(self, loader: LoaderRecord, demands: Demands, run: Span) -> tuple[LoaderRecord, Demands, list[str]]:
+        """Returns the loop whose first change saves most of the run, what it asks, and where the other time went."""
+        loops = [loader, *(one for one in self.records.loaders if one.process is loader.process and one is not loader)]
+        course = timeline(run, [one.passes for one in loops], self.records.calls.get(loader.process["pid"], ()))
+        judged = {}
+        for one, seconds in zip(loops, course.loops, strict=True):
+            if one is loader or seconds >= _OTHER_LOOP * course.total_s:
+                asked = demands if one is loader else self.demands(one)
+                verdict = judge(asked)
+                gain = verdict.cures[0].gain if verdict.worth_making else 1.0
+                judged[one] = asked, verdict, seconds / course.total_s, seconds * (1 - 1 / gain)
+        chosen = max(judged, key=lambda one: (judged[one][3], one is loader))
+        lines = course.described()
+        for one, (_, verdict, share, _) in judged.items():
+            name = f"the loop over {one.facts['dataset']} with {one.steps.count:,} steps"
+            if len(judged) > 1 or lines:
+                lines.append(f"{share:.0%} of the run: {name}" + (", judged here" if one is chosen else ""))
+            if one is not chosen:
+                lines[-1] += f": {verdict.sentence}"
+        return chosen, judged[chosen][0], lines
+
     def readings_from(self, moment_s: float) -> tuple[Mapping[str, float], ...]:
         """Returns the readings from a moment on, counted from there: a script's imports are not part of its loop."""
         begin_s = max(0.0, moment_s - self._begun_s)
         readings = self._sampler.readings if self._sampler is not None else ()
         return tuple({**one, "at_s": one["at_s"] - begin_s} for one in readings if one["at_s"] >= begin_s)
 
-    def measured(self, loader: LoaderRecord, *, title: str, command: str = "") -> Measured:
-        """Ends the sampling, and returns everything known about one loader's loop, with the verdict."""
-        self._stop_sampling()
+    def demands(self, loader: LoaderRecord) -> Demands:
+        """Returns what the loop over a loader asks of the machine."""
         self.records.read_making(loader)
         process = loader.process
         local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
         cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
-        demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
+        return demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
+
+    def measured(self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None) -> Measured:
+        """Ends the sampling, and returns everything known about one loader's loop, with the verdict.
+
+        With the begin and end of the script's run, it is that of its process's loops whose first change saves most
+        time of the whole run, and the evidence says where the rest of the run went.
+        """
+        self._stop_sampling()
+        demands, course = self.demands(loader), list[str]()
+        if run is not None:
+            loader, demands, course = self._in_its_run(loader, demands, run)
         steps = [record.step for record in loader.steps.kept]
         begun_s = steps[0].begin_s
         elapsed_s = loader.elapsed_s
@@ -146,14 +179,15 @@ class Recording:
             headspace_samples_per_s=loader.samples / own_s if own_s > 0 and loader.samples else None,
             headspace_how="the steps' own time, without their waits",
             readings=self.readings_from(begun_s),
-            verdict=_judged(demands, loader),
+            verdict=_judged(demands, loader, course),
             facts=tuple(_facts(loader, self.records)),
-            environment=environment() | {"the script's Python": process["python"]},
+            environment=environment() | {"the script's Python": loader.process["python"]},
         )
 
 
-def _judged(demands: Demands, loader: LoaderRecord) -> Verdict:
+def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Verdict:
     """Returns the verdict on a loop; if FastLoader would be the cure, after a trial of what it costs here."""
+    demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
     count, heights, widths = map(sum, zip(*(fetch.decoded for fetch in loader.fetches), strict=True))
     if demands.is_fastload or not verdict.worth_making or verdict.cause not in PACKED or not count or not loader.shape:
@@ -165,6 +199,9 @@ def _judged(demands: Demands, loader: LoaderRecord) -> Verdict:
         f"{seen.stored[0]}x{seen.stored[1]}" + (" that the device crops" if demands.timed_device else "")
     )
     return judge(replace(demands, by_fastloader=work, notes=(*demands.notes, note)))
+
+
+_OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:

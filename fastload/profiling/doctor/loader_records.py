@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
 from fastload.timing.results import BatchWork, Step, Work
 
@@ -175,6 +176,7 @@ class LoaderRecord:
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
     trials: list[Event] = field(default_factory=list)  # its `trial` events
     fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
+    passes: list[Span] = field(default_factory=list)  # over it, as far as they have come
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
@@ -193,6 +195,7 @@ class Records:
         self.loaders: tuple[LoaderRecord, ...] = ()  # those with at least one step
         self.saw_torch = False  # whether any process imported torch's DataLoader
         self.faults: tuple[str, ...] = ()  # failures of the injected module
+        self.calls: dict[int, list[tuple[str, Span]]] = {}  # of known functions, by the pid of who called them
         self._folder = folder
         self._files: dict[Path, _File] = {}
         self._makers: dict[int, LoaderRecord] = {}  # by a worker's pid
@@ -208,6 +211,7 @@ class Records:
         loaders = [loader for file in known for loader in file.loaders.values() if loader.steps.count]
         self.loaders = tuple(dict.fromkeys(loaders))
         self.faults = tuple(fault for file in known for fault in file.faults)
+        self.calls = {file.process["pid"]: file.calls for file in known}
         return self
 
     def read_making(self, loader: LoaderRecord) -> None:
@@ -242,6 +246,7 @@ class _File:
         self.loaders: dict[int, LoaderRecord] = {}  # by number
         self.saw_torch = False
         self.faults: list[str] = []
+        self.calls: list[tuple[str, Span]] = []  # of known functions, by name
         self.num_made = 0  # lines about the making of a batch
         self.code_lines: dict[str, int] = {}  # how often the process was seen at each line of code
         self._read_to = 0
@@ -271,6 +276,8 @@ class _File:
                 self.process = event
         elif kind == "torch":
             self.saw_torch = True
+        elif kind == "call":
+            self.calls.append((str(event["name"]), Span(event["t"], event["t"] + event["s"])))
         elif kind == "fault":
             self.faults.append(str(event["what"]))
         elif kind == "line":
@@ -296,8 +303,10 @@ class _File:
             loader.shape, loader.dtype = tuple(map(int, event["shape"])), str(event["dtype"])
         elif kind == "iter":
             self._last[number] = event
+            loader.passes.append(Span(event["t"], event["t"] + event["s"]))
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
         elif kind in ("next", "end") and before is not None:
+            loader.passes[-1] = Span(loader.passes[-1].begin_s, event["t"] + event["wait"])
             is_first = before["e"] == "iter"
             if event["step"] is not None and not is_first:
                 record = step_of(before, event["step"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fastload.profiling.verdict.loop_model import LoopModel, fitted, own_time
-from fastload.timing.results import STAGES, BatchWork, Step, Work, mean_stages
+from fastload.timing.results import STAGES, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""

@@ -1,4 +1,4 @@
-"""A small machine on which a training loop runs: cores, a scheduler with time slices, workers, a step of several threads.
+"""A small machine on which a training loop runs: cores, time slices, workers, a step of several threads.
 
 It knows nothing of `fastload`: what the verdict predicts is compared with the same loop run again with the change made.
 Times are seconds of the simulated clock, so that a run takes milliseconds and is the same on every machine.

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.profiling.verdict.demands import costs_of
 from fastload.timing.results import BatchWork, Step, Work
 
 STAGES = ("reading", "decoding", "transform", "collate", "hand-over")

@@ -19,6 +19,7 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     end      id, t, wait                                         the loader had no more batches
     shape    id, shape, dtype                                    the images of its first batch
     trains   id                                                  a step of its loop ran backward, for the first time
+    call     name, t, s                                          a function was called that takes time between loops
     fetch    id, t, wall, delay, parts, ...                      a batch was made; id: by the loop itself, for a loader
     line     places, count                                       lines of code in which workers were seen, with counts
     trial    id, t, limit, steps, s                              steps taken while `limit` workers could work; 0: all

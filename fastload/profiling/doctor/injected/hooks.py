@@ -13,7 +13,7 @@ from typing import Any
 from .batch_making import fetching, looker
 from .event_file import events, note_fault
 from .loop_side import LoaderState, asking, gpu, iterating, training
-from .timed_calls import DECODING, H5, LOCK, READING, decoding, metering, passing, patch, thread, timed, unpatch
+from .timed_calls import DECODING, H5, LOCK, READING, decoding, metering, noted, passing, patch, thread, timed, unpatch
 
 
 def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,6 +50,7 @@ _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "multiprocessing.reduction": {"ForkingPickler.loads": _into, "ForkingPickler.dumps": _out},
     "multiprocessing.connection": {"_ConnectionBase.recv_bytes": _into, "_ConnectionBase.send_bytes": _out},
     "torch.autograd": {"backward": training},
+    "torch.serialization": {"save": noted, "load": noted},
     "torch.utils.data._utils.fetch": {f"_{kind}DatasetFetcher.fetch": fetching for kind in ("Map", "Iterable")},
     "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
     "fastload.loader.loader": {"FastLoader.iterate": iterating},

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .event_file import clock, identity
+from .event_file import clock, events, identity
 
 READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5py", "collate", "rest"
 
@@ -201,6 +201,22 @@ def passing(call: Callable[..., Any], part: str) -> Callable[..., Any]:
 
     passing_call.__fastload__ = call  # type: ignore[attr-defined]
     return passing_call
+
+
+def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that a script calls between its loops, to note when it did; not in worker processes."""
+
+    @functools.wraps(call)
+    def noted_call(*args: Any, **kwargs: Any) -> Any:
+        begin = clock()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            if thread.fetch is None and events.folder:
+                name = f"torch.{call.__name__}"
+                events.write({"e": "call", "name": name, "t": begin, "s": clock() - begin})
+
+    return noted_call
 
 
 _patched: list[tuple[Any, str, Any]] = []  # owner, attribute, what was there

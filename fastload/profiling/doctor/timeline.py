@@ -1,0 +1,80 @@
+"""What a script's time went into: its loops over loaders, and what it did before, between and after them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+BEFORE, BETWEEN, AFTER = "before its first loop", "between its loops", "after its last loop"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of time; seconds on one clock."""
+
+    begin_s: float
+    end_s: float
+
+
+@dataclass
+class Timeline:
+    """The seconds of a run; those of loops and `outside` are all of it."""
+
+    loops: list[float]  # of each loop, without loops inside of it
+    outside: dict[str, float]  # by BEFORE, BETWEEN and AFTER
+    calls: dict[str, Counter[str]] = field(default_factory=dict)  # of these, the seconds of known calls, by name
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.loops) + sum(self.outside.values())
+
+    def described(self) -> list[str]:
+        """Returns what was outside of loops, and took a fiftieth of the time or more, in words."""
+        found = []
+        for where, seconds in self.outside.items():
+            if seconds >= 0.02 * self.total_s:
+                known = [f"{name} {taken_s:.1f} s" for name, taken_s in self.calls[where].most_common(3)]
+                inside = f" ({', '.join(known)})" if known else ""
+                found.append(f"{seconds / self.total_s:.0%} of the run, {seconds:.1f} s, were {where}{inside}")
+        return found
+
+
+def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[str, Span]] = ()) -> Timeline:
+    """Returns where the time of a run went.
+
+    Args:
+        run: from the script's begin to its end.
+        passes: of each loop over a loader, within the run; a pass may lie within one of another loop, which then waits.
+        calls: the name of a function, and a call of it; counted where they lie outside of all loops.
+    """
+    marks = sorted(
+        [(span.begin_s, 1, loop) for loop, spans in enumerate(passes) for span in spans]
+        + [(span.end_s, 0, loop) for loop, spans in enumerate(passes) for span in spans]
+    )
+    loops, gaps, open_loops, since_s = [0.0] * len(passes), list[Span](), list[int](), run.begin_s
+    for moment_s, begins, loop in marks:
+        if open_loops:
+            loops[open_loops[-1]] += moment_s - since_s
+        elif moment_s > since_s:
+            gaps.append(Span(since_s, moment_s))
+        since_s = moment_s
+        if begins:
+            open_loops.append(loop)
+        elif loop in open_loops:
+            open_loops.remove(loop)
+    if run.end_s > since_s or not marks:
+        gaps.append(Span(since_s, max(since_s, run.end_s)))
+    first_s = marks[0][0] if marks else run.end_s
+    outside, named = (
+        dict.fromkeys((BEFORE, BETWEEN, AFTER), 0.0),
+        {name: Counter[str]() for name in (BEFORE, BETWEEN, AFTER)},
+    )
+    for gap in gaps:
+        where = BEFORE if gap.begin_s < first_s else AFTER if marks and gap.begin_s >= marks[-1][0] else BETWEEN
+        outside[where] += gap.end_s - gap.begin_s
+        for name, call in calls:
+            inside_s = min(call.end_s, gap.end_s) - max(call.begin_s, gap.begin_s)
+            if inside_s > 0:
+                named[where][name] += inside_s
+    return Timeline(loops, outside, named)

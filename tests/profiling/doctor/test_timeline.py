@@ -1,0 +1,45 @@
+"""Where the time of a run went."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload.profiling.doctor.timeline import AFTER, BEFORE, BETWEEN, Span, timeline
+
+times = st.floats(0, 100)
+
+
+@given(
+    begin=times,
+    loops=st.lists(st.lists(st.tuples(times, times), max_size=4), max_size=3),
+    after=times,
+    calls=st.lists(st.tuples(times, times), max_size=3),
+)
+def test_all_of_the_time_is_somewhere_once_and_calls_take_no_more_than_what_they_lie_in(begin, loops, after, calls):
+    def spans(pairs):
+        return [Span(begin + min(pair), begin + max(pair)) for pair in pairs]
+
+    passes = [spans(pairs) for pairs in loops]
+    end = max([begin, *(span.end_s for one in passes for span in one)]) + after
+    found = timeline(Span(begin, end), passes, [("save", span) for span in spans(calls)])
+    assert found.total_s == pytest.approx(end - begin, abs=1e-6)
+    assert all(seconds >= 0 for seconds in (*found.loops, *found.outside.values()))
+    for where, seconds in found.outside.items():
+        assert found.calls[where]["save"] <= len(calls) * seconds + 1e-6
+
+
+def test_a_loop_within_another_one_has_its_own_time_and_calls_are_named_where_they_lie():
+    train, check = [Span(10, 40), Span(50, 80)], [Span(20, 25), Span(82, 90)]
+    found = timeline(Span(0, 100), [train, check], [("torch.save", Span(42, 46)), ("torch.save", Span(92, 93))])
+    assert found.loops == [30 - 5 + 30, 5 + 8]
+    assert found.outside == {BEFORE: 10, BETWEEN: 10 + 2, AFTER: 10}
+    assert found.calls[BETWEEN] == {"torch.save": 4} and found.calls[AFTER] == {"torch.save": 1}
+    assert found.described() == [
+        "10% of the run, 10.0 s, were before its first loop",
+        "12% of the run, 12.0 s, were between its loops (torch.save 4.0 s)",
+        "10% of the run, 10.0 s, were after its last loop (torch.save 1.0 s)",
+    ]
+    nothing = timeline(Span(0, 5), [])
+    assert nothing.outside[BEFORE] == 5 and nothing.loops == []
