@@ -28,7 +28,7 @@ class ImagesSeen:
     """
 
     stored: tuple[int, int]
-    batch: tuple[int, int, int, int]
+    batch: tuple[int, ...]
     floating: bool
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ class Timeline:
 
     loops: list[float]  # of each loop, without loops inside of it
     outside: dict[str, float]  # by BEFORE, BETWEEN and AFTER
-    calls: dict[str, Counter[str]] = field(default_factory=dict)  # of these, the seconds of known calls, by name
+    calls: dict[str, dict[str, float]] = field(default_factory=dict)  # of these, the seconds of known calls, by name
 
     @property
     def total_s(self) -> float:
@@ -34,7 +33,8 @@ class Timeline:
         found = []
         for where, seconds in self.outside.items():
             if seconds >= 0.02 * self.total_s:
-                known = [f"{name} {taken_s:.1f} s" for name, taken_s in self.calls[where].most_common(3)]
+                longest = sorted(self.calls[where].items(), key=lambda call: -call[1])[:3]
+                known = [f"{name} {taken_s:.1f} s" for name, taken_s in longest if taken_s >= 0.05]
                 inside = f" ({', '.join(known)})" if known else ""
                 found.append(f"{seconds / self.total_s:.0%} of the run, {seconds:.1f} s, were {where}{inside}")
         return found
@@ -66,15 +66,13 @@ def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[
     if run.end_s > since_s or not marks:
         gaps.append(Span(since_s, max(since_s, run.end_s)))
     first_s = marks[0][0] if marks else run.end_s
-    outside, named = (
-        dict.fromkeys((BEFORE, BETWEEN, AFTER), 0.0),
-        {name: Counter[str]() for name in (BEFORE, BETWEEN, AFTER)},
-    )
+    outside = dict.fromkeys((BEFORE, BETWEEN, AFTER), 0.0)
+    named: dict[str, dict[str, float]] = {where: {} for where in outside}
     for gap in gaps:
         where = BEFORE if gap.begin_s < first_s else AFTER if marks and gap.begin_s >= marks[-1][0] else BETWEEN
         outside[where] += gap.end_s - gap.begin_s
         for name, call in calls:
             inside_s = min(call.end_s, gap.end_s) - max(call.begin_s, gap.begin_s)
             if inside_s > 0:
-                named[where][name] += inside_s
+                named[where][name] = named[where].get(name, 0.0) + inside_s
     return Timeline(loops, outside, named)

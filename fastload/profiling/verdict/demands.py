@@ -136,8 +136,9 @@ class Costs:
         if by_fastloader is None:
             return replace(self.without(*BY_FASTLOAD), restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
-        workers, none = self.model.cpus, {"startup_s": 0.0, "restart_s": 0.0, "end_s": 0.0}
-        return replace(model, batches=(by_fastloader,), workers=workers, ahead=workers + 3, in_turn=False, **none)
+        workers = self.model.cpus
+        model = replace(model, batches=(by_fastloader,), workers=workers, ahead=workers + 3, in_turn=False)
+        return replace(model, startup_s=0.0, restart_s=0.0, end_s=0.0)
 
     def with_workers(self, workers: int) -> LoopModel:
         """Returns the loop with another number of workers."""
@@ -220,7 +221,7 @@ def _with_causes(demands: Demands) -> tuple[dict[str, Work], ...]:
     found = []
     slow_s = _beyond_level([_whole_s(batch) for batch in demands.batches], sum(one.slow_s for one in demands.batches))
     for batch, slow in zip(demands.batches, slow_s, strict=True):
-        stages = dict.fromkeys(MAKING_STAGES, Work()) | batch.stages
+        stages = dict.fromkeys(MAKING_STAGES, Work()) | dict(batch.stages)
         # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
         _move(stages, "lock contention", 0.0 if demands.is_fastload else batch.lock_s, running=False)
         _move(stages, "a slow sample now and then", slow, running=True)

@@ -170,8 +170,8 @@ def decoding(call: Callable[..., Any]) -> Callable[..., Any]:
         result = timed_call(*args, **kwargs)
         fetch = thread.fetch
         if fetch is not None:
-            size = getattr(args[0], "size", None) if args else None  # of an image of Pillow: (W, H)
-            shape = getattr(result, "shape", ())
+            size: Any = getattr(args[0], "size", None) if args else None  # of an image of Pillow: (W, H)
+            shape: Any = getattr(result, "shape", ())
             if isinstance(size, tuple) and len(size) == 2:
                 height, width = size[1], size[0]
             elif len(shape) == 3:
