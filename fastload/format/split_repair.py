@@ -25,10 +25,12 @@ def repaired(columns: Mapping[str, h5py.Dataset], digests: h5py.Dataset, num_spl
 
     Args:
         columns: what the digests are of, by name, `split` among them; (N, ...).
-        digests: uint64 (N,).
+        digests: uint64 (N,); of another type they say nothing.
         num_splits: so many there are.
     """
     found: NDArray[np.uint8] = columns["split"][()]
+    if found.dtype != np.uint8 or digests.dtype != np.uint64 or digests.ndim != 1:
+        return found
     compared: set[int] = set()
     while rows := set(_ends_of_runs(found)) - compared:
         if len(compared) + len(rows) > _MOST_ROWS:
