@@ -111,7 +111,8 @@ class Measured:
         headspace_how: how that is known, such as `measured on one cached batch`.
         readings: readings of the driver and the system, in order: `at_s` since the measurement began, and any of
             `gpuN.utilization_percent`, `gpuN.memory_bytes`, `gpuN.power_w`, `gpuN.sm_mhz` (N: index), `cpu_percent`
-            (100: one core, all processes of the job), `cpu_percent.PID`, `memory_bytes` (anonymous and shared),
+            (100: one core, all processes of the job), `cpu_percent.PID`, `others_cpu_percent` (of other programs, on
+            the CPUs that the job may use), `memory_bytes` (anonymous and shared),
             `disk_read_bytes_per_s` (by the job), `disk_busy_percent`.
         verdict: what limits the speed.
         facts: further figures, name and text, in the order in which they are shown.

@@ -150,7 +150,15 @@ class Recording:
         process = loader.process
         local_ranks = int(process["local_world"]) if process["local_world"].isdigit() else 1
         cpus = max(1, min(available_cpus(), process["cpus"]) // local_ranks)
-        return demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
+        demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
+        readings = self._sampler.readings if self._sampler is not None else ()
+        spans = [(span.begin_s - self._begun_s, span.end_s - self._begun_s) for span in loader.passes]
+        others = [
+            one["others_cpu_percent"]
+            for one in readings
+            if "others_cpu_percent" in one and any(begin_s <= one["at_s"] <= end_s for begin_s, end_s in spans)
+        ]
+        return replace(demands, others_cpus=statistics.median(others) / 100) if others else demands
 
     def measured(self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None) -> Measured:
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict.

@@ -62,7 +62,7 @@ class Sampler:
         self._used: set[int] = set()
         self._family: list[int] = []
         self._family_due_s = self._memory_due_s = 0.0
-        self._cpu, self._disk, self._busy = Rates(), Rates(), Rates()
+        self._cpu, self._disk, self._busy, self._machine = Rates(), Rates(), Rates(), Rates()
         self._readings: list[dict[str, float]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -126,9 +126,15 @@ class Sampler:
         self._used |= self._gpus.used_by(self._family)
 
     def _read_cpu(self) -> dict[str, float]:
-        cpu = self._cpu.of(cpu_seconds(self._family))
-        each = {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
-        return {"cpu_percent": 100 * sum(cpu.values()), **each} if cpu else {}
+        known = {*self._family, os.getpid()}  # who reads is none of the others
+        rates, machine = self._cpu.of(cpu_seconds(sorted(known))), self._machine.of(machine_cpu_seconds(self._pid))
+        cpu = {pid: rate for pid, rate in rates.items() if pid in self._family}
+        if not cpu:
+            return {}
+        found = {"cpu_percent": 100 * sum(cpu.values())}
+        found |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
+        others = max(0.0, sum(machine.values()) - sum(rates.values()))
+        return found | ({"others_cpu_percent": 100 * others} if machine else {})
 
     def _read_memory(self) -> dict[str, float]:
         if len(self._family) == 1:
@@ -208,6 +214,21 @@ class Rates:
 
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
     return {pid: seconds for pid in pids if (seconds := process_cpu_s(pid)) is not None}
+
+
+def machine_cpu_seconds(pid: int) -> dict[int, float]:
+    """Returns the seconds that each CPU which a process may use was busy with anything; empty where nobody says."""
+    try:
+        allowed = psutil.Process(pid).cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else None
+        times = dict(enumerate(psutil.cpu_times(percpu=True)))
+    except (psutil.Error, OSError, NotImplementedError):
+        return {}
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    return {
+        number: sum(getattr(one, name, 0.0) for name in names)
+        for number, one in times.items()
+        if allowed is None or number in allowed
+    }
 
 
 def environment() -> dict[str, str]:

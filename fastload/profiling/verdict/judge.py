@@ -18,6 +18,8 @@ from fastload.timing.results import Remedy, Verdict, Work
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
+_HELD, _FULL = 0.25, 0.9  # parts of the CPUs: that others use, and that all use together
+
 WORTH = 1.1
 """Gain below which a change is not worth making."""
 
@@ -49,6 +51,8 @@ def judge(demands: Demands) -> Verdict:
     # With a loader that costs nothing.
     best = replace(costs.without(*_MADE), startup_s=0.0, restart_s=0.0, end_s=0.0)
     best_s = min(step_s, costs.step_s(best) if demands.batches else costs.own_s)
+    if _is_held(demands, stall_share):
+        return _held(demands, costs, step_s, stall_share, best_s)
     remedies = sorted(_remedies(demands, costs, step_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
     worth_making = first is not None and first.gain >= WORTH
@@ -71,6 +75,27 @@ def judge(demands: Demands) -> Verdict:
     )
     evidence = (*evidence_of(verdict, demands, costs, best_s), *demands.notes)
     return replace(verdict, sentence=sentence_of(verdict, demands), evidence=evidence)
+
+
+def _is_held(demands: Demands, stall_share: float) -> bool:
+    """Whether other programs take so much of the machine that a loop which waits would be another one without them."""
+    if demands.others_cpus < _HELD * demands.cpus or stall_share < 1 - 1 / WORTH:
+        return False
+    step_s = statistics.fmean(step.duration_s for step in demands.steps)
+    making_s = sum(work.running_s for batch in demands.batches for work in batch.stages.values())
+    own_cpus = (making_s / max(1, len(demands.batches)) + demands.step_running_s) / step_s
+    return own_cpus + demands.others_cpus > _FULL * demands.cpus
+
+
+def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:
+    """Returns the verdict on a loop beside other programs: these first, and no gains."""
+    sentence = (
+        f"other programs hold the machine: they use {demands.others_cpus:.1f} of its {demands.cpus} CPUs, and "
+        f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); what limits it "
+        f"without them cannot be told: end them, and run it again"
+    )
+    verdict = Verdict("other programs", sentence, (), step_s, stall_share)
+    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs, best_s), *demands.notes))
 
 
 def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:

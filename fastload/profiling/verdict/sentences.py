@@ -30,7 +30,7 @@ _CHANGES = {
 
 CAUSES = (
     "reading", "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
-    "too many workers", "worker start-up", "a slow sample now and then", "lock contention", "compute",
+    "too many workers", "worker start-up", "a slow sample now and then", "lock contention", "other programs", "compute",
 )  # fmt: skip
 """The causes that a verdict can name."""
 
