@@ -23,6 +23,11 @@ _MOST_STEPS = 160
 
 _NONE_LEFT = 1e-9
 
+_HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
+
+# Of `fitted`: how close is close, the least share of waits by which a scale can be found, which scales, how precisely.
+_CLOSE, _FEW_WAITS, _SCALES, _HALVINGS = 0.01, 0.02, (0.5, 2.5), 10
+
 
 @dataclass(frozen=True)
 class LoopModel:
@@ -202,12 +207,6 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
     return found, step_s / found.played().step_s
 
 
-_CLOSE = 0.01
-_FEW_WAITS = 0.02
-_SCALES = 0.5, 2.5
-_HALVINGS = 10
-
-
 def own_time(own_s: Sequence[float], beside: Sequence[float]) -> tuple[float, float]:
     """Returns how long a step takes with the machine for itself, and its `drag`, from measured steps.
 
@@ -222,6 +221,3 @@ def own_time(own_s: Sequence[float], beside: Sequence[float]) -> tuple[float, fl
     if not free_s or cpus < _HARDLY:
         return sum(own_s) / len(own_s), 0.0
     return free_s, max(0.0, (sum(own_s) - free_s * len(own_s)) / (free_s * cpus))
-
-
-_HARDLY = 0.15

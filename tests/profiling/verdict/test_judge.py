@@ -151,5 +151,5 @@ def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_th
     assert verdict.cause == "other programs" and not verdict.cures and not verdict.worth_making
     assert "they use 1.2 of its 2 CPUs" in verdict.sentence and "1.1" not in verdict.sentence
     # CPUs are left, or nothing is waited for.
-    assert judge(replace(base, cpus=16, others_cpus=5.0)).cause == "decoding"
+    assert judge(replace(base, cpus=16, others_cpus=5.0)).cause == "too few workers"
     assert judge(replace(demands(wait=1, compute=50, transform=(30, 0)), others_cpus=1.2)).cause == "compute"
