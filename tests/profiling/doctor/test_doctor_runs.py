@@ -138,6 +138,36 @@ def test_a_script_that_never_ends_is_interrupted_when_the_time_is_over_also_unde
     assert "none" not in verdict_of(done) and "so far" in done.stderr
 
 
+def test_the_loop_that_trains_is_judged_and_where_the_rest_of_the_run_went_is_said(write):
+    write("""
+        weight = torch.ones(3, 8, 8, requires_grad=True)
+        train, val = DataLoader(Numbers(), batch_size=8), DataLoader(Numbers(), batch_size=16, num_workers=1)
+        for epoch in range(2):
+            for images, numbers in train:
+                (images * weight).sum().backward()
+            for batch in val:
+                time.sleep(0.2)
+            torch.save(weight, "weight.pt")
+            time.sleep(0.3)
+    """)
+    measured = found(doctor("--json", "out.json", *PYTHON))
+    assert measured["num_steps"] == 16
+    course = [line for line in measured["verdict"]["evidence"] if "of the run" in line]
+    assert any("before its first loop" in line for line in course)
+    assert sum("the loop over Numbers" in line and "with 16 steps, judged here" in line for line in course) == 1
+    assert any("with 8 steps: " in line for line in course)
+
+
+def test_no_line_of_the_parent_is_said_to_be_a_workers(write):
+    write("""
+        for epoch in range(2):
+            for batch in DataLoader(torch.arange(32000), batch_size=8, num_workers=1, collate_fn=torch.stack):
+                pass
+    """)
+    notes = found(doctor("--json", "out.json", *PYTHON))["verdict"]["evidence"]
+    assert not any("workers were at" in line for line in notes), notes
+
+
 def test_sigterm_and_more_and_more_of_ctrl_c_end_the_script_and_lose_no_verdict(write):
     write("""
         while True:
