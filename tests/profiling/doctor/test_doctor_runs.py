@@ -160,8 +160,11 @@ def test_the_loop_that_trains_is_judged_and_where_the_rest_of_the_run_went_is_sa
 
 def test_no_line_of_the_parent_is_said_to_be_a_workers(write):
     write("""
-        for epoch in range(2):
-            for batch in DataLoader(torch.arange(32000), batch_size=8, num_workers=1, collate_fn=torch.stack):
+        import statistics
+        numbers = DataLoader(range(1_200_000), 60_000, num_workers=1, collate_fn=statistics.pvariance,
+                             multiprocessing_context="fork")
+        for epoch in range(3):
+            for variance in numbers:
                 pass
     """)
     notes = found(doctor("--json", "out.json", *PYTHON))["verdict"]["evidence"]
