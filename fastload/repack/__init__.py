@@ -79,7 +79,7 @@ def repack_file(
     _check_not_input([Path(file)], Path(output))
     damaged: list[int] = []
     header, listing = list_packed(file, damaged if on_error == "skip" else None)
-    chosen, listing = without_damaged(listing, choose_rows(listing, choice, header.path), damaged)
+    chosen, listing = without_damaged(header.path, listing, choose_rows(listing, choice, header.path), damaged)
     in_order = bool(np.all(np.diff(chosen) > 0))
     if chunk_bytes is None:
         chunk_bytes = int(pack_options(header.attrs).get("chunk_bytes", CHUNK_BYTES))

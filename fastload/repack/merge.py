@@ -77,7 +77,7 @@ def list_merged(paths: Sequence[str | Path], *, skip_damaged: bool = False) -> L
 def _part(path: str | Path, *, skip_damaged: bool) -> _Part:
     damaged: list[int] = []
     file, listing = list_packed(path, damaged if skip_damaged else None)
-    kept, listing = without_damaged(listing, np.arange(len(listing)), damaged)
+    kept, listing = without_damaged(file.path, listing, np.arange(len(listing)), damaged)
     return file, listing.take(kept) if len(kept) < len(listing) else listing
 
 

@@ -157,18 +157,21 @@ def _labels(file: PackedFile, values: NDArray[Any], attrs: dict[str, Any]) -> tu
     return values.astype(np.int64) if values.ndim == 1 else values, attrs
 
 
-def without_damaged(listing: Listing, rows: NDArray[np.int64], damaged: list[int]) -> tuple[NDArray[np.int64], Listing]:
-    """Returns those rows that are not damaged, and the listing with the others of them as skipped."""
+def without_damaged(
+    path: Path, listing: Listing, rows: NDArray[np.int64], damaged: list[int]
+) -> tuple[NDArray[np.int64], Listing]:
+    """Returns those rows that are not damaged, and the listing with the others of them as skipped.
+
+    SourceError: none is left.
+    """
     bad = np.isin(rows, damaged)
     if not bad.any():
         return rows, listing
     if bad.all():
-        raise SourceError(f"not one of {len(rows):,} rows is what was packed. Copy the file again, or pack it again.")
-    left_out = tuple((listing.keys[row], _DIFFERS) for row in rows[bad].tolist())
+        raise SourceError(f"{path}: not one of {len(rows):,} rows is what was packed. Copy the file or pack it again.")
+    why = "its label or another value is not what was packed: the digest differs"
+    left_out = tuple((listing.keys[row], why) for row in rows[bad].tolist())
     return rows[~bad], replace(listing, skipped=(*listing.skipped, *left_out))
-
-
-_DIFFERS = "its label or another value is not what was packed: the digest differs"
 
 
 def _check_fields(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastload import DamagedRowError, FastLoader, PackedDataset, verify_file
-from fastload.errors import FormatError
+from fastload.errors import FormatError, SourceError
 from fastload.format.header import read_header
 from fastload.repack import repack_file
 
@@ -72,3 +72,10 @@ def test_splits_that_no_digest_explains_are_refused(packed, change):
         read_header(path)
     with h5py.File(path) as file:
         assert np.count_nonzero(file["split"][()] == 1) == 6
+
+
+def test_a_file_of_which_no_row_is_left_is_an_error_that_names_it(packed_copy, tmp_path):
+    with h5py.File(packed_copy, "r+") as file:
+        file["labels"][...] += 1
+    with pytest.raises(SourceError, match=r"file\.h5: not one of 20 rows is what was packed"):
+        repack_file(packed_copy, tmp_path / "out.h5", on_error="skip")

@@ -67,7 +67,7 @@ class NamedArray:
         """Returns the elements as str; only for an array of texts."""
         try:
             return [text_of(item) for item in self.values().reshape(-1).tolist()]
-        except ValueError as exc:  # a number that is no character
+        except (ValueError, SystemError) as exc:  # a number that is no character, or is far from one
             if isinstance(exc, SourceError):
                 raise
             raise SourceError(f"{self.where}: holds texts that are damaged ({exc}). Copy or save it again.") from exc
