@@ -158,7 +158,7 @@ class Recording:
             for one in readings
             if "others_cpu_percent" in one and any(begin_s <= one["at_s"] <= end_s for begin_s, end_s in spans)
         ]
-        return replace(demands, others_cpus=statistics.median(others) / 100) if others else demands
+        return replace(demands, others_cpus=statistics.fmean(others) / 100) if others else demands
 
     def measured(self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None) -> Measured:
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict.

@@ -24,7 +24,8 @@ from fastload.timing.stopwatch import process_cpu_s
 MOST_READINGS = 4096
 """Number of readings kept. When it is exceeded, every second one is dropped and readings are taken half as often."""
 
-_FAMILY_EVERY_S = 1.0
+_FAMILY_EVERY_S = 1.0  # between two looks at which GPUs the processes use
+_FAMILY_COST = 100  # processes are listed again after this many times the time that it took
 _MEMORY_COST = 1000  # memory is read again after this many times the time that reading it took
 
 
@@ -61,8 +62,8 @@ class Sampler:
         self.absent = self._gpus.absent
         self._used: set[int] = set()
         self._family: list[int] = []
-        self._family_due_s = self._memory_due_s = 0.0
-        self._cpu, self._disk, self._busy, self._machine = Rates(), Rates(), Rates(), Rates()
+        self._family_due_s = self._gpus_due_s = self._memory_due_s = 0.0
+        self._cpu, self._disk, self._busy, self._others = Rates(), Rates(), Rates(), Rates()
         self._readings: list[dict[str, float]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -103,8 +104,12 @@ class Sampler:
         now_s, take = time.perf_counter(), self._gpus.take
         reading = {"at_s": now_s - self._begun_s, **self._gpus.read()}
         if now_s >= self._family_due_s:
-            self._family_due_s = now_s + _FAMILY_EVERY_S
             take("processes", self._find_family)
+            reading |= take("others_cpu_percent", self._read_others) or {}
+            self._family_due_s = now_s + _FAMILY_COST * (time.perf_counter() - now_s)
+        if now_s >= self._gpus_due_s:
+            self._gpus_due_s = now_s + _FAMILY_EVERY_S
+            self._used |= self._gpus.used_by(self._family)
             reading |= take("disk_read_bytes_per_s", self._read_bytes) or {}
             reading |= take("disk_busy_percent", self._read_busy) or {}
         reading |= take("cpu_percent", self._read_cpu) or {}
@@ -123,18 +128,17 @@ class Sampler:
 
     def _find_family(self) -> None:
         self._family = family_of(self._pid)
-        self._used |= self._gpus.used_by(self._family)
 
     def _read_cpu(self) -> dict[str, float]:
-        known = {*self._family, os.getpid()}  # who reads is none of the others
-        rates, machine = self._cpu.of(cpu_seconds(sorted(known))), self._machine.of(machine_cpu_seconds(self._pid))
-        cpu = {pid: rate for pid, rate in rates.items() if pid in self._family}
+        cpu = self._cpu.of(cpu_seconds(self._family))
         if not cpu:
             return {}
-        found = {"cpu_percent": 100 * sum(cpu.values())}
-        found |= {f"cpu_percent.{pid}": 100 * rate for pid, rate in cpu.items()}
-        others = max(0.0, sum(machine.values()) - sum(rates.values()))
-        return found | ({"others_cpu_percent": 100 * others} if machine else {})
+        return {"cpu_percent": 100 * sum(cpu.values())} | {f"cpu_percent.{pid}": 100 * cpu[pid] for pid in cpu}
+
+    def _read_others(self) -> dict[str, float]:
+        others_s = others_cpu_seconds(self._family)
+        rates = self._others.of({} if others_s is None else {0: others_s})
+        return {"others_cpu_percent": 100 * max(0.0, rate) for rate in rates.values()}
 
     def _read_memory(self) -> dict[str, float]:
         if len(self._family) == 1:
@@ -216,19 +220,25 @@ def cpu_seconds(pids: list[int]) -> dict[int, float]:
     return {pid: seconds for pid in pids if (seconds := process_cpu_s(pid)) is not None}
 
 
-def machine_cpu_seconds(pid: int) -> dict[int, float]:
-    """Returns the seconds that each CPU which a process may use was busy with anything; empty where nobody says."""
-    try:
-        allowed = psutil.Process(pid).cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else None
-        times = dict(enumerate(psutil.cpu_times(percpu=True)))
-    except (psutil.Error, OSError, NotImplementedError):
-        return {}
+def others_cpu_seconds(family: list[int]) -> float | None:
+    """Returns the seconds that the CPUs which a process may use were busy with neither its family nor this process.
+
+    The family is a process with its descendants, as `family_of` lists them. Children that have ended count too.
+    Other machines in the same hardware, which take time from this one, are others. None: only Linux says it.
+    """
+    if not Path("/proc/stat").exists() or not family:
+        return None
     names = ("user", "nice", "system", "irq", "softirq", "steal")
-    return {
-        number: sum(getattr(one, name, 0.0) for name in names)
-        for number, one in times.items()
-        if allowed is None or number in allowed
-    }
+    allowed = os.sched_getaffinity(family[0])
+    times = [one for cpu, one in enumerate(psutil.cpu_times(percpu=True)) if cpu in allowed]
+    busy_s = sum(getattr(one, name) for one in times for name in names)
+    ticks = 0
+    for pid in {*family, os.getpid()}:
+        with suppress(OSError, IndexError):  # it has ended
+            # After the name, which may have any character: 11 others, then ticks of it and of children it waited for.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return busy_s - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def environment() -> dict[str, str]:

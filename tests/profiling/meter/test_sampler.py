@@ -10,12 +10,13 @@ import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import psutil
 import pytest
 from fake_nvml import FakeNvml
 
 from fastload import Meter, OptionError
 from fastload.profiling.meter import Sampler, environment
-from fastload.profiling.meter.sampler import Rates, cpu_seconds, family_of, process_memory
+from fastload.profiling.meter.sampler import Rates, cpu_seconds, family_of, others_cpu_seconds, process_memory
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -137,3 +138,14 @@ def test_the_environment_names_no_host_and_no_user():
     assert {"CPU", "CPUs for this process", "memory", "system", "Python"} <= set(found)
     assert all(isinstance(value, str) for value in found.values())
     assert os.uname().nodename not in " ".join(found.values()) or len(os.uname().nodename) < 3
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux says what each CPU did")
+def test_children_that_have_ended_are_not_other_programs(monkeypatch):
+    times = psutil.cpu_times(percpu=True)
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)  # as if no CPU had done anything since
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    before_s = others_cpu_seconds(family_of(os.getpid()))
+    for _ in range(2):  # each ends before anybody has looked at it
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert before_s - others_cpu_seconds(family_of(os.getpid())) >= 0.55
