@@ -24,7 +24,7 @@ from fastload.timing.stopwatch import process_cpu_s
 MOST_READINGS = 4096
 """Number of readings kept. When it is exceeded, every second one is dropped and readings are taken half as often."""
 
-_FAMILY_EVERY_S = 1.0  # between two looks at which GPUs the processes use
+_SLOW_EVERY_S = 1.0  # between two looks at disks, and at which GPUs the processes use
 _FAMILY_COST = 100  # processes are listed again after this many times the time that it took
 _MEMORY_COST = 1000  # memory is read again after this many times the time that reading it took
 
@@ -62,7 +62,7 @@ class Sampler:
         self.absent = self._gpus.absent
         self._used: set[int] = set()
         self._family: list[int] = []
-        self._family_due_s = self._gpus_due_s = self._memory_due_s = 0.0
+        self._family_due_s = self._slow_due_s = self._memory_due_s = 0.0
         self._cpu, self._disk, self._busy, self._others = Rates(), Rates(), Rates(), Rates()
         self._readings: list[dict[str, float]] = []
         self._stopping = threading.Event()
@@ -107,8 +107,8 @@ class Sampler:
             take("processes", self._find_family)
             reading |= take("others_cpu_percent", self._read_others) or {}
             self._family_due_s = now_s + _FAMILY_COST * (time.perf_counter() - now_s)
-        if now_s >= self._gpus_due_s:
-            self._gpus_due_s = now_s + _FAMILY_EVERY_S
+        if now_s >= self._slow_due_s:
+            self._slow_due_s = now_s + _SLOW_EVERY_S
             self._used |= self._gpus.used_by(self._family)
             reading |= take("disk_read_bytes_per_s", self._read_bytes) or {}
             reading |= take("disk_busy_percent", self._read_busy) or {}
@@ -117,7 +117,7 @@ class Sampler:
             begin_s = time.perf_counter()
             reading |= take("memory_bytes", self._read_memory) or {}
             # For several processes the kernel walks the page tables of each: 10 ms and more.
-            self._memory_due_s = now_s + max(_FAMILY_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
+            self._memory_due_s = now_s + max(_SLOW_EVERY_S, _MEMORY_COST * (time.perf_counter() - begin_s))
         if len(self._readings) >= MOST_READINGS:
             del self._readings[1::2]
             self._every_s *= 2
@@ -138,7 +138,7 @@ class Sampler:
     def _read_others(self) -> dict[str, float]:
         others_s = others_cpu_seconds(self._family)
         rates = self._others.of({} if others_s is None else {0: others_s})
-        return {"others_cpu_percent": 100 * max(0.0, rate) for rate in rates.values()}
+        return {"others_cpu_percent": 100 * max(0.0, rates[0])} if rates else {}
 
     def _read_memory(self) -> dict[str, float]:
         if len(self._family) == 1:
