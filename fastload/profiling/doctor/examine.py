@@ -304,6 +304,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         cpus=cpus,
         num_steps=len(steps) * loader.steps.stride,
         epochs=tuple(loader.epochs),
+        starts_s=starts(loader),
         receive_s=statistics.fmean(record.receive.running_s for record in records) if workers else 0.0,
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in records) if workers else 0.0,
         step_running_s=statistics.fmean(record.running_s for record in records),
@@ -319,6 +320,25 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         compression_ratio=facts.get("compression_ratio", 0.0),
         notes=(*notes, *slow_note),
     )
+
+
+def starts(loader: LoaderRecord) -> tuple[float, ...]:
+    """Returns `Demands.starts_s` of a loop; empty if the making of each epoch's first batch was not seen."""
+    fetches = sorted((fetch for fetch in loader.fetches if fetch.wall_s > 0), key=lambda fetch: fetch.begin_s)
+    costs_s = sorted(_cost_s(fetch) for fetch in fetches)
+    begins = [fetch.begin_s for fetch in fetches]
+    found = []
+    for span in loader.passes:
+        number = bisect.bisect_left(begins, span.begin_s)
+        if number < len(fetches) and fetches[number].begin_s < span.end_s:
+            first = fetches[number]
+            usual_s = costs_s[int(0.9 * len(costs_s))]
+            found.append(first.begin_s - span.begin_s + max(0.0, _cost_s(first) - usual_s))
+    return tuple(found) if loader.fetch_stride == 1 and len(found) == len(loader.epochs) else ()
+
+
+def _cost_s(fetch: Fetch) -> float:
+    return sum(work.total_s for work in fetch.work.stages.values())
 
 
 def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tuple[float, ...]:

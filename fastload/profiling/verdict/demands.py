@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fastload.profiling.verdict.loop_model import LoopModel, fitted, own_time
+from fastload.profiling.verdict.loop_model import Beside, LoopModel, fitted, own_time
 from fastload.timing.results import STAGES, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]
@@ -35,6 +35,9 @@ class Demands:
     # For each epoch with a batch, the time from asking for its iterator to its first batch, and the loop's wait at its
     # end, which found no more batches and belongs to no step
     epochs: tuple[tuple[float, float], ...] = ()
+    # For each of `epochs`, how long after asking for its iterator the workers began on its first batch, with what that
+    # one cost beyond usual ones; empty: not known
+    starts_s: tuple[float, ...] = ()
     receive_s: float = 0.0  # mean CPU time of the loop for receiving a batch, part of its wait
     # Mean time that receiving a batch waits for the worker that made it: a thread of that process passes the memory on,
     # and gets its GIL late while it runs Python
@@ -62,11 +65,15 @@ class Demands:
     @cached_property
     def startups_s(self) -> tuple[float, ...]:
         """For each epoch, what its first batch took beyond a usual one, and its end; empty if there are no workers."""
+        if not self.workers:
+            return ()
+        if self.starts_s:
+            return tuple(start_s + end_s for start_s, (_, end_s) in zip(self.starts_s, self.epochs, strict=True))
         if made_s := [batch.runnable_s + _whole_s(batch) for batch in self.batches if batch.stages]:
             usual_s = self.receive_s + self.receive_blocked_s + statistics.median(made_s)
         else:
             usual_s = statistics.median([step.wait_s for step in self.steps] or [0.0])
-        return tuple(max(0.0, first_s - usual_s) + end_s for first_s, end_s in self.epochs) if self.workers else ()
+        return tuple(max(0.0, first_s - usual_s) + end_s for first_s, end_s in self.epochs)
 
     @property
     def on_device(self) -> bool:
@@ -164,12 +171,12 @@ def costs_of(demands: Demands) -> Costs:
         statistics.fmean(getattr(step, name) for step in steps) for name in ("copy_s", "transform_s", "compute_s")
     )
     own_s = [step.copy_s + step.transform_s + step.compute_s for step in steps]
-    drag = 0.0
+    beside = Beside()
     if demands.on_device:
         compute_s = max(compute_s, _device_step_s(steps))
         alone_s = demands.host_s if demands.device_s else copy_s + transform_s + compute_s
     else:
-        alone_s, drag = own_time(own_s, demands.beside or _beside(demands))
+        alone_s, beside = own_time(own_s, demands.beside or _beside(demands), demands.step_running_s, demands.cpus)
     own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
     starts, epochs = demands.startups_s, max(1, len(demands.epochs))
     model = LoopModel(
@@ -183,7 +190,7 @@ def costs_of(demands: Demands) -> Costs:
         own_s=alone_s,
         own_cpus=min(float(demands.cpus), own_cpus),
         device_s=demands.device_s,
-        drag=drag,
+        beside=beside,
         startup_s=starts[0] if starts else 0.0,
         restart_s=statistics.fmean(starts[1:]) if len(starts) > 1 else 0.0,
         steps=max(1, round((demands.num_steps or len(steps)) / epochs)),

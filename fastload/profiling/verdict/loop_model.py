@@ -2,7 +2,7 @@
 
 Workers make batches, the loop takes one after another, and all share the machine's CPUs. Time passes from one event to
 the next; in between each thread goes on at a constant rate. Where more threads want to run than there are CPUs, all
-take longer in proportion. The step itself may take longer still beside workers (`drag`): each of its parallel parts
+take longer in proportion. The step itself may take longer still beside workers (`Beside`): each of its parallel parts
 ends with its last thread, which had to wait for a CPU.
 """
 
@@ -23,10 +23,30 @@ _MOST_STEPS = 160
 
 _NONE_LEFT = 1e-9
 
+_UNEVEN = 0.5  # of a loop that no worker ran beside
+
 _HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
 
 # Of `fitted`: how close is close, the least share of waits by which a scale can be found, which scales, how precisely.
 _CLOSE, _FEW_WAITS, _SCALES, _HALVINGS = 0.01, 0.02, (0.5, 2.5), 10
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How much longer a step takes while workers use CPUs."""
+
+    # 0: threads share CPUs in proportion; 1: those of a step wait for the one on the CPU with most threads
+    uneven: float = 0.0
+    drag: float = 0.0  # what it takes longer for each CPU that workers use, whatever the number of CPUs
+
+    def slowdown(self, wanted: float, own_cpus: float, cpus: int) -> float:
+        """Returns the time of a step on so many CPUs beside workers that want so many, over that without them."""
+        fair = max(1.0, (own_cpus + wanted) / cpus)
+        threads, whole = max(1, round(own_cpus)), math.floor(wanted)
+        # Of a number of workers between two whole ones, each is there part of the time.
+        less, more = (max(1, math.ceil((threads + count) / cpus)) for count in (whole, whole + 1))
+        fullest = less + (wanted - whole) * (more - less)
+        return (fair + self.uneven * max(0.0, fullest - fair)) * (1 + self.drag * wanted)
 
 
 @dataclass(frozen=True)
@@ -43,7 +63,7 @@ class LoopModel:
     own_s: float = 0.0  # time of a step after its batch was received, with the machine for itself
     own_cpus: float = 1.0  # CPUs that it uses meanwhile
     device_s: float = 0.0  # time of a step on a device, which works while the loop goes on; 0: there is none
-    drag: float = 0.0  # part of `own_s` that it takes longer for each CPU that workers use
+    beside: Beside = Beside()
     startup_s: float = 0.0  # time until workers begin in the first epoch
     restart_s: float = 0.0  # in later ones
     end_s: float = 0.0  # wait at an epoch's end
@@ -141,10 +161,15 @@ class _Epoch:
         model = self._model
         busy = [(worker, self._cost(number)) for worker, number in enumerate(self._making) if number is not None]
         wanted = sum(cost.running_s / cost.total_s for _, cost in busy if cost.total_s)
-        own = model.own_cpus if self._stage == "own" else float(self._stage == "receive")
+        own, slowdown = float(self._stage == "receive"), 1.0
+        if self._stage == "own":
+            fair = max(1.0, (wanted + model.own_cpus) / model.cpus)
+            slowdown = model.beside.slowdown(wanted, model.own_cpus, model.cpus)
+            own = model.own_cpus * fair / slowdown  # its threads wait for one another
         stretch = max(1.0, (wanted + own) / model.cpus)
         rates = [1 / max(cost.running_s * stretch + cost.blocked_s, _NONE_LEFT) for _, cost in busy]
-        slowdown = {"own": max(stretch, 1 + model.drag * wanted), "receive": stretch}.get(self._stage, 1.0)
+        if self._stage == "receive":
+            slowdown = stretch
         spans = [self._left[worker] / rate for (worker, _), rate in zip(busy, rates, strict=True)]
         if not self._now_may_work():
             spans.append(self._startup_s - self.now_s)
@@ -207,17 +232,28 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
     return found, step_s / found.played().step_s
 
 
-def own_time(own_s: Sequence[float], beside: Sequence[float]) -> tuple[float, float]:
-    """Returns how long a step takes with the machine for itself, and its `drag`, from measured steps.
+def own_time(
+    own_s: Sequence[float], beside: Sequence[float], running_s: float, cpus: int
+) -> tuple[float, Beside]:
+    """Returns how long a step takes with the machine for itself, and how workers slow it down, from measured steps.
 
     Args:
         own_s: seconds of each step after its batch was received.
-        beside: CPUs that workers used meanwhile.
+        beside: CPUs that workers wanted meanwhile.
+        running_s: mean CPU time of a step, of all its threads.
+        cpus: of the machine.
     """
-    alone = sorted(seconds for seconds, cpus in zip(own_s, beside, strict=True) if cpus < _HARDLY)
+    alone = sorted(seconds for seconds, wanted in zip(own_s, beside, strict=True) if wanted < _HARDLY)
     least = sorted(own_s)
     free_s = alone[len(alone) // 2] if alone else least[len(least) // 10]
-    cpus = sum(beside)
-    if not free_s or cpus < _HARDLY:
-        return sum(own_s) / len(own_s), 0.0
-    return free_s, max(0.0, (sum(own_s) - free_s * len(own_s)) / (free_s * cpus))
+    mean = sum(beside) / len(beside)
+    if not free_s or mean < _HARDLY / 2:
+        return sum(own_s) / len(own_s), Beside(_UNEVEN)
+    own_cpus = min(running_s / free_s, float(cpus))
+    slower = sum(own_s) / len(own_s) / free_s
+    fair, fullest = (
+        sum(Beside(uneven).slowdown(wanted, own_cpus, cpus) for wanted in beside) / len(beside) for uneven in (0, 1)
+    )
+    uneven = min(1.0, max(0.0, (slower - fair) / (fullest - fair))) if fullest > fair else 0.0
+    expected = fair + uneven * (fullest - fair)
+    return free_s, Beside(uneven, max(0.0, (slower / expected - 1) / mean))

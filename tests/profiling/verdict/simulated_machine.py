@@ -25,6 +25,7 @@ class World:
     workers: int = 2  # 0: the loop makes its batches itself
     prefetch: int = 2  # batches that each may be ahead
     stages: tuple[tuple[str, float, float], ...] = (("decoding", 0.02, 0.0),)  # of a batch: on a core, blocked
+    samples: int = 16  # of a batch; each goes through all stages but the collation of all
     spread: float = 0.0  # standard deviation of the logarithm of a batch's cost
     receive_s: float = 0.0002  # on a core, to take a batch over
     own_s: float = 0.01  # of a step with the machine for itself
@@ -57,7 +58,8 @@ class Trace:
     # was ready and had no core then
     steps: list[tuple[float, float, float, float]] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
-    first_s: list[float] = field(default_factory=list)  # wait for the first batch of each epoch
+    asked_s: list[float] = field(default_factory=list)  # when each epoch's first batch was asked for
+    first_s: list[float] = field(default_factory=list)  # wait for it
 
     @property
     def step_s(self) -> float:
@@ -181,6 +183,7 @@ class _Run:
         world, machine = self.world, self.machine
         for epoch in range(world.epochs):
             asked_s = machine.now_s
+            self.trace.asked_s.append(asked_s)
             self._epoch, self._sent, self._ready = epoch, 0, set()
             self._asked = [deque() for _ in range(world.workers)]
             for _ in range(world.workers * world.prefetch):
@@ -253,9 +256,11 @@ class _Run:
 
     def _make(self, thread: _Thread, epoch: int, number: int) -> Iterator[Act]:
         begin_s, runnable_s, factor = self.machine.now_s, thread.runnable_s, self._factors[epoch][number]
-        for _, running_s, blocked_s in self.world.stages:
-            yield "run", running_s * factor
-            yield "block", blocked_s * factor
+        *of_each, of_all = self.world.stages
+        parts = [(one, self.world.samples) for one in of_each] * self.world.samples + [(of_all, 1)]
+        for (_, running_s, blocked_s), count in parts:
+            yield "run", running_s * factor / count
+            yield "block", blocked_s * factor / count
         stages = {name: (running_s * factor, blocked_s * factor) for name, running_s, blocked_s in self.world.stages}
         self.trace.made.append(Made(begin_s, self.machine.now_s, stages, thread.runnable_s - runnable_s))
 

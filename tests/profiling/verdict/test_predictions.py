@@ -6,17 +6,20 @@ in some minutes, and prints those that were predicted wrong.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from simulated_machine import World, run
 
-from fastload.profiling.doctor.examine import beside
+from fastload.profiling.doctor.examine import beside, starts
 from fastload.profiling.doctor.loader_records import Fetch
+from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
 from fastload.timing.results import BatchWork, Step, Work
@@ -32,6 +35,11 @@ def demands_of(world, trace):
               BatchWork({name: Work(*cost) for name, cost in made.stages.items()}, runnable_s=made.runnable_s))
         for made in sorted(trace.made, key=lambda made: made.begin_s)
     ]  # fmt: skip
+    ends_s = [*trace.asked_s[1:], math.inf]
+    loader = SimpleNamespace(
+        fetches=fetches, passes=[Span(*one) for one in zip(trace.asked_s, ends_s, strict=True)],
+        epochs=trace.first_s, fetch_stride=1,
+    )  # fmt: skip
     steps = []
     for begin_s, wait_s, own_s, _ in trace.steps:
         hidden_s = min(wait_s, max(0.0, world.device_s - own_s))  # while the device is busy, nothing is waited for
@@ -48,6 +56,7 @@ def demands_of(world, trace):
         step_running_s=world.own_s * world.threads,
         step_runnable_s=statistics.fmean(runnable_s for *_, runnable_s in trace.steps),
         persistent=world.persistent,
+        starts_s=starts(loader) if workers else (),
         timed_device=bool(world.device_s),
         device_s=world.device_s,
         host_s=sorted(own_s for _, _, own_s, _ in trace.steps)[len(steps) // 10],
