@@ -358,10 +358,10 @@ def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tupl
         for begin_s, end_s, work in spans[
             bisect.bisect_left(begins, first_s - longest_s) : bisect.bisect_left(begins, last_s)
         ]:
-            running_s = sum(stage.running_s for stage in work.stages.values())
-            total_s = sum(stage.total_s for stage in work.stages.values())
+            blocked_s = sum(stage.blocked_s for stage in work.stages.values())
+            running_s = sum(stage.running_s for stage in work.stages.values()) + work.runnable_s
             together_s = min(end_s, last_s) - max(begin_s, first_s)
-            wanted_s += max(0.0, together_s) * (running_s / total_s if total_s else 0.0)
+            wanted_s += max(0.0, together_s) * (running_s / (running_s + blocked_s) if running_s else 0.0)
         found.append(stride * wanted_s / max(last_s - first_s, 1e-9))
     return tuple(found)
 

@@ -23,6 +23,8 @@ _MOST_STEPS = 160
 
 _NONE_LEFT = 1e-9
 
+_ROUNDS = 8  # in which the CPUs are shared out
+
 _UNEVEN = 0.5  # of a loop that no worker ran beside
 
 _HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
@@ -160,16 +162,8 @@ class _Epoch:
         """Goes to the next event: a batch is made, a stage of the loop is over, workers begin."""
         model = self._model
         busy = [(worker, self._cost(number)) for worker, number in enumerate(self._making) if number is not None]
-        wanted = sum(cost.running_s / cost.total_s for _, cost in busy if cost.total_s)
-        own, slowdown = float(self._stage == "receive"), 1.0
-        if self._stage == "own":
-            fair = max(1.0, (wanted + model.own_cpus) / model.cpus)
-            slowdown = model.beside.slowdown(wanted, model.own_cpus, model.cpus)
-            own = model.own_cpus * fair / slowdown  # its threads wait for one another
-        stretch = max(1.0, (wanted + own) / model.cpus)
+        stretch, slowdown = self._shared([cost for _, cost in busy])
         rates = [1 / max(cost.running_s * stretch + cost.blocked_s, _NONE_LEFT) for _, cost in busy]
-        if self._stage == "receive":
-            slowdown = stretch
         spans = [self._left[worker] / rate for (worker, _), rate in zip(busy, rates, strict=True)]
         if not self._now_may_work():
             spans.append(self._startup_s - self.now_s)
@@ -205,6 +199,24 @@ class _Epoch:
                 self._device_ends.append(busy_until_s + self._model.device_s)
             self._step += 1
             self._begin("wait", 0.0)
+
+    def _shared(self, costs: Sequence[Work]) -> tuple[float, float]:
+        """Returns how many times as long CPU time of workers takes now, and the loop's own, for want of CPUs."""
+        model = self._model
+        own_cpus = model.own_cpus if self._stage == "own" else float(self._stage == "receive")
+        own, stretch, slowdown = own_cpus, 1.0, 1.0
+        for _ in range(_ROUNDS):
+            # A worker that waits for a CPU longer waits for other things in a smaller part of its time.
+            running_s = [cost.running_s * stretch for cost in costs if cost.total_s]
+            blocked_s = [cost.blocked_s for cost in costs if cost.total_s]
+            wanted = sum(one / (one + other) for one, other in zip(running_s, blocked_s, strict=True))
+            if self._stage == "own":
+                slowdown = model.beside.slowdown(wanted, own_cpus, model.cpus)
+                own = own_cpus * max(1.0, (wanted + own_cpus) / model.cpus) / slowdown  # threads wait for one another
+            before, stretch = stretch, max(1.0, (wanted + own) / model.cpus)
+            if stretch < before * (1 + _CLOSE):
+                break
+        return stretch, stretch if self._stage == "receive" else slowdown
 
     def _cost(self, number: int) -> Work:
         return self._model.batches[number % len(self._model.batches)]

@@ -75,16 +75,20 @@ else it was noted by whoever wakes it)."""
 class _Thread:
     def __init__(self, acts: Iterator[Act]) -> None:
         self.acts = acts
-        self.left_s = self.slice_s = self.ready_at_s = self.runnable_s = 0.0
+        self.left_s = self.ran_s = self.ready_at_s = self.begun_at_s = self.runnable_s = 0.0
+        self.has_core = False
+        self.piece = 0  # counts its turns on a core, so that the end of one that was cut short is known
 
 
 class _Machine:
-    """Cores that run threads in turn, a time slice each."""
+    """Cores that run threads in turn: who ran least comes next, and takes the core of who ran more when it wakes."""
 
     def __init__(self, cores: int) -> None:
         self.now_s = 0.0
-        self._free = cores
-        self._ready: deque[_Thread] = deque()
+        self._cores = cores
+        self._running: list[_Thread] = []
+        self._ready: list[_Thread] = []
+        self._least_s = 0.0  # that any thread ran which wants a core
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
 
@@ -92,11 +96,12 @@ class _Machine:
         self._count += 1
         heapq.heappush(self._events, (moment_s, self._count, call))
 
-    def begin(self, make: Callable[[_Thread], Iterator[Act]]) -> None:
-        """Begins a thread."""
-        thread = _Thread(iter(()))
+    def begin(self, make: Callable[[_Thread], Iterator[Act]], thread: _Thread | None = None) -> _Thread:
+        """Begins a thread, or one that has ended again."""
+        thread = thread or _Thread(iter(()))
         thread.acts = make(thread)
         self.at(self.now_s, lambda: self.go_on(thread))
+        return thread
 
     def wake(self, thread: _Thread) -> None:
         self.at(self.now_s, lambda: self.go_on(thread))
@@ -106,57 +111,81 @@ class _Machine:
             self.now_s, _, call = heapq.heappop(self._events)
             call()
 
-    def go_on(self, thread: _Thread) -> bool:
-        """Lets a thread act; returns whether it keeps the core that it has."""
+    def go_on(self, thread: _Thread) -> None:
+        """Lets a thread act until it wants time on a core, or to wait."""
         for kind, value in thread.acts:
             if kind == "wait":
                 if value(thread):
                     continue
-                return False
+                break
             if value <= 0:
                 continue
             if kind == "block":
                 self.at(self.now_s + value, lambda: self.go_on(thread))
-                return False
+                break
             thread.left_s, thread.ready_at_s = value, self.now_s
-            if thread.slice_s > _LEAST_S:
-                self._run_on(thread)
-                return True
-            self._ready.append(thread)
+            if not thread.has_core:  # it wakes: what it ran less while it slept counts for no more than a slice
+                thread.ran_s = max(thread.ran_s, self._least_s - QUANTUM_S)
+                self._ready.append(thread)
+                self._dispatch()
+            else:
+                self._turn(thread)
+            return
+        if thread.has_core:
+            thread.has_core = False
+            self._running.remove(thread)
             self._dispatch()
-            return False
-        return False
 
     def _dispatch(self) -> None:
-        while self._free and self._ready:
-            thread = self._ready.popleft()
-            self._free -= 1
+        while self._ready:
+            thread = min(self._ready, key=lambda one: one.ran_s)
+            self._least_s = max(self._least_s, thread.ran_s)
+            if len(self._running) >= self._cores:
+                most = max(self._running, key=self._ran_s)
+                if self._ran_s(most) - thread.ran_s < QUANTUM_S / 3:
+                    return
+                self._stop(most)
+            self._ready.remove(thread)
             thread.runnable_s += self.now_s - thread.ready_at_s
-            thread.slice_s = QUANTUM_S
-            self._run_on(thread)
+            thread.has_core = True
+            self._running.append(thread)
+            self._turn(thread)
 
-    def _run_on(self, thread: _Thread) -> None:
-        piece_s = min(thread.slice_s, thread.left_s)
-        self.at(self.now_s + piece_s, lambda: self._has_run(thread, piece_s))
+    def _ran_s(self, thread: _Thread) -> float:
+        return thread.ran_s + self.now_s - thread.begun_at_s
 
-    def _has_run(self, thread: _Thread, piece_s: float) -> None:
-        thread.left_s -= piece_s
-        thread.slice_s -= piece_s
+    def _turn(self, thread: _Thread) -> None:
+        """Lets a thread run for a slice, or for what is left."""
+        thread.piece += 1
+        thread.begun_at_s = self.now_s
+        piece = thread.piece
+        self.at(self.now_s + min(QUANTUM_S, thread.left_s), lambda: self._has_run(thread, piece))
+
+    def _stop(self, thread: _Thread) -> None:
+        """Takes the core from a thread."""
+        self._note(thread)
+        thread.piece += 1
+        thread.has_core, thread.ready_at_s = False, self.now_s
+        self._running.remove(thread)
+        self._ready.append(thread)
+
+    def _note(self, thread: _Thread) -> None:
+        ran_s = self.now_s - thread.begun_at_s
+        thread.ran_s += ran_s
+        thread.left_s -= ran_s
+        thread.begun_at_s = self.now_s
+
+    def _has_run(self, thread: _Thread, piece: int) -> None:
+        if thread.piece != piece:
+            return
+        self._note(thread)
         if thread.left_s <= _LEAST_S:
-            if thread.slice_s <= _LEAST_S and not self._ready:
-                thread.slice_s = QUANTUM_S
-            if thread.slice_s > _LEAST_S and self.go_on(thread):
-                return
-            used_up = thread.slice_s <= _LEAST_S
-            thread.slice_s = 0.0
-            self._free += 1
-            if used_up:
-                self.go_on(thread)
+            self.go_on(thread)
+        elif self._ready and min(one.ran_s for one in self._ready) < thread.ran_s:
+            self._stop(thread)
+            self._dispatch()
         else:
-            self._free += 1
-            thread.slice_s, thread.ready_at_s = 0.0, self.now_s
-            self._ready.append(thread)
-        self._dispatch()
+            self._turn(thread)
 
 
 class _Run:
@@ -175,6 +204,7 @@ class _Run:
         self._sleeping: list[_Thread | None] = [None] * world.workers
         self._waiting: tuple[int, _Thread] | None = None  # the loop, and the batch that it waits for
         self._launched: deque[float] = deque()
+        self._helpers = [_Thread(iter(())) for _ in range(world.threads - 1)]
         self.machine.begin(self._loop)
         self.machine.run()
         assert len(self.trace.steps) == world.steps * world.epochs, "the loop ran to its end"
@@ -273,18 +303,18 @@ class _Run:
             self._launched.append(max([machine.now_s, *self._launched]) + world.device_s)
             return
         for _ in range(world.parts):
-            part = _Part(world.own_s / world.parts, world.threads, machine)
+            part = _Part(world.own_s / world.parts, machine, self._helpers)
             yield from part.acts()
 
 
 class _Part:
     """A part of a step that several threads do; it ends when the last of them has."""
 
-    def __init__(self, seconds: float, threads: int, machine: _Machine) -> None:
+    def __init__(self, seconds: float, machine: _Machine, helpers: list[_Thread]) -> None:
         self._seconds, self._machine = seconds, machine
-        self._left, self._waiting = threads, list[_Thread]()
-        for _ in range(threads - 1):
-            machine.begin(lambda _: self._help())
+        self._left, self._waiting = 1 + len(helpers), list[_Thread]()
+        for helper in helpers:
+            machine.begin(lambda _: self._help(), helper)
 
     def _help(self) -> Iterator[Act]:
         yield "run", self._seconds
