@@ -29,8 +29,9 @@ _UNEVEN = 0.5  # of a loop that no worker ran beside
 
 _HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
 
-# Of `fitted`: how close is close, the least share of waits by which a scale can be found, which scales, how precisely.
-_CLOSE, _FEW_WAITS, _SCALES, _HALVINGS = 0.01, 0.02, (0.5, 2.5), 10
+# Of `fitted`: how close is close, the least share of waits by which a scale can be found, and part of a step that has to
+# change with it, which scales, how precisely.
+_CLOSE, _FEW_WAITS, _LITTLE, _SCALES, _HALVINGS = 0.01, 0.02, 0.3, (0.5, 2.5), 10
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,9 @@ def _epoch(model: LoopModel, startup_s: float) -> Played:
     if not model.workers:
         # What the loop does while the device is at work takes no time of its own.
         made_s = sum(batch.total_s for batch in model.batches) / max(1, len(model.batches))
-        step_s = max(model.device_s, made_s + model.receive_s + model.own_s)
-        waits_s = startup_s + model.end_s
-        return Played(
-            waits_s + model.steps * step_s, waits_s + model.steps * (step_s - max(model.own_s, model.device_s))
-        )
+        host_s = made_s + model.receive_s + model.own_s
+        total_s = startup_s + model.end_s + host_s + (model.steps - 1) * max(model.device_s, host_s) + model.device_s
+        return Played(total_s, total_s - model.steps * max(model.own_s, model.device_s))
     epoch = _Epoch(model, startup_s)
     shown = min(model.steps, _MOST_STEPS)
     epoch.run(shown // 2)
@@ -113,7 +112,7 @@ def _epoch(model: LoopModel, startup_s: float) -> Played:
     epoch.run(shown)
     more = (model.steps - shown) / max(1, shown - shown // 2)
     return Played(
-        epoch.now_s + more * (epoch.now_s - half_s) + model.end_s,
+        epoch.now_s + more * (epoch.now_s - half_s) + epoch.device_left_s + model.end_s,
         epoch.wait_s + more * (epoch.wait_s - half_wait_s) + model.end_s,
     )
 
@@ -146,6 +145,11 @@ class _Epoch:
             if self._stage == "wait" and self._step in self._done:
                 self._begin("receive", self._model.receive_s)
             self._pass_time()
+
+    @property
+    def device_left_s(self) -> float:
+        """Time until the device has done all that it was given, for which a loop waits at an epoch's end."""
+        return max([0.0, *(end_s - self.now_s for end_s in self._device_ends)])
 
     def _now_may_work(self) -> bool:
         return self.now_s >= self._startup_s - _NONE_LEFT
@@ -232,7 +236,8 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
     if not now.step_s or abs(step_s / now.step_s - 1) < _CLOSE or now.wait_s < _FEW_WAITS * now.step_s:
         return model, step_s / now.step_s if now.step_s else 1.0
     low, high = _SCALES
-    if not model.scaled(low).played().step_s < step_s < model.scaled(high).played().step_s:
+    depends = (model.scaled(1.1).played().step_s / now.step_s - 1) / 0.1
+    if depends < _LITTLE or not model.scaled(low).played().step_s < step_s < model.scaled(high).played().step_s:
         return model, step_s / now.step_s
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)

@@ -96,12 +96,13 @@ def drawn(number):
             for name in ("reading", "decoding", "transform", "collate")
         ),
         spread=draw.choice([0.0, 0.1, 0.3]),
-        receive_s=between(0.0001, 0.002),
+        # Nobody can know what workers that do not exist would need to start and to hand over, nor how far they would slow
+        # down a step of several threads.
+        receive_s=between(0.0001, 0.002 if workers else 0.0002),
         own_s=0.001 if device_s else between(0.002, 0.08),
-        threads=1 if device_s else draw.choice([1, min(2, cores), cores]),
+        threads=draw.choice([1, min(2, cores), cores]) if workers and not device_s else 1,
         parts=int(between(3, 80)),
         device_s=device_s,
-        # Nobody can know what workers that do not exist would need to start.
         startup_s=draw.choice([0.0, 0.0, between(0.01, 0.3)]) if workers else 0.0,
         steps=int(between(16, 150)),
         persistent=draw.random() < 0.3,
@@ -132,5 +133,5 @@ def test_a_loop_with_the_change_made_takes_as_long_as_was_predicted(capsys):
     with capsys.disabled():
         if "FASTLOAD_LOOPS" in os.environ:
             print("", *lines, f"{right} of {len(errors)} within 10 %", sep="\n")
-    assert right >= 0.85 * len(errors), "\n".join(lines)
+    assert right >= 0.9 * len(errors), "\n".join(lines)
     assert all(0.4 < error < 2.5 for error in errors), "\n".join(lines)
