@@ -201,12 +201,12 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     if demands.is_fastload or not verdict.worth_making or verdict.cause not in PACKED or not count or not loader.shape:
         return verdict
     seen = ImagesSeen((heights // count, widths // count), loader.shape, "float" in loader.dtype)
-    work = measure_fastloader(seen, on_device=demands.timed_device)
+    work, start_s = measure_fastloader(seen, on_device=demands.timed_device)
     note = (
         f"a trial here: FastLoader takes {seconds_text(work.running_s)} of CPU for such a batch, of images of "
         f"{seen.stored[0]}x{seen.stored[1]}" + (" that the device crops" if demands.timed_device else "")
     )
-    return judge(replace(demands, by_fastloader=work, notes=(*demands.notes, note)))
+    return judge(replace(demands, by_fastloader=work, fastloader_start_s=start_s, notes=(*demands.notes, note)))
 
 
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of

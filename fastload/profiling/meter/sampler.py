@@ -231,7 +231,7 @@ def others_cpu_seconds(family: list[int]) -> float | None:
     names = ("user", "nice", "system", "irq", "softirq", "steal")
     allowed = os.sched_getaffinity(family[0])
     times = [one for cpu, one in enumerate(psutil.cpu_times(percpu=True)) if cpu in allowed]
-    busy_s = sum(getattr(one, name) for one in times for name in names)
+    busy_s = float(sum(getattr(one, name) for one in times for name in names))
     ticks = 0
     for pid in {*family, os.getpid()}:
         with suppress(OSError, IndexError):  # it has ended

@@ -54,6 +54,7 @@ class Demands:
     host_s: float = 0.0  # time of the loop in such a step, waits for the device left out
     # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
     by_fastloader: Work | None = None
+    fastloader_start_s: float = 0.0  # until it begins on the first batch
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     beside: tuple[float, ...] = ()
     others_cpus: float = 0.0  # CPUs, of those that the job may use, that other programs used meanwhile
@@ -136,17 +137,18 @@ class Costs:
         late_s = model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0
         return replace(model, batches=batches or model.batches, own_s=left * model.own_s, receive_blocked_s=late_s)
 
-    def packed(self, by_fastloader: Work | None) -> LoopModel:
-        """Returns the loop with a FastLoader over packed images, that makes a batch at that cost.
+    def packed(self, demands: Demands) -> LoopModel:
+        """Returns the loop with a FastLoader over packed images.
 
-        None: the cost is not known; then of a batch only its transform is left, in worker processes as before.
+        What it makes a batch for is `demands.by_fastloader`; where that is not known, of a batch only its transform is
+        left, in worker processes as before.
         """
-        if by_fastloader is None:
+        if demands.by_fastloader is None:
             return replace(self.without(*BY_FASTLOAD), restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
         workers = self.model.cpus
-        model = replace(model, batches=(by_fastloader,), workers=workers, ahead=workers + 3, in_turn=False)
-        return replace(model, startup_s=0.0, restart_s=0.0, end_s=0.0)
+        model = replace(model, batches=(demands.by_fastloader,), workers=workers, ahead=workers + 3, in_turn=False)
+        return replace(model, startup_s=demands.fastloader_start_s, restart_s=0.0, end_s=0.0)
 
     def with_workers(self, workers: int) -> LoopModel:
         """Returns the loop with another number of workers."""

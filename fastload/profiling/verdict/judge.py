@@ -132,7 +132,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
         # One change takes all of them away; it is named after the one that costs most.
         cause = max(PACKED, key=lambda name: costs.stages.get(name, Work()).total_s)
         if costs.without(cause) != model:
-            yield remedy(cause, costs.packed(demands.by_fastloader))
+            yield remedy(cause, costs.packed(demands))
     for cause in (*_MADE, "copy to the device"):
         if packs and cause in PACKED:
             continue

@@ -29,8 +29,8 @@ _UNEVEN = 0.5  # of a loop that no worker ran beside
 
 _HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
 
-# Of `fitted`: how close is close, the least share of waits by which a scale can be found, and part of a step that has to
-# change with it, which scales, how precisely.
+# Of `fitted`: how close is close, the least share of waits by which a scale can be found, and part of a step that has
+# to change with it, which scales, how precisely.
 _CLOSE, _FEW_WAITS, _LITTLE, _SCALES, _HALVINGS = 0.01, 0.02, 0.3, (0.5, 2.5), 10
 
 
@@ -164,7 +164,6 @@ class _Epoch:
 
     def _pass_time(self) -> None:
         """Goes to the next event: a batch is made, a stage of the loop is over, workers begin."""
-        model = self._model
         busy = [(worker, self._cost(number)) for worker, number in enumerate(self._making) if number is not None]
         stretch, slowdown = self._shared([cost for _, cost in busy])
         rates = [1 / max(cost.running_s * stretch + cost.blocked_s, _NONE_LEFT) for _, cost in busy]
@@ -249,9 +248,7 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
     return found, step_s / found.played().step_s
 
 
-def own_time(
-    own_s: Sequence[float], beside: Sequence[float], running_s: float, cpus: int
-) -> tuple[float, Beside]:
+def own_time(own_s: Sequence[float], beside: Sequence[float], running_s: float, cpus: int) -> tuple[float, Beside]:
     """Returns how long a step takes with the machine for itself, and how workers slow it down, from measured steps.
 
     Args:

@@ -96,8 +96,8 @@ def drawn(number):
             for name in ("reading", "decoding", "transform", "collate")
         ),
         spread=draw.choice([0.0, 0.1, 0.3]),
-        # Nobody can know what workers that do not exist would need to start and to hand over, nor how far they would slow
-        # down a step of several threads.
+        # Nobody can know what workers that do not exist would need to start and to hand over, nor how far they would
+        # slow down a step of several threads.
         receive_s=between(0.0001, 0.002 if workers else 0.0002),
         own_s=0.001 if device_s else between(0.002, 0.08),
         threads=draw.choice([1, min(2, cores), cores]) if workers and not device_s else 1,
