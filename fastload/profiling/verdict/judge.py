@@ -19,6 +19,7 @@ from fastload.timing.results import Remedy, Verdict, Work
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
 _HELD, _FULL = 0.25, 0.9  # parts of the CPUs: that others use, and that all use together
+_LACKED = 0.15  # part of a batch's making, or of a step, in which it was ready to run and had no CPU
 
 WORTH = 1.1
 """Gain below which a change is not worth making."""
@@ -81,10 +82,13 @@ def _is_held(demands: Demands, stall_share: float) -> bool:
     """Whether other programs take so much of the machine that a loop which waits would be another one without them."""
     if demands.others_cpus < _HELD * demands.cpus or stall_share < 1 - 1 / WORTH:
         return False
-    step_s = statistics.fmean(step.duration_s for step in demands.steps)
-    making_s = sum(work.running_s for batch in demands.batches for work in batch.stages.values())
-    own_cpus = (making_s / max(1, len(demands.batches)) + demands.step_running_s) / step_s
-    return own_cpus + demands.others_cpus > _FULL * demands.cpus
+    batches, step_s = demands.batches, statistics.fmean(step.duration_s for step in demands.steps)
+    works = [sum(batch.stages.values(), Work()) for batch in batches]
+    making_s, lacking_s = sum(work.total_s for work in works), sum(batch.runnable_s for batch in batches)
+    own_cpus = (sum(work.running_s for work in works) / max(1, len(batches)) + demands.step_running_s) / step_s
+    # Who only sleeps, or waits for a disk, is held up by nobody.
+    lacked = lacking_s > _LACKED * (making_s + lacking_s) or demands.step_runnable_s > _LACKED * step_s
+    return lacked and own_cpus + demands.others_cpus > _FULL * demands.cpus
 
 
 def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:

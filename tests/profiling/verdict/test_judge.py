@@ -145,11 +145,12 @@ def test_any_loop_gets_one_cause_and_no_cure_makes_it_slower(stages, wait, compu
 
 
 def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_the_same():
-    base = replace(demands(wait=45, decoding=(90, 0), compute=5), step_running_s=5 * MS)
+    base = replace(demands(wait=45, decoding=(90, 0), compute=5), step_running_s=5 * MS, step_runnable_s=10 * MS)
     assert judge(base).cause == judge(replace(base, others_cpus=0.4)).cause == "decoding"
     verdict = judge(replace(base, others_cpus=1.2))
     assert verdict.cause == "other programs" and not verdict.cures and not verdict.worth_making
     assert "they use 1.2 of its 2 CPUs" in verdict.sentence and "1.1" not in verdict.sentence
-    # CPUs are left, or nothing is waited for.
+    # No thread lacked a CPU, CPUs are left, or nothing is waited for.
+    assert judge(replace(base, others_cpus=1.2, step_runnable_s=MS)).cause == "decoding"
     assert judge(replace(base, cpus=16, others_cpus=5.0)).cause == "too few workers"
     assert judge(replace(demands(wait=1, compute=50, transform=(30, 0)), others_cpus=1.2)).cause == "compute"
