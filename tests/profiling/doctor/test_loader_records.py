@@ -9,9 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
+from fastload.profiling.doctor.examine import demands_of, loader_that_binds
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.making import slow_samples
 from fastload.profiling.verdict import judge
 from fastload.timing.results import BatchWork
 
@@ -75,7 +76,7 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
 
 def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("fastload.profiling.doctor.loader_records.MOST_FETCHES", 8)
-    lines = [{"e": "line", "places": [["f (a.py:3)", count]], "count": count} for count in (20, 40)]
+    lines = [{"e": "line", "seen": [[["line", "f (a.py:3)"], count], [["look"], count]]} for count in (20, 40)]
     making = [fetch(t=float(number)) for number in range(30)]
     paths = [
         write(tmp_path, 1, *making[:1], lines[0], *making[1:], lines[1]),
@@ -90,7 +91,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
             records.read()
     [found], [grown] = read_records(tmp_path).loaders, read_records(tmp_path / "growing", records).loaders
     assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s
-    assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
+    assert grown.fetches == found.fetches and grown.seen == found.seen == {("line", "f (a.py:3)"): 40, ("look",): 40}
     assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
 
 
