@@ -86,7 +86,7 @@ PLANTS = {
     19: Plant("a team of torch threads in each of many workers", ("too many workers",)),
     36: Plant("a team of BLAS threads in each of many workers", ("too many workers",)),
     50: Plant("a thread that polls beside each of many workers", ("too many workers",)),
-    49: Plant("a disk that slows down with its readers", ("too many workers", "reading"), counts=False),
+    49: Plant("sleeps that grow with the workers", ("too many workers", "waiting in the dataset's code"), counts=False),
     12: Plant("worker_init_fn computes, short epochs", ("worker start-up",)),
     27: Plant("spawned workers import torch, short epochs", ("worker start-up",)),
     38: Plant("the first sample of each worker opens much, short epochs", ("worker start-up",)),

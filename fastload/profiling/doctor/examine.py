@@ -18,7 +18,7 @@ from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
-from fastload.profiling.doctor.making import explained, seen_at_work, slow_samples
+from fastload.profiling.doctor.making import explained, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
@@ -286,7 +286,10 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         + (", persistent" if facts["persistent"] else "")
     ]
     waits_at, places = seen_at_work(loader)
-    notes += places
+    waits_shared, beside_others = False, list[str]()
+    if workers and loader.fetches and loader.fetch_stride == 1:
+        waits_shared, beside_others = shares_its_waits(loader.fetches)
+    notes += [*places, *beside_others]
     fewer_workers = None
     few, full = ([one for one in trials if bool(one["limit"]) == limited] for limited in (True, False))
     if few and full:
@@ -318,6 +321,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         is_fastload=facts["kind"].startswith("fastload."),
         compression_ratio=facts.get("compression_ratio", 0.0),
         waits_at=waits_at,
+        waits_shared=waits_shared,
         root=facts.get("root", ""),
         batch_size=facts["batch_size"],
         transforms=tuple(facts.get("transforms", ())),

@@ -54,6 +54,7 @@ class Fetch:
     samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
     decoded: tuple[int, int, int] = (0, 0, 0)  # images that were decoded, their heights and their widths together
     waits: tuple[tuple[str, float], ...] = ()  # lines of the dataset's code that slept or waited for a socket; seconds
+    first_wait: tuple[float, float] = (0.0, 0.0)  # of those: when the first began, and its seconds; 0: there was none
 
 
 def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
@@ -141,6 +142,7 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         slow=tuple(event["slow"]) if "slow" in event else None,
         samples=tuple(event.get("samples", (0, 0.0, 0.0))),
         decoded=tuple(event.get("decoded", (0, 0, 0))),
+        first_wait=tuple(event.get("first_wait", (0.0, 0.0))),
         waits=tuple((str(line), float(seconds)) for line, seconds in event.get("waits", {}).items()),
     )
 

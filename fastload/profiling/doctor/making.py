@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
@@ -14,6 +15,7 @@ from fastload.timing.results import WAITING, BatchWork, Work
 
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named
 _MOST_CALLS = 3
+_LEAST_FEW, _LEAST_MANY = 2, 10  # waits; of fewer nothing is concluded
 
 
 def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
@@ -37,6 +39,31 @@ def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
         line, waited_s = waits.most_common(1)[0]
         notes.append(f"the dataset's code waits {seconds_text(waited_s / len(loader.fetches))} a batch at {line}")
     return (waits.most_common(1)[0][0] if waits else ""), notes
+
+
+def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:
+    """Returns whether workers wait longer the more of them do, as at a service that answers one at a time; evidence.
+
+    A batch's first wait tells: at the begin of epochs some begin while few others are at work, later ones beside all.
+    Each of the former has to be shorter than nearly all the latter. `fetches` are all batches of the workers.
+    """
+    begins, ends = (sorted(times) for times in zip(*((f.begin_s, f.begin_s + f.wall_s) for f in fetches), strict=True))
+    most = len({fetch.pid for fetch in fetches}) - 1  # others
+    waits = [fetch.first_wait for fetch in fetches if fetch.first_wait[1]]
+    usual_s = statistics.median(seconds for _, seconds in waits) if waits else 0.0
+
+    def others(since_s: float, until_s: float) -> int:
+        return bisect.bisect_right(begins, until_s) - bisect.bisect_right(ends, since_s) - 1
+
+    # A worker that has just ended a batch is about to wait again.
+    few = [seconds for at_s, seconds in waits if others(at_s - usual_s, at_s) <= most / 2]
+    many = [seconds for at_s, seconds in waits if others(at_s, at_s) >= most]
+    if most < 1 or len(few) < _LEAST_FEW or len(many) < _LEAST_MANY:
+        return False, []
+    few_s, many_s = statistics.median(few), statistics.median(many)
+    if max(few) >= statistics.quantiles(many, n=10)[0] or many_s < few_s * (1 + most / 2):
+        return False, []
+    return True, [f"beside few other workers a wait takes {seconds_text(few_s)}, beside all {seconds_text(many_s)}"]
 
 
 def explained(fetch: Fetch, waits: WaitShares) -> BatchWork:

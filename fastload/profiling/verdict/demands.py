@@ -58,6 +58,7 @@ class Demands:
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
     waits_at: str = ""  # the line of the dataset's code that sleeps or waits for the network most of the time
+    waits_shared: bool = False  # whether workers were seen to wait longer the more of them did
     root: str = ""  # folder of the dataset's files; empty: not known
     batch_size: int = 0  # 0: not known
     transforms: tuple[str, ...] = ()  # classes of the dataset's transforms, in order

@@ -195,9 +195,9 @@ def _workers_that_hide(costs: Costs, wanted: int) -> int:
 
 
 def _is_shared(demands: Demands, costs: Costs) -> bool:
-    """Whether more workers got no more of what they wait for, in a trial of fewer."""
+    """Whether more workers get no more of what they wait for: as was seen, or in a trial of fewer."""
     if demands.fewer_workers is None:
-        return False
+        return demands.waits_shared
     few, few_s, full_s = demands.fewer_workers
     expected = costs.step_s(costs.with_workers(few)) / costs.step_s(costs.model)
     return expected > _TRIED and few_s / full_s < 1 + _PART_GAINED * (expected - 1)

@@ -142,6 +142,7 @@ def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_lin
     assert 2 < int(re.search(r"num_workers=(\d+) instead", judge(short).sentence)[1]) < 16
     # They need no CPU of those that other programs take.
     assert judge(replace(base, others_cpus=1.9)).cause == WAITING
+    assert "keep a copy on this machine" in judge(replace(base, waits_shared=True)).sentence
     # More of them were tried, and got no more: what they wait for serves one at a time.
     crowd = replace(demands(wait=45, workers=4, transform=(4, 0), **{WAITING: (0, 196)}))
     for few_s, many in ((0.051, False), (0.099, True)):

@@ -121,7 +121,7 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "decoded": fetch.decoded,
     }
     if fetch.waits:
-        event["waits"] = fetch.waits
+        event["waits"], event["first_wait"] = fetch.waits, fetch.first_wait
     durations = sorted(fetch.samples)
     count, together = fetch.at_once
     if count:

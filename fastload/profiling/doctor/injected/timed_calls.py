@@ -77,6 +77,7 @@ class OpenFetch:
         self.at_once = (0, 0.0)
         self.decoded = [0, 0, 0]
         self.waits: dict[str, float] = {}
+        self.first_wait: tuple[float, float] | None = None  # when it began, and its seconds
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         total = self.parts.setdefault(part, [0.0, 0.0])
@@ -214,6 +215,7 @@ def waiting(call: Callable[..., Any]) -> Callable[..., Any]:
             if wall > _LONG_WAIT_S:
                 line = user_line(sys._getframe(1))
                 fetch.waits[line] = fetch.waits.get(line, 0.0) + wall
+                fetch.first_wait = fetch.first_wait or (begin, wall)
 
     waiting_call.__fastload__ = call  # type: ignore[attr-defined]
     return _Unbound(waiting_call) if isinstance(call, types.BuiltinFunctionType) else waiting_call
