@@ -40,8 +40,9 @@ import harness
 CASE = Path(__file__).resolve().parent / "planted" / "case.py"
 LIMIT_S = 150
 CAUSES = (
-    "reading", "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
-    "too many workers", "worker start-up", "a slow sample now and then", "lock contention", "compute",
+    "reading", "waiting in the dataset's code", "decoding", "transform", "collate", "hand-over", "copy to the device",
+    "too few workers", "too many workers", "worker start-up", "a slow sample now and then", "lock contention",
+    "other programs", "compute",
 )  # fmt: skip
 
 
@@ -53,17 +54,20 @@ class Plant:
         about: in a few words.
         causes: names that are right; the first is the planted one. Empty: any, as long as no cure is called worth it.
         counts: whether it is one of the planted hold-ups that all have to be named.
+        by_workers: whether more workers take it away: then the number that the doctor says is tried.
     """
 
     about: str
     causes: tuple[str, ...]
     counts: bool = True
+    by_workers: bool = False
 
 
 PLANTS = {
-    11: Plant("each read takes longer", ("reading",)),
-    24: Plant("a disk of little bandwidth, shared by the workers", ("reading",)),
-    37: Plant("files from a slow server", ("reading",)),
+    # A sleep is what the first two do, whatever it stands for.
+    11: Plant("each read sleeps first", ("waiting in the dataset's code",), by_workers=True),
+    24: Plant("workers sleep in turn, as at a service that answers one at a time", ("waiting in the dataset's code",)),
+    37: Plant("files from a slow server", ("waiting in the dataset's code",)),
     18: Plant("megabytes past the page cache", ("reading",)),
     33: Plant("big JPEGs, Pillow", ("decoding",)),
     15: Plant("big JPEGs, simplejpeg", ("decoding",)),
@@ -82,7 +86,7 @@ PLANTS = {
     19: Plant("a team of torch threads in each of many workers", ("too many workers",)),
     36: Plant("a team of BLAS threads in each of many workers", ("too many workers",)),
     50: Plant("a thread that polls beside each of many workers", ("too many workers",)),
-    49: Plant("a disk that slows down with its readers", ("too many workers", "reading"), counts=False),
+    49: Plant("sleeps that grow with the workers", ("too many workers", "waiting in the dataset's code"), counts=False),
     12: Plant("worker_init_fn computes, short epochs", ("worker start-up",)),
     27: Plant("spawned workers import torch, short epochs", ("worker start-up",)),
     38: Plant("the first sample of each worker opens much, short epochs", ("worker start-up",)),
@@ -166,8 +170,9 @@ class Examiner:
         truth, verdict = PLANTS[plant], doctor["verdict"]
         cures = verdict.get("cures") or [{}]
         number = re.search(r"num_workers=(\d+)", str(cures[0].get("change", "")))
-        words = [] if truth.causes == () and number else ["--cured"]
-        if number and (truth.causes == () or truth.causes[0] in ("too few workers", "too many workers")):
+        tried = number and (truth.causes == () or truth.by_workers)
+        words = [] if tried else ["--cured"]
+        if tried or (number and truth.causes[0] in ("too few workers", "too many workers")):
             words += ["--workers", number[1]]
         # Right after the doctor's run, for the machine's other load to be as alike as may be.
         cured = self.plain(plant, seed, *words)

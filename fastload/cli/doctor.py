@@ -110,5 +110,7 @@ def _print(examined: Examined) -> None:
     for line in verdict.evidence:
         say(f"  {line}")
     for remedy in verdict.cures[1:4]:
-        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast")
+        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast" + (f" ({remedy.how})" if remedy.how else ""))
+    if verdict.worth_making and verdict.cures[0].how:
+        say(f"  to do it: {verdict.cures[0].how}")
     say(f"verdict: {verdict.sentence}.")

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-STAGES = ("reading", "decoding", "transform", "collate", "hand-over", "copy to the device")
+WAITING = "waiting in the dataset's code"
+"""The stage, and the cause, of a dataset whose own code sleeps or waits for the network."""
+
+STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device")
 """The stages of making a batch, in order."""
 
 
@@ -59,6 +62,7 @@ class Remedy:
     change: str  # an imperative clause
     step_s: float  # mean seconds a step would take after it
     gain: float  # speed of a step after it over the present one, as predicted
+    how: str = ""  # what to type; empty: the clause says all
 
 
 @dataclass(frozen=True)

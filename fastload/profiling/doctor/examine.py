@@ -10,7 +10,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.making import explained, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
 from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import BatchWork, Measured, Step, Verdict, Work, mean_stages
+from fastload.timing.results import Measured, Step, Verdict, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -284,9 +285,11 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {workers}"
         + (", persistent" if facts["persistent"] else "")
     ]
-    if loader.lines:
-        line, count = loader.lines.most_common(1)[0]
-        notes.append(f"workers were at {line} in {count / loader.lines.total():.0%} of {loader.lines.total()} looks")
+    waits_at, places = seen_at_work(loader)
+    waits_shared, beside_others = False, list[str]()
+    if workers and loader.fetches and loader.fetch_stride == 1:
+        waits_shared, beside_others = shares_its_waits(loader.fetches)
+    notes += [*places, *beside_others]
     fewer_workers = None
     few, full = ([one for one in trials if bool(one["limit"]) == limited] for limited in (True, False))
     if few and full:
@@ -297,7 +300,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
             f"with all {seconds_text(full_s)} (a trial while the script ran, in turn)"
         )
     return Demands(
-        batches=tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
+        batches=tuple(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
         steps=tuple(steps),
         workers=workers,
         ahead=facts.get("ahead", workers * facts["prefetch"]),
@@ -318,6 +321,11 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         persistent=facts["persistent"],
         is_fastload=facts["kind"].startswith("fastload."),
         compression_ratio=facts.get("compression_ratio", 0.0),
+        waits_at=waits_at,
+        waits_shared=waits_shared,
+        root=facts.get("root", ""),
+        batch_size=facts["batch_size"],
+        transforms=tuple(facts.get("transforms", ())),
         notes=(*notes, *slow_note),
     )
 
@@ -364,40 +372,3 @@ def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tupl
             wanted_s += max(0.0, together_s) * (running_s / (running_s + blocked_s) if running_s else 0.0)
         found.append(stride * wanted_s / max(last_s - first_s, 1e-9))
     return tuple(found)
-
-
-def _explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
-    """Returns the cost of a batch, its unexplained waits assigned to locks and GIL as the kernel saw them."""
-    work = fetch.work
-    reading = work.stages.get("reading", Work())
-    # A thread that waits for the GIL is ready to run: another thread of its process holds it.
-    gil_s = min(reading.blocked_s, waits.gil * fetch.unknown_blocked_s)
-    stages = {**work.stages, "reading": Work(reading.running_s, reading.blocked_s - gil_s)}
-    lock_s = work.lock_s + waits.lock * fetch.unknown_blocked_s
-    return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)
-
-
-def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
-    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
-
-    Of samples asked for at once only their time together is known: of 5 times the usual, one of them took the excess.
-
-    Returns the seconds per batch that they take beyond usual ones, and a line of evidence; 0.0 and none if there is
-    none.
-    """
-    fetches = [fetch for fetch in fetches if fetch.samples[0]]
-    if not fetches:
-        return 0.0, []
-    counts, sums_s, usuals_s = zip(*(fetch.samples for fetch in fetches), strict=True)
-    count, usual_s = sum(counts), statistics.median(usuals_s)
-    least_s = max(5 * usual_s, 2 * sum(sums_s) / count)
-    slow = []
-    for fetch in fetches:
-        number, sum_s, _ = fetch.samples
-        alone = [sum_s - (number - 1) * usual_s] if sum_s > 5 * number * usual_s else []
-        slow += [value for value in (alone if fetch.slow is None else fetch.slow) if value > least_s]
-    if not slow or len(slow) > 0.1 * count:
-        return 0.0, []
-    extra_s = sum(value - usual_s for value in slow) / len(fetches)
-    mean, usual = seconds_text(statistics.fmean(slow)), seconds_text(usual_s)
-    return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]

@@ -27,7 +27,10 @@ class Diagnosis:
     verdict: Verdict  # what limits the loop
 
     def __str__(self) -> str:
-        return "\n".join([*(f"  {line}" for line in self.verdict.evidence), f"verdict: {self.verdict.sentence}."])
+        lines = [f"  {line}" for line in self.verdict.evidence]
+        if self.verdict.worth_making and self.verdict.cures[0].how:
+            lines.append(f"  to do it: {self.verdict.cures[0].how}")
+        return "\n".join([*lines, f"verdict: {self.verdict.sentence}."])
 
     __repr__ = __str__
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fastload.profiling.doctor.injected.code_lines import OUTWARD
 from fastload.profiling.doctor.loader_records import Fetch
 
 _SAMPLE_EVERY_S = 0.03
@@ -19,18 +20,19 @@ _MOST_SAMPLES = 400_000
 _LEAST_SAMPLES = 10  # fewer say nothing
 # Kernel functions in which a thread waits for a lock: between threads and processes; on a file.
 _LOCKS = (b"futex", b"lock_inode_wait")
-# Kernel functions in which a thread waits for a disk, a network or a clock.
-_OUTSIDE = (b"nanosleep", b"io_schedule", b"folio", b"wait_data", b"nfs", b"fuse", b"filemap")
+# Kernel functions in which a thread waits for a disk.
+_DISKS = (b"io_schedule", b"folio", b"nfs", b"fuse", b"filemap")
 
-Wait = Literal["lock", "gil", "other"]
+Wait = Literal["lock", "gil", "outward", "other"]
 
 
 @dataclass(frozen=True)
 class WaitShares:
-    """Shares of a waiting time, 0 to 1: for a lock that another process holds, and for the GIL."""
+    """Shares of a waiting time, 0 to 1: for a lock that another process holds, for the GIL, asleep or for a socket."""
 
     lock: float = 0.0
     gil: float = 0.0
+    outward: float = 0.0
 
 
 class WaitSampler:
@@ -61,7 +63,9 @@ class WaitSampler:
             last = bisect.bisect_right(times, fetch.begin_s + fetch.wall_s)
             waits.update(seen[first:last])
         count = waits.total()
-        return WaitShares(waits["lock"] / count, waits["gil"] / count) if count >= _LEAST_SAMPLES else WaitShares()
+        if count < _LEAST_SAMPLES:
+            return WaitShares()
+        return WaitShares(waits["lock"] / count, waits["gil"] / count, waits["outward"] / count)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
@@ -74,11 +78,18 @@ class WaitSampler:
                     continue  # it runs, or the system does not say
                 times, seen = self._seen[pid]
                 times.append(time.perf_counter())
-                seen.append(_behind_lock(pid) if any(kind in where for kind in _LOCKS) else "other")
+                seen.append(_behind_lock(pid) if any(kind in where for kind in _LOCKS) else _outside(where) or "other")
                 self._count += 1
             if self._count > _MOST_SAMPLES:
                 self._every_s *= 2
                 self._count //= 2
+
+
+def _outside(where: bytes) -> Wait | None:
+    """Returns the kind of a wait for something outside the process; None: it is no such wait."""
+    if any(kind in where for kind in OUTWARD):
+        return "outward"
+    return "other" if any(kind in where for kind in _DISKS) else None
 
 
 def _behind_lock(pid: int) -> Wait:
@@ -97,8 +108,8 @@ def _behind_lock(pid: int) -> Wait:
             if state in "RD":
                 return "gil" if state == "R" else "other"
             where = Path(f"/proc/{pid}/task/{thread}/wchan").read_bytes()
-            if any(kind in where for kind in _OUTSIDE):
-                return "other"
+            if (outside := _outside(where)) is not None:
+                return outside
     except OSError:
         return "other"  # it has ended
     return "lock"

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
-from fastload.timing.results import BatchWork, Step, Work
+from fastload.timing.results import WAITING, BatchWork, Step, Work
 
 MOST_FETCHES = MOST_STEPS = 16_384
 """Number of batches of a loader whose making is read, and of steps kept (8 MB). Of more, an evenly spaced part is."""
@@ -53,6 +53,8 @@ class Fetch:
     slow: tuple[float, ...] | None = ()  # seconds of its slowest samples; None: of samples asked for at once
     samples: tuple[int, float, float] = (0, 0.0, 0.0)  # how many were timed, their seconds, those of a typical one
     decoded: tuple[int, int, int] = (0, 0, 0)  # images that were decoded, their heights and their widths together
+    waits: tuple[tuple[str, float], ...] = ()  # lines of the dataset's code that slept or waited for a socket; seconds
+    first_wait: tuple[float, float] = (0.0, 0.0)  # of those: when the first began, and its seconds; 0: there was none
 
 
 def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
@@ -90,6 +92,7 @@ _STAGES = {
     **dict.fromkeys(("decoding", "h5py-filtered"), "decoding"),
     "collate": "collate",
     "rest": "transform",
+    "waiting": WAITING,
 }
 
 
@@ -139,6 +142,8 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         slow=tuple(event["slow"]) if "slow" in event else None,
         samples=tuple(event.get("samples", (0, 0.0, 0.0))),
         decoded=tuple(event.get("decoded", (0, 0, 0))),
+        first_wait=tuple(event.get("first_wait", (0.0, 0.0))),
+        waits=tuple((str(line), float(seconds)) for line, seconds in event.get("waits", {}).items()),
     )
 
 
@@ -181,7 +186,13 @@ class LoaderRecord:
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
     fetch_stride: int = 1  # of how many one is among them
-    lines: Counter[str] = field(default_factory=Counter)  # how often its workers were seen at each line of code
+    # How often its workers were looked at (`look`), seen at a `line`, waiting at one (`wait`), or in a `call` of a part
+    # of making a batch: by kind and names
+    seen: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+    def seen_at(self, kind: str) -> Counter[tuple[str, ...]]:
+        """Returns the counts of one kind, by names."""
+        return Counter({words[1:]: count for words, count in self.seen.items() if words[0] == kind})
 
 
 class Records:
@@ -217,11 +228,11 @@ class Records:
     def read_making(self, loader: LoaderRecord) -> None:
         """Reads how a loader's batches were made, by its workers or in the loop itself, as far as `read` has come."""
         files = []  # each with the loader that its process works for
-        loader.lines.clear()
+        loader.seen.clear()
         for file in self._files.values():
             maker = self._makers.get(file.process.get("pid", 0))
             if maker is loader:
-                loader.lines.update(file.code_lines)
+                loader.seen.update(file.seen)
             if maker is loader or loader in file.loaders.values():
                 files.append((file, maker))
         every = loader.fetch_stride = max(1, -(-sum(file.num_made for file, _ in files) // MOST_FETCHES))
@@ -248,7 +259,7 @@ class _File:
         self.faults: list[str] = []
         self.calls: list[tuple[str, Span]] = []  # of known functions, by name
         self.num_made = 0  # lines about the making of a batch
-        self.code_lines: dict[str, int] = {}  # how often the process was seen at each line of code
+        self.seen: dict[tuple[str, ...], int] = {}  # as in `LoaderRecord`
         self._read_to = 0
         # A loop that makes a new loader for each epoch gets one record for all of them.
         self._alike: dict[tuple[Any, ...], LoaderRecord] = {}
@@ -282,7 +293,7 @@ class _File:
             self.faults.append(str(event["what"]))
         elif kind == "line":
             # the counts so far
-            self.code_lines = {str(place): int(count) for place, count in event["places"]}
+            self.seen = {tuple(map(str, words)): int(count) for words, count in event["seen"]}
         elif kind is not None and self.process:
             self._follow(kind, event, makers)
 
@@ -290,7 +301,7 @@ class _File:
         """Takes an event of a loop over a loader."""
         number = event.get("id", 0)
         if kind == "loader":
-            kinds = tuple(value for name, value in event.items() if name not in ("id", "t"))
+            kinds = tuple(str(value) for name, value in event.items() if name not in ("id", "t"))
             self.loaders[number] = self._alike.setdefault(kinds, LoaderRecord(self.process, event))
         loader, before = self.loaders.get(number), self._last.get(number)
         if loader is None:

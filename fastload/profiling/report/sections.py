@@ -74,7 +74,7 @@ def sections(run: Measured) -> list[Section]:
     found = [_steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
     items = tuple(
         f"{remedy.change}: {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
-        f"(takes away: {remedy.cause})"
+        f"(takes away: {remedy.cause})" + (f"; to do it: {remedy.how}" if remedy.how else "")
         for remedy in (run.verdict.cures[1:] if run.verdict else ())
     )
     if items:

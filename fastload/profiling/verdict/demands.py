@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fastload.profiling.verdict.loop_model import Beside, LoopModel, fitted, own_time
-from fastload.timing.results import STAGES, BatchWork, Step, Work
+from fastload.timing.results import STAGES, WAITING, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""
@@ -61,6 +61,11 @@ class Demands:
     waits_only: bool = False  # whether nobody saw what batches cost, as a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
+    waits_at: str = ""  # the line of the dataset's code that sleeps or waits for the network most of the time
+    waits_shared: bool = False  # whether workers were seen to wait longer the more of them did
+    root: str = ""  # folder of the dataset's files; empty: not known
+    batch_size: int = 0  # 0: not known
+    transforms: tuple[str, ...] = ()  # classes of the dataset's transforms, in order
     notes: tuple[str, ...] = ()  # further evidence, a line each, such as the line of code that takes longest
 
     @cached_property
@@ -258,7 +263,8 @@ def _whole_s(batch: BatchWork) -> float:
 
 def _move(stages: dict[str, Work], cause: str, cost_s: float, *, running: bool) -> None:
     """Moves blocked seconds, and running ones if asked for, out of the stages in proportion into an entry `cause`."""
-    sources = {stage: stages[stage] for stage in ("reading", "decoding", "transform")}
+    names = ("reading", "decoding", "transform", *([WAITING] if running else []))
+    sources = {stage: stages[stage] for stage in names}
     total = sum(work.blocked_s + running * work.running_s for work in sources.values())
     share = min(1.0, cost_s / total) if total > 0 else 0.0
     stages[cause] = Work()

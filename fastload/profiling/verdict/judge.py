@@ -13,8 +13,15 @@ from dataclasses import replace
 
 from fastload.profiling.verdict.demands import MAKING_STAGES, PACKED, Costs, Demands, costs_of
 from fastload.profiling.verdict.loop_model import LoopModel
-from fastload.profiling.verdict.sentences import FASTLOAD_HELPS, change_for, evidence_of, seconds_text, sentence_of
-from fastload.timing.results import Remedy, Verdict, Work
+from fastload.profiling.verdict.sentences import (
+    FASTLOAD_HELPS,
+    change_for,
+    evidence_of,
+    how_to,
+    seconds_text,
+    sentence_of,
+)
+from fastload.timing.results import WAITING, Remedy, Verdict, Work
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
@@ -26,7 +33,7 @@ WORTH = 1.1
 
 # Changing the number of workers is less effort than any other change, so it comes first if it saves at least this share
 # of the time that the best change saves. More workers only hide a cost, fewer remove one: hence the two shares.
-_SHARE_OF_BEST = {"too few workers": 0.75, "too many workers": 0.5}
+_SHARE_OF_BEST = {"too few workers": 0.75, "too many workers": 0.5, WAITING: 0.75}
 
 # Costs that are small in a well-written loader. Where one of them takes more than _MUCH of a batch, more workers would
 # only hide it.
@@ -35,6 +42,10 @@ _MUCH = 0.4
 
 # A gain that was measured in a trial, and is larger than the noise between trials of a second, comes first.
 _TRIED = 1.2
+
+# Workers that a dataset may have whose code mostly waits, and the part of a batch's time that is `mostly`. If workers
+# bring less than a part of what they would, had each the wait to itself, they share what they wait for.
+_MOST_WAITING, _MOSTLY, _PART_GAINED = 16, 0.6, 0.3
 
 # If all changes together gain this much, something other than compute binds, although no change alone is worth making.
 _SHARED = 1.25
@@ -52,7 +63,7 @@ def judge(demands: Demands) -> Verdict:
     # With a loader that costs nothing.
     best = replace(costs.without(*_MADE), startup_s=0.0, restart_s=0.0, end_s=0.0)
     best_s = min(step_s, costs.step_s(best) if demands.batches else costs.own_s)
-    if _is_held(demands, stall_share):
+    if _is_held(demands, stall_share) and not _waits_most(demands, costs):  # a sleep is as long beside others
         return _held(demands, costs, step_s, stall_share, best_s)
     remedies = sorted(_remedies(demands, costs, step_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
@@ -129,7 +140,8 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
 
     def remedy(cause: str, after: LoopModel, workers: int = 0) -> Remedy:
         after_s = min(step_s, costs.step_s(after))
-        return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9))
+        how = how_to(cause, demands, workers)
+        return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
     packs = not demands.is_fastload
     if packs:
@@ -138,8 +150,8 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
         if costs.without(cause) != model:
             yield remedy(cause, costs.packed(demands))
     for cause in (*_MADE, "copy to the device"):
-        if packs and cause in PACKED:
-            continue
+        if cause == WAITING or (packs and cause in PACKED):
+            continue  # the one more workers hide; of the others there was one change
         after = costs.without(cause)
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if after != model and not (cause == "hand-over" and demands.by_threads):
@@ -152,8 +164,13 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
     made_s = sum(work.total_s for work in model.batches) / len(model.batches)
     wanted = math.ceil(made_s / max(model.own_s + model.receive_s + model.receive_blocked_s, 1e-9) * 1.1)
     workers = max(1, min(wanted, model.cpus if model.workers < model.cpus else 4 * model.cpus))
-    if workers > model.workers:
-        yield remedy("too few workers", costs.with_workers(workers), workers)
+    if not _waits_most(demands, costs):
+        if workers > model.workers:
+            yield remedy("too few workers", costs.with_workers(workers), workers)
+    elif _is_shared(demands, costs):
+        yield remedy(WAITING, costs.without(WAITING))
+    elif (workers := _workers_that_hide(costs, wanted)) > model.workers:
+        yield remedy(WAITING, costs.with_workers(workers), workers)
     if model.workers > model.cpus:
         after_s = min(step_s, costs.step_s(costs.with_workers(model.cpus)))
         if demands.fewer_workers is not None:
@@ -161,7 +178,33 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, step_s * few_s / full_s)
         change = change_for("too many workers", demands, model.cpus)
-        yield Remedy("too many workers", change, after_s, step_s / max(after_s, 1e-9))
+        how = how_to("too many workers", demands, model.cpus)
+        yield Remedy("too many workers", change, after_s, step_s / max(after_s, 1e-9), how)
+
+
+def _waits_most(demands: Demands, costs: Costs) -> bool:
+    """Whether a batch's time is mostly that of a dataset's code that sleeps or waits for the network."""
+    waits_s = costs.stages.get(WAITING, Work()).total_s
+    # With fewer workers than CPUs, a mixture of all kinds of work has too few workers.
+    least_s = (_MOSTLY if demands.workers < demands.cpus else 0.0) * costs.make_s
+    return waits_s > least_s and waits_s == max(work.total_s for work in costs.stages.values())
+
+
+def _workers_that_hide(costs: Costs, wanted: int) -> int:
+    """Returns the number of workers, up to those wanted, that hide a wait best; of nearly as good ones the least."""
+    before, most = costs.model.workers, max(costs.model.cpus, _MOST_WAITING)
+    some = {min(wanted, most), *(before + more for more in (1, 2, 4, 8) if before + more < min(wanted, most))}
+    step_s = {workers: costs.step_s(costs.with_workers(workers)) for workers in some if workers > before}
+    return min((one for one, s in step_s.items() if s <= 1.05 * min(step_s.values())), default=0)
+
+
+def _is_shared(demands: Demands, costs: Costs) -> bool:
+    """Whether more workers get no more of what they wait for: as was seen, or in a trial of fewer."""
+    if demands.fewer_workers is None:
+        return demands.waits_shared
+    few, few_s, full_s = demands.fewer_workers
+    expected = costs.step_s(costs.with_workers(few)) / costs.step_s(costs.model)
+    return expected > _TRIED and few_s / full_s < 1 + _PART_GAINED * (expected - 1)
 
 
 def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: float) -> Remedy | None:
@@ -172,7 +215,7 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for remedy in remedies:
-        is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause == "too many workers"
+        is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause in ("too many workers", WAITING)
         saves_most = is_count and step_s - remedy.step_s >= _SHARE_OF_BEST[remedy.cause] * (step_s - best.step_s)
         tried = remedy.cause == "too many workers" and demands.fewer_workers is not None and remedy.gain >= _TRIED
         if remedy.gain >= WORTH and (saves_most or tried):

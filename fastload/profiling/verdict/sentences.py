@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
+from pathlib import PurePath
 
-from fastload.profiling.verdict.demands import Costs, Demands
-from fastload.timing.results import Verdict
+from fastload.profiling.verdict.demands import PACKED, Costs, Demands
+from fastload.timing.results import WAITING, Verdict
 
 FASTLOAD_HELPS = frozenset(
     {"reading", "decoding", "collate", "hand-over", "copy to the device", "worker start-up", "lock contention"}
@@ -29,7 +31,7 @@ _CHANGES = {
 }
 
 CAUSES = (
-    "reading", "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
+    "reading", WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
     "too many workers", "worker start-up", "a slow sample now and then", "lock contention", "other programs", "compute",
 )  # fmt: skip
 """The causes that a verdict can name."""
@@ -49,7 +51,9 @@ _SHORT_S = 1e-3
 
 def change_for(cause: str, demands: Demands, workers: int) -> str:
     """Returns the change to make for a cause, as an imperative clause."""
-    if cause in ("too few workers", "too many workers"):
+    if cause == WAITING and not workers:
+        return f"ask for less, or keep a copy on this machine: {demands.workers} workers get no more than fewer do"
+    if cause in ("too few workers", "too many workers", WAITING):
         name = "workers" if demands.is_fastload else "num_workers"
         return f"{name}={workers} instead of {demands.workers}"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
@@ -64,6 +68,41 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
     if demands.is_fastload and cause in _FASTLOADER_CHANGES:
         return _FASTLOADER_CHANGES[cause]
     return _CHANGES[cause]
+
+
+# Transforms that fastload.transforms has by the same name, and those that FastLoader does without being asked.
+_OURS = frozenset({
+    "CenterCrop", "ColorJitter", "Grayscale", "Normalize", "RandAugment", "RandomCrop", "RandomErasing",
+    "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize",
+})  # fmt: skip
+_NOT_NEEDED = frozenset(
+    {"ToTensor", "PILToTensor", "ToImage", "ToDtype", "ToPureTensor", "ConvertImageDtype", "ToTensorV2"}
+)
+
+
+def how_to(cause: str, demands: Demands, workers: int) -> str:
+    """Returns what to type for a change; "" where `change_for` says all."""
+    if workers and not demands.is_fastload:
+        how = f"DataLoader(..., num_workers={workers})"
+        return f"{how}; as fast if what they wait for answers {workers} at once" if cause == WAITING else how
+    if cause == "worker start-up" and len(demands.startups_s) > 1:
+        return "DataLoader(..., persistent_workers=True)"
+    known = [one for one in demands.transforms if one.partition("(")[0] in _OURS]
+    if demands.is_fastload or not (cause in PACKED or (cause == "transform" and known)):
+        return ""
+    packed = f"{PurePath(demands.root).name or 'packed'}.h5"
+    words = [f'"{packed}"']
+    if demands.batch_size:
+        words.append(f"batch_size={demands.batch_size}")
+    if known:
+        words.append(f"transform=[{', '.join(known)}]")
+    others = [one.partition("(")[0] for one in demands.transforms if one.partition("(")[0] not in _OURS | _NOT_NEEDED]
+    source = shlex.quote(demands.root) if demands.root else "FOLDER"
+    return (
+        f"fastload pack {source} {shlex.quote(packed)}; then FastLoader({', '.join(words)}) in place of the DataLoader"
+        + (", the transforms from fastload.transforms" if known else "")
+        + (f" (which has no {', '.join(others)})" if known and others else "")
+    )
 
 
 def sentence_of(verdict: Verdict, demands: Demands) -> str:
@@ -88,10 +127,11 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
             f"{verdict.cause} binds, among others: {waited} ({step} a step); first {first.change}: {gain:.2f} "
             f"times as fast, so by itself it is not worth making"
         )
+    place = f", at {demands.waits_at}" if verdict.cause == WAITING and demands.waits_at else ""
     own = demands.is_fastload or verdict.fastload_helps or verdict.cause == "transform"
     aid = "" if own else "; fastload is not needed for that"
     return (
-        f"{verdict.cause} binds: {waited} ({step} a step); first {first.change}: a step would take about "
+        f"{verdict.cause} binds{place}: {waited} ({step} a step); first {first.change}: a step would take about "
         f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast{aid}"
     )
 

@@ -14,6 +14,7 @@ from textwrap import dedent, indent
 import pytest
 
 from fastload.profiling.verdict import CAUSES
+from fastload.timing.results import WAITING
 
 COMMAND = [sys.executable, "-m", "fastload", "doctor"]
 PYTHON = ("--", sys.executable, "train.py")
@@ -73,7 +74,7 @@ def test_the_scripts_output_and_exit_code_are_its_own_and_the_verdict_names_one_
     assert sum(cause in verdict_of(done) for cause in CAUSES) == 1
     assert measured["num_steps"] == 16 and measured["verdict"]["cause"] in CAUSES
     # 64 samples of 2 ms each lie behind every epoch, whoever waited for them.
-    assert measured["stages"]["reading"]["blocked_s"] > 4 * 0.002
+    assert measured["stages"][WAITING]["blocked_s"] > 4 * 0.002
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,45 @@ def test_workers_of_other_start_methods_are_seen_inside(write, method):
         for batch in DataLoader(Numbers(), batch_size=8, num_workers=1, multiprocessing_context="{method}"):
             pass
     """)
-    assert found(doctor("--json", "out.json", *PYTHON))["stages"]["reading"]["blocked_s"] > 4 * 0.002
+    assert found(doctor("--json", "out.json", *PYTHON))["stages"][WAITING]["blocked_s"] > 4 * 0.002
+
+
+REMOTE = """
+    import socket, socketserver, threading
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self):
+            while self.request.recv(1):
+                time.sleep(0.005)
+                self.request.sendall(b"x")
+
+    class Remote(Numbers):
+        line = None
+        def __len__(self):
+            return 600
+        def __getitem__(self, index):
+            if self.line is None:
+                self.line = socket.create_connection(server.server_address)
+            self.line.sendall(b"?")
+            self.line.recv(1)  # the answer
+            return index
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for batch in DataLoader(Remote(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+        pass
+    server.shutdown()
+"""
+
+
+def test_a_dataset_that_waits_for_the_network_is_told_its_line_and_a_number_of_workers(write):
+    write(REMOTE)
+    done = doctor("--json", "out.json", *PYTHON)
+    verdict = found(done)["verdict"]
+    number = Path("train.py").read_text().splitlines().index("            self.line.recv(1)  # the answer") + 1
+    assert verdict["cause"] == WAITING and f"at __getitem__ (train.py:{number})" in verdict_of(done)
+    assert "num_workers=" in verdict["cures"][0]["change"]
+    assert f"  to do it: {verdict['cures'][0]['how']}\n" in done.stderr
 
 
 def test_of_several_loaders_the_one_that_takes_the_time_is_judged_and_no_step_holds_another_loaders_epoch(write):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import _socket
 import itertools
 import json
 import os
+import pickle
+import socket
 import sys
+import threading
+import time
 import zlib
 from types import SimpleNamespace
 
@@ -13,9 +18,19 @@ import pytest
 
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.injected import batch_making, timed_calls
-from fastload.profiling.doctor.injected.batch_making import TimedDataset, user_line
+from fastload.profiling.doctor.injected.batch_making import TimedDataset
 from fastload.profiling.doctor.injected.event_file import EventFile, events
-from fastload.profiling.doctor.injected.timed_calls import DECODING, H5, READING, OpenFetch, metering, passing, timed
+from fastload.profiling.doctor.injected.timed_calls import (
+    DECODING,
+    H5,
+    READING,
+    WAITING,
+    OpenFetch,
+    metering,
+    passing,
+    timed,
+    waiting,
+)
 from fastload.profiling.doctor.injected.worker_trial import WorkerTrial
 
 
@@ -56,6 +71,46 @@ def test_calls_are_timed_once_also_those_that_raise_while_a_loader_works(ticks):
     metering.reset()
     assert timed(lambda: 7, READING)() == passing(lambda: 7, "into")() == 7
     assert metering.parts == {}
+
+
+def test_sleeps_are_timed_with_their_line_in_code_that_makes_a_batch_and_not_inside_other_timed_calls(monkeypatch):
+    sleep = waiting(time.sleep)
+    fetch = OpenFetch()
+    monkeypatch.setattr(timed_calls.thread, "fetch", fetch)
+    monkeypatch.setattr(timed_calls.thread, "stack", [[0.0, 0.0]])
+    metering.active = True
+    try:
+        timed(lambda: sleep(0.01), READING)()  # such as h5py, with a slow file of the script's own
+        assert set(fetch.parts) == {READING} and not fetch.waits
+        sleep(0.01)
+        sleep(0.02)
+        thread = threading.Thread(target=sleep, args=(0.01,))  # a thread of another purpose
+        thread.start()
+        thread.join()
+    finally:
+        metering.reset()
+    wall, cpu = fetch.parts.pop(WAITING)
+    assert wall >= 0.03 > cpu and metering.parts == {}
+    lines = sorted(fetch.waits.items())
+    name = "test_sleeps_are_timed_with_their_line_in_code_that_makes_a_batch_and_not_inside_other_timed_calls"
+    assert all(line.startswith(f"{name} (test_injected_parts.py:") for line, _ in lines)
+    assert [seconds >= least for (_, seconds), least in zip(lines, (0.01, 0.02), strict=True)] == [True, True]
+
+
+def test_a_wrapped_sleep_is_no_method_and_is_pickled_by_its_name(folder):
+    injected.install()
+    try:
+
+        class Pause:
+            sleep = time.sleep
+
+        assert Pause().sleep(0) is None and pickle.loads(pickle.dumps(time.sleep)) is time.sleep
+        assert time.sleep.__name__ == "sleep" and time.sleep.__wrapped__ is not time.sleep
+        received = socket.socket.recv
+        assert received is not vars(_socket.socket)["recv"]
+    finally:
+        injected.uninstall()
+    assert type(time.sleep) is type(len) and "recv" not in vars(socket.socket)
 
 
 def test_h5py_with_filters_is_a_part_of_its_own_and_of_several_threads_inside_all_but_one_wait(ticks):
@@ -114,19 +169,6 @@ def test_what_cannot_be_written_is_lost_and_a_file_that_got_our_number_is_not_wr
     os.dup2(os.open(folder / "mine", os.O_RDWR | os.O_CREAT), events._fd)
     events.write({"e": "begin"})
     assert (folder / "mine").read_bytes() == b"" and len(list(folder.glob("*.jsonl"))) == 2
-
-
-def test_the_users_line_is_the_innermost_that_is_not_of_a_package():
-    assert user_line(None) == ""
-    found = {}
-    json.loads("1", parse_int=lambda _: found.update(now=here()))
-    assert found["now"].startswith("<lambda> (test_injected_parts.py:")
-    exec(compile("def get(): return here()", "/usr/lib/python3/dist-packages/pillow.py", "exec"), {"here": here}, found)
-    assert found["get"]().startswith("test_the_users_line_is_the_innermost_that_is_not_of_a_package (")
-
-
-def here():
-    return user_line(sys._getframe().f_back)
 
 
 def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):

@@ -9,9 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastload.profiling.doctor.examine import demands_of, loader_that_binds, slow_samples
+from fastload.profiling.doctor.examine import demands_of, loader_that_binds
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.making import shares_its_waits, slow_samples
 from fastload.profiling.verdict import judge
 from fastload.timing.results import BatchWork
 
@@ -75,7 +76,7 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path):
 
 def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("fastload.profiling.doctor.loader_records.MOST_FETCHES", 8)
-    lines = [{"e": "line", "places": [["f (a.py:3)", count]], "count": count} for count in (20, 40)]
+    lines = [{"e": "line", "seen": [[["line", "f (a.py:3)"], count], [["look"], count]]} for count in (20, 40)]
     making = [fetch(t=float(number)) for number in range(30)]
     paths = [
         write(tmp_path, 1, *making[:1], lines[0], *making[1:], lines[1]),
@@ -90,7 +91,7 @@ def test_records_that_grow_are_read_as_if_at_once(tmp_path, monkeypatch):
             records.read()
     [found], [grown] = read_records(tmp_path).loaders, read_records(tmp_path / "growing", records).loaders
     assert grown.steps == found.steps and grown.elapsed_s == found.elapsed_s
-    assert grown.fetches == found.fetches and grown.lines == found.lines == {"f (a.py:3)": 40}
+    assert grown.fetches == found.fetches and grown.seen == found.seen == {("line", "f (a.py:3)"): 40, ("look",): 40}
     assert [made.begin_s for made in found.fetches] == [3.0, 7.0, 11.0, 15.0, 19.0, 23.0, 27.0]
 
 
@@ -161,6 +162,25 @@ def test_slow_samples_are_few_and_take_far_longer():
     at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.3)]
     assert slow_samples(at_once) == (pytest.approx(0.25 / 3), ["1 samples took 251 ms each, where most take 1.00 ms"])
     assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.2, 0.004))]) == (0.0, [])  # a slower batch
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_service_that_answers_one_at_a_time_shows_where_an_epoch_begins(lanes):
+    """Four workers, whose batches are one wait of 1 s each behind those who asked before, or all at once."""
+    made = []
+    for epoch in range(3):
+        free_s, ready_s = [100.0 * epoch] * lanes, [100.0 * epoch + 0.01 * worker for worker in range(4)]
+        for number in range(40):
+            asked_s, lane = ready_s[number % 4], number % lanes
+            free_s[lane] = max(free_s[lane], asked_s) + 1.0
+            ready_s[number % 4] = free_s[lane] + 0.001
+            wait = asked_s + 0.0005, free_s[lane] - asked_s - 0.0005
+            made.append(Fetch(number % 4, asked_s, free_s[lane] - asked_s, BatchWork({}), first_wait=wait))
+    shared, note = shares_its_waits(made)
+    assert shared == (lanes == 1)
+    assert note == (["beside few other workers a wait takes 1.49 s, beside all 4.00 s"] if shared else [])
+    assert shares_its_waits(made[:8]) == (False, [])  # too few to tell
+    assert shares_its_waits([replace(one, pid=1) for one in made]) == (False, [])  # of one worker
 
 
 def test_of_samples_asked_for_at_once_no_slowest_ones_are_known(tmp_path):

@@ -15,8 +15,9 @@ from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch
 from fastload.timing.results import BatchWork
 
+LOCKED, OUTWARD = WaitShares(lock=1.0), WaitShares(outward=1.0)
 WAITS = {
-    "a lock of a file": (True, """
+    "a lock of a file": (LOCKED, """
         import fcntl, os
         held = os.open("held", os.O_CREAT | os.O_RDWR)
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -24,21 +25,46 @@ WAITS = {
             fcntl.flock(os.open("held", os.O_RDWR), fcntl.LOCK_EX)
         time.sleep(60)
     """),
-    "a lock of processes": (True, """
+    "a lock of processes": (LOCKED, """
         import multiprocessing
         lock = multiprocessing.Lock()
         lock.acquire()
         print("ready", flush=True)
         lock.acquire()
     """),
-    "a thread of its own that sleeps": (False, """
+    "a thread of its own that sleeps": (OUTWARD, """
         import threading
         helper = threading.Thread(target=time.sleep, args=(60,), daemon=True)
         helper.start()
         print("ready", flush=True)
         helper.join()
     """),
-    "a disk or the like": (False, "time.sleep(60)"),
+    "a sleep": (OUTWARD, "time.sleep(60)"),
+    "a socket": (OUTWARD, """
+        import socket
+        ours, theirs = socket.socketpair()
+        print("ready", flush=True)
+        ours.recv(1)
+    """),
+    "a server": (OUTWARD, """
+        import socket
+        server = socket.create_server(("127.0.0.1", 0))
+        ours = socket.create_connection(server.getsockname())
+        print("ready", flush=True)
+        ours.recv(1)
+    """),
+    "a server, with a timeout": (OUTWARD, """
+        import socket
+        server = socket.create_server(("127.0.0.1", 0))
+        ours = socket.create_connection(server.getsockname(), timeout=60)
+        print("ready", flush=True)
+        ours.recv(1)
+    """),
+    "a pipe": (WaitShares(), """
+        import os
+        print("ready", flush=True)
+        os.read(os.pipe()[0], 1)
+    """),
 }  # fmt: skip
 
 
@@ -52,14 +78,13 @@ def all_sleep(pid: int) -> bool:
 def test_locks_are_told_from_other_waits(tmp_path, what):
     if Path("/proc/self/wchan").read_bytes() == b"" and not os.access("/proc/1/wchan", os.R_OK):
         pytest.skip("this system does not say where a thread waits")
-    locked, code = WAITS[what]
+    shares, code = WAITS[what]
     command = [sys.executable, "-c", "import time\n" + textwrap.dedent(code)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             assert '"ready"' not in code or process.stdout.readline() == b"ready\n"
             wchan = Path(f"/proc/{process.pid}/wchan")
-            words = (b"futex", b"lock_inode") if locked or "thread" in what else (b"nanosleep",)
-            while not (any(word in wchan.read_bytes() for word in words) and all_sleep(process.pid)):
+            while wchan.read_bytes() in (b"", b"0") or not all_sleep(process.pid):
                 time.sleep(0.01)
             looks, begin = WaitSampler(), time.perf_counter()
             looks.pids = [process.pid]
@@ -67,6 +92,6 @@ def test_locks_are_told_from_other_waits(tmp_path, what):
                 time.sleep(0.01)
             looks.close()
             made = Fetch(process.pid, begin, time.perf_counter() - begin, BatchWork({}), 0.5)
-            assert looks.shares([made]) == WaitShares(lock=1.0 if locked else 0.0)
+            assert looks.shares([made]) == shares
         finally:
             os.killpg(process.pid, 9)

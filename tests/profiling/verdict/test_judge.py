@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastload
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.timing.results import BatchWork, Step, Work
+from fastload.profiling.verdict.sentences import _OURS
+from fastload.timing.results import WAITING, BatchWork, Step, Work
 
-STAGES = ("reading", "decoding", "transform", "collate", "hand-over")
+STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over")
 MS = 1e-3
 
 
@@ -40,6 +43,10 @@ def demands(
     ("collate", demands(wait=45, reading=(1, 2), transform=(3, 0), collate=(90, 0))),
     ("hand-over", demands(wait=45, transform=(3, 0), hand_over=(90, 0))),
     ("copy to the device", demands(wait=1, copy=40, transform=(3, 0))),
+    (WAITING, demands(wait=45, reading=(1, 2), decoding=(3, 0), transform=(4, 0), compute=5, **{WAITING: (0, 85)})),
+    (WAITING, demands(wait=50, workers=0, transform=(4, 0), compute=20, **{WAITING: (0, 46)})),
+    ("too few workers", demands(wait=45, workers=1, transform=(25, 0), compute=20, **{WAITING: (0, 25)})),
+    ("a slow sample now and then", demands(wait=45, transform=(4, 0), slow=88, **{WAITING: (1, 92)})),
     ("too few workers", demands(wait=45, workers=1, reading=(1, 2), decoding=(24, 0), transform=(23, 0), compute=20)),
     ("too few workers", demands(wait=30, workers=0, reading=(1, 2), decoding=(13, 0), transform=(14, 0), compute=30)),
     ("worker start-up", demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600))),
@@ -119,6 +126,68 @@ def test_a_fastloader_is_not_told_to_use_fastload():
     verdict = judge(replace(base, batches=decoding, compression_ratio=21.6))
     assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
     assert not any(words in verdict.sentence for words in ("decode once", "not needed", "more workers"))
+
+
+def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_line():
+    base = demands(wait=45, transform=(4, 0), compute=5, **{WAITING: (0, 96)})
+    verdict = judge(replace(base, waits_at="fetch (train.py:9)", num_steps=5000))
+    assert verdict.sentence.startswith("waiting in the dataset's code binds, at fetch (train.py:9): 90% of the time")
+    assert len(verdict.sentence.split()) <= 50 and not verdict.fastload_helps and "pack" not in verdict.sentence
+    # 100 ms a batch beside 5 ms of a step: as many workers as may be.
+    number = int(re.search(r"num_workers=(\d+) instead of 2", verdict.sentence)[1])
+    assert number == 16 and verdict.cures[0].step_s == pytest.approx(0.1 / 16, rel=0.1)
+    assert verdict.cures[0].how.startswith("DataLoader(..., num_workers=16)")
+    # Where each start of a worker costs, fewer of them hide more of the wait in short epochs.
+    short = replace(base, num_steps=200, epochs=((0.2, 0.0),) * 5)
+    assert 2 < int(re.search(r"num_workers=(\d+) instead", judge(short).sentence)[1]) < 16
+    # They need no CPU of those that other programs take.
+    assert judge(replace(base, others_cpus=1.9)).cause == WAITING
+    assert "keep a copy on this machine" in judge(replace(base, waits_shared=True)).sentence
+    # More of them were tried, and got no more: what they wait for serves one at a time.
+    crowd = replace(demands(wait=45, workers=4, transform=(4, 0), **{WAITING: (0, 196)}))
+    for few_s, many in ((0.051, False), (0.099, True)):
+        verdict = judge(replace(crowd, fewer_workers=(2, few_s, 0.05)))
+        assert verdict.cause == WAITING and ("num_workers=" in verdict.sentence) == many
+        assert ("keep a copy on this machine" in verdict.sentence) == (not many)
+
+
+def test_the_change_offered_first_brings_most_but_for_a_number_of_workers_that_brings_nearly_as_much():
+    verdict = judge(demands(wait=45, decoding=(50, 0), transform=(40, 0), compute=20, workers=2))
+    assert [cure.cause for cure in verdict.cures] == ["decoding", "transform"]
+    assert verdict.cures[0].gain > verdict.cures[1].gain > 1.1
+    verdict = judge(demands(wait=45, decoding=(40, 0), transform=(50, 0), compute=20, workers=2))
+    assert [cure.cause for cure in verdict.cures][:2] == ["transform", "decoding"]
+    # Two workers more save three quarters of what no decoding would: they come first, by little more work.
+    verdict = judge(demands(wait=45, decoding=(50, 0), transform=(15, 0), compute=20, workers=1, cpus=4))
+    assert verdict.cures[0].cause == "too few workers"
+    assert max(cure.gain for cure in verdict.cures) >= verdict.cures[0].gain
+
+
+def test_each_change_says_what_to_type():
+    transforms = ("RandomResizedCrop(224)", "GaussianBlur()", "ToTensor()", "Normalize([0.5], [0.2])")
+    base = demands(wait=45, decoding=(90, 0), transform=(4, 0), workers=2)
+    base = replace(base, root="my data/train", batch_size=32, transforms=transforms)
+    assert judge(base).cures[0].how == (
+        "fastload pack 'my data/train' train.h5; then FastLoader(\"train.h5\", batch_size=32, "
+        "transform=[RandomResizedCrop(224), Normalize([0.5], [0.2])]) in place of the DataLoader, "
+        "the transforms from fastload.transforms (which has no GaussianBlur)"
+    )
+    assert judge(replace(base, root="", transforms=())).cures[0].how == (
+        'fastload pack FOLDER packed.h5; then FastLoader("packed.h5", batch_size=32) in place of the DataLoader'
+    )
+    assert judge(replace(base, is_fastload=True)).cures[0].how == ""
+    slow = replace(base, batches=demands(decoding=(4, 0), transform=(90, 0)).batches)
+    assert judge(slow).cause == "transform" and "transform=[RandomResizedCrop(224)" in judge(slow).cures[0].how
+    assert judge(replace(slow, transforms=("GaussianBlur()",))).cures[0].how == ""
+    few = judge(demands(wait=45, workers=1, decoding=(24, 0), transform=(23, 0), compute=20))
+    assert few.cures[0].how == "DataLoader(..., num_workers=2)"
+    starts = judge(demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600)))
+    assert starts.cures[0].how == "DataLoader(..., persistent_workers=True)"
+
+
+@pytest.mark.parametrize("name", sorted(_OURS))
+def test_transforms_that_are_offered_exist(name):
+    assert hasattr(fastload.transforms, name)
 
 
 times = st.floats(0, 100)

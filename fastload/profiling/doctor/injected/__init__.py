@@ -21,12 +21,14 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     trains   id                                                  a step of its loop ran backward, for the first time
     call     name, t, s                                          a function was called that takes time between loops
     fetch    id, t, wall, delay, parts, ...                      a batch was made; id: by the loop itself, for a loader
-    line     places, count                                       lines of code in which workers were seen, with counts
+    line     seen                                                [kind and names, count] of looks at a worker: the line
+                                                                 of code, one where it waits, a part and the call there
     trial    id, t, limit, steps, s                              steps taken while `limit` workers could work; 0: all
     fault    what                                                this package failed; the script went on
 
 Read `hooks` first (what is wrapped), then `loop_side` (waits and steps), `batch_making` (one batch), `timed_calls` (its
-parts), `worker_trial` (fewer workers) and `event_file`.
+parts), `code_lines` (names of places), `dataset_facts`,
+`worker_trial` (fewer workers) and `event_file`.
 """
 
 import os

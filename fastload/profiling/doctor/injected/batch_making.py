@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from .code_lines import OUTWARD, place_of
 from .event_file import clock, events, note_fault
-from .timed_calls import COLLATE, REST, OpenFetch, Span, metering, thread, timed, waited_s
+from .timed_calls import COLLATE, REST, WAITING, OpenFetch, Span, metering, thread, timed, waited_s
 from .worker_trial import turns, worker_id
 
 _MAX_TOP = 16  # slowest samples of a batch that are written down one by one
 _LOOK_EVERY_S = 0.05
+_MOST_SEEN = 24  # lines and calls that are written down
 
 
 class TimedDataset:
@@ -106,7 +108,7 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         num_h5_threads = len(metering.h5_threads)
     others.pop("into", None)
     out, h5 = others.pop("out", [0.0, 0.0]), others.pop("inside h5py", [0.0, 0.0])
-    event = {
+    event: dict[str, Any] = {
         "e": "fetch",
         "id": thread.asked.id if thread.asked is not None else 0,
         "t": begin,
@@ -118,6 +120,8 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "h5": [*h5, num_h5_threads],
         "decoded": fetch.decoded,
     }
+    if fetch.waits:
+        event["waits"], event["first_wait"] = fetch.waits, fetch.first_wait
     durations = sorted(fetch.samples)
     count, together = fetch.at_once
     if count:
@@ -133,7 +137,7 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
 
 
 class _Looker:
-    """A thread that looks every 50 ms at the line of code a worker process is in, while it makes a batch.
+    """A thread that looks every 50 ms where in the code a worker process is, while it makes a batch.
 
     Only in workers: an extra thread in the main process would be noticed by a script that forks.
     """
@@ -151,32 +155,36 @@ class _Looker:
                 threading.Thread(target=self._run, name="fastload-doctor", daemon=True).start()
 
     def _run(self) -> None:
-        places: Counter[str] = Counter()
-        looks = 0
+        seen: Counter[tuple[str, ...]] = Counter()
         never = threading.Event()  # a wait for it does not look like work from outside, as a sleep does
         while not never.wait(_LOOK_EVERY_S):
-            place = user_line(sys._current_frames().get(self.ident))
-            if place:
-                places[place] += 1
-                looks += 1
-                if looks % 20 == 0:
-                    events.write({"e": "line", "places": places.most_common(5), "count": looks})
+            frame = sys._current_frames().get(self.ident)
+            if frame is None:
+                continue
+            try:
+                line, part, call = place_of(frame)
+            except Exception:  # noqa: BLE001  # whatever the script has made of its frames' variables
+                continue
+            finally:
+                del frame
+            if part == "transform" and any(name in _waits_in() for name in OUTWARD):
+                part = WAITING  # in a call that is not timed
+                seen["wait", line] += 1
+            if line:
+                seen["line", line] += 1
+            seen["call", part, call] += 1
+            seen[("look",)] += 1
+            if seen[("look",)] % 20 == 0:
+                events.write({"e": "line", "seen": seen.most_common(_MOST_SEEN)})
+
+
+def _waits_in() -> bytes:
+    """Returns the kernel function in which the first thread waits, that which makes batches; empty: not known."""
+    try:
+        with open("/proc/self/wchan", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 looker = _Looker()
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_STDLIB = os.path.dirname(os.__file__) + os.sep
-
-
-def user_line(frame: Any) -> str:
-    """Returns `function (file:line)` of the innermost frame that is not of an installed package; "" if none is.
-
-    What a forked worker has below its own start is its parent's, and says nothing about it.
-    """
-    while frame is not None and frame.f_code.co_name != "_worker_loop":
-        name = frame.f_code.co_filename
-        packaged = "site-packages" in name or "dist-packages" in name
-        if not packaged and not name.startswith((_STDLIB, _OURS, "<frozen")):
-            return f"{frame.f_code.co_name} ({os.path.basename(name)}:{frame.f_lineno})"
-        frame = frame.f_back
-    return ""

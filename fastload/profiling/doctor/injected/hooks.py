@@ -13,7 +13,22 @@ from typing import Any
 from .batch_making import fetching, looker
 from .event_file import events, note_fault
 from .loop_side import LoaderState, asking, gpu, iterating, training
-from .timed_calls import DECODING, H5, LOCK, READING, decoding, metering, noted, passing, patch, thread, timed, unpatch
+from .timed_calls import (
+    DECODING,
+    H5,
+    LOCK,
+    READING,
+    WAITING,
+    decoding,
+    metering,
+    noted,
+    passing,
+    patch,
+    thread,
+    timed,
+    unpatch,
+    waiting,
+)  # fmt: skip
 
 
 def _making_methods(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,6 +60,10 @@ _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "h5py._hl.dataset": dict.fromkeys(
         ["Dataset." + name for name in "__getitem__ __setitem__ read_direct write_direct resize flush".split()], H5
     ),
+    "time": {"sleep": waiting},
+    "socket": {f"socket.{name}": WAITING for name in ("connect", "recv", "recv_into", "recvfrom", "recvmsg")},
+    "ssl": {f"SSLSocket.{name}": WAITING for name in ("do_handshake", "read")},
+    "selectors": {f"{kind}Selector.select": WAITING for kind in ("Epoll", "Kqueue")},  # in which asyncio waits
     "fcntl": {"flock": LOCK, "lockf": LOCK},
     "multiprocessing.synchronize": {"SemLock.__enter__": LOCK, "SemLock._make_methods": _making_methods},
     "multiprocessing.reduction": {"ForkingPickler.loads": _into, "ForkingPickler.dumps": _out},
@@ -77,8 +96,9 @@ def _run_hook(module: Any) -> None:
     try:
         for path, wrap in _HOOKS[name].items():
             if isinstance(wrap, str):
+                by_kind = {_DECODES: decoding, WAITING: waiting}
                 with suppress(AttributeError):
-                    _wrap(module, path, decoding if wrap == _DECODES else functools.partial(timed, part=wrap))
+                    _wrap(module, path, by_kind.get(wrap) or functools.partial(timed, part=wrap))
             else:
                 _wrap(module, path, wrap)
         if name == "torch.utils.data.dataloader":

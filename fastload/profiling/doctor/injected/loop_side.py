@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from .dataset_facts import facts_of
 from .event_file import clock, events, note_fault
 from .timed_calls import Span, metering, patch, thread, waited_s
 from .worker_trial import WorkerTrial
@@ -48,9 +49,11 @@ class LoaderState:
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
-        length = -1
+        length, facts = -1, {}
         with suppress(Exception):  # an iterable has none, another one raises what it likes
             length = len(dataset)  # type: ignore[arg-type]
+        with suppress(Exception):
+            facts = facts_of(dataset)
         events.write({
             "e": "loader",
             "id": self.id,
@@ -64,6 +67,7 @@ class LoaderState:
             "length": length,
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
+            **facts,
             "t": clock(),
         })  # fmt: skip
 

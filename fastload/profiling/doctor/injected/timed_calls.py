@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from .code_lines import user_line
 from .event_file import clock, events, identity
 
 READING, DECODING, LOCK, H5, COLLATE, REST = "reading", "decoding", "lock", "h5py", "collate", "rest"
+WAITING = "waiting"
 
 cpu_clock = time.thread_time
 
@@ -63,7 +67,8 @@ class OpenFetch:
     """One batch while it is made: [seconds, CPU seconds] by part, and the seconds of each sample.
 
     Of samples that were asked for at once, `at_once`: their number, and their seconds together. Of images that were
-    decoded, `decoded`: their number, their heights and their widths together.
+    decoded, `decoded`: their number, their heights and their widths together. `waits`: seconds by the user's line of
+    code that slept or waited for a socket.
     """
 
     def __init__(self) -> None:
@@ -71,6 +76,8 @@ class OpenFetch:
         self.samples: list[float] = []
         self.at_once = (0, 0.0)
         self.decoded = [0, 0, 0]
+        self.waits: dict[str, float] = {}
+        self.first_wait: tuple[float, float] | None = None  # when it began, and its seconds
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         total = self.parts.setdefault(part, [0.0, 0.0])
@@ -183,6 +190,49 @@ def decoding(call: Callable[..., Any]) -> Callable[..., Any]:
 
     decode.__fastload__ = call  # type: ignore[attr-defined]
     return decode
+
+
+_LONG_WAIT_S = 5e-4  # whose line of code is noted
+
+
+def waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that sleeps or waits for a socket, to time its calls from the code that makes a batch.
+
+    Those inside another timed call, such as reading a slow file by h5py, are part of that.
+    """
+    timed_call = timed(call, WAITING)
+
+    @functools.wraps(call)
+    def waiting_call(*args: Any, **kwargs: Any) -> Any:
+        fetch = thread.fetch
+        if fetch is None or len(thread.stack) != 1:
+            return call(*args, **kwargs)
+        begin = clock()
+        try:
+            return timed_call(*args, **kwargs)
+        finally:
+            wall = clock() - begin
+            if wall > _LONG_WAIT_S:
+                line = user_line(sys._getframe(1))
+                fetch.waits[line] = fetch.waits.get(line, 0.0) + wall
+                fetch.first_wait = fetch.first_wait or (begin, wall)
+
+    waiting_call.__fastload__ = call  # type: ignore[attr-defined]
+    return _Unbound(waiting_call) if isinstance(call, types.BuiltinFunctionType) else waiting_call
+
+
+class _Unbound:
+    """A function that is no method of a class whose attribute it is, as those written in C; pickled by its name."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, call)
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return str(self.__name__)  # type: ignore[attr-defined]
 
 
 def passing(call: Callable[..., Any], part: str) -> Callable[..., Any]:

@@ -1,0 +1,59 @@
+"""What a dataset says of itself: the folder of its files, and its transforms, as one would type them again."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_ROOTS = ("root", "root_dir", "data_dir", "data_root", "image_dir", "img_dir", "folder", "path", "directory")
+_MOST_PATHS = 64  # of a list of files are looked at
+_MOST_TRANSFORMS = 16
+
+
+def facts_of(dataset: Any) -> dict[str, Any]:
+    """Returns `root`, "" where it is not known, and `transforms`, such as `RandomResizedCrop(224)`."""
+    for _ in range(8):  # a Subset of a Subset, and the like
+        inner = getattr(dataset, "dataset", None)
+        if inner is None or inner is dataset:
+            break
+        dataset = inner
+    held = getattr(dataset, "__dict__", {})
+    transform = held.get("transform") or held.get("transforms")
+    return {"root": _root_of(held), "transforms": [_written(one) for one in _listed(transform)[:_MOST_TRANSFORMS]]}
+
+
+def _root_of(held: dict[str, Any]) -> str:
+    """Returns the folder among a dataset's attributes, or that of the files in one of its lists."""
+    named = [held[name] for name in _ROOTS if name in held]
+    for value in [*named, *held.values()]:
+        if isinstance(value, (str, os.PathLike)) and str(value) and os.path.isdir(value):
+            return os.fspath(value)
+    for value in held.values():
+        if isinstance(value, (list, tuple)) and value:
+            some = value[:: max(1, len(value) // _MOST_PATHS)]
+            paths = [one[0] if isinstance(one, (list, tuple)) and one else one for one in some]
+            if all(isinstance(path, (str, os.PathLike)) for path in paths) and os.path.isfile(paths[0]):
+                folder = os.path.commonpath([os.path.dirname(os.fspath(path)) for path in paths])
+                return str(folder or ".")
+    return ""
+
+
+def _listed(transform: Any) -> list[Any]:
+    """Returns the transforms in one that holds a list of them."""
+    inner = getattr(transform, "transforms", None)
+    if not isinstance(inner, (list, tuple)):
+        return [] if transform is None else [transform]
+    return [one for each in inner for one in _listed(each)]
+
+
+def _written(transform: Any) -> str:
+    """Returns a transform as a call with its size, or its mean and deviation."""
+    words = []
+    size, mean, std = (getattr(transform, name, None) for name in ("size", "mean", "std"))
+    if isinstance(size, int):
+        words = [str(size)]
+    elif isinstance(size, (list, tuple)) and 0 < len(size) < 3 and all(isinstance(one, int) for one in size):
+        words = [str(size[0]) if len({*size}) == 1 else str(tuple(size))]
+    elif isinstance(mean, (list, tuple)) and isinstance(std, (list, tuple)):
+        words = [str(list(mean)), str(list(std))]
+    return f"{getattr(transform, '__name__', type(transform).__name__)}({', '.join(words)})"

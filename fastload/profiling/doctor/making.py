@@ -1,0 +1,108 @@
+"""What the records of batches being made say: for what workers waited, which calls took the time, which samples."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from fastload.profiling.doctor.kernel import WaitShares
+from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
+from fastload.profiling.verdict.sentences import seconds_text
+from fastload.timing.results import WAITING, BatchWork, Work
+
+_SHARES = 0.05  # of the time of making a batch; calls that take less are not named
+_MOST_CALLS = 3
+_LEAST_FEW, _LEAST_MANY = 2, 10  # waits; of fewer nothing is concluded
+
+
+def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
+    """Returns the line of the dataset's code that waits most, if any does, and evidence on where workers were."""
+    looks, notes = loader.seen["look",], []
+    if lines := loader.seen_at("line").most_common(1):
+        (line,), count = lines[0]
+        notes.append(f"workers were at {line} in {count / looks:.0%} of {looks} looks")
+    calls = loader.seen_at("call")
+    for part in ("decoding", "transform"):
+        shares = {call: count / looks for (at, call), count in calls.most_common() if at == part and call}
+        named = [f"{call} {share:.0%}" for call, share in shares.items() if share >= _SHARES][:_MOST_CALLS]
+        if named:
+            notes.append(f"{part}, of the time of making a batch: {', '.join(named)}")
+    waits: Counter[str] = Counter()
+    for fetch in loader.fetches:
+        waits.update(dict(fetch.waits))
+    if not waits:
+        waits.update({line: count for (line,), count in loader.seen_at("wait").items()})
+    elif waits.most_common(1)[0][0]:
+        line, waited_s = waits.most_common(1)[0]
+        notes.append(f"the dataset's code waits {seconds_text(waited_s / len(loader.fetches))} a batch at {line}")
+    return (waits.most_common(1)[0][0] if waits else ""), notes
+
+
+def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:
+    """Returns whether workers wait longer the more of them do, as at a service that answers one at a time; evidence.
+
+    A batch's first wait tells: at the begin of epochs some begin while few others are at work, later ones beside all.
+    Each of the former has to be shorter than nearly all the latter. `fetches` are all batches of the workers.
+    """
+    begins, ends = (sorted(times) for times in zip(*((f.begin_s, f.begin_s + f.wall_s) for f in fetches), strict=True))
+    most = len({fetch.pid for fetch in fetches}) - 1  # others
+    waits = [fetch.first_wait for fetch in fetches if fetch.first_wait[1]]
+    usual_s = statistics.median(seconds for _, seconds in waits) if waits else 0.0
+
+    def others(since_s: float, until_s: float) -> int:
+        return bisect.bisect_right(begins, until_s) - bisect.bisect_right(ends, since_s) - 1
+
+    # A worker that has just ended a batch is about to wait again.
+    few = [seconds for at_s, seconds in waits if others(at_s - usual_s, at_s) <= most / 2]
+    many = [seconds for at_s, seconds in waits if others(at_s, at_s) >= most]
+    if most < 1 or len(few) < _LEAST_FEW or len(many) < _LEAST_MANY:
+        return False, []
+    few_s, many_s = statistics.median(few), statistics.median(many)
+    if max(few) >= statistics.quantiles(many, n=10)[0] or many_s < few_s * (1 + most / 2):
+        return False, []
+    return True, [f"beside few other workers a wait takes {seconds_text(few_s)}, beside all {seconds_text(many_s)}"]
+
+
+def explained(fetch: Fetch, waits: WaitShares) -> BatchWork:
+    """Returns the cost of a batch, its unexplained waits assigned to locks and GIL as the kernel saw them."""
+    work = fetch.work
+    reading = work.stages.get("reading", Work())
+    # A thread that waits for the GIL is ready to run: another thread of its process holds it.
+    gil_s = min(reading.blocked_s, waits.gil * fetch.unknown_blocked_s)
+    waiting_s = min(reading.blocked_s - gil_s, waits.outward * fetch.unknown_blocked_s)
+    stages = {
+        **work.stages,
+        "reading": Work(reading.running_s, reading.blocked_s - gil_s - waiting_s),
+        WAITING: work.stages.get(WAITING, Work()) + Work(0.0, waiting_s),
+    }
+    lock_s = work.lock_s + waits.lock * fetch.unknown_blocked_s
+    return replace(work, stages=stages, lock_s=lock_s, runnable_s=work.runnable_s + gil_s)
+
+
+def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
+    """Finds samples that take far longer than the others: 5 times a usual one, and twice the mean. Many are not slow.
+
+    Of samples asked for at once only their time together is known: of 5 times the usual, one of them took the excess.
+
+    Returns the seconds per batch that they take beyond usual ones, and a line of evidence; 0.0 and none if there is
+    none.
+    """
+    fetches = [fetch for fetch in fetches if fetch.samples[0]]
+    if not fetches:
+        return 0.0, []
+    counts, sums_s, usuals_s = zip(*(fetch.samples for fetch in fetches), strict=True)
+    count, usual_s = sum(counts), statistics.median(usuals_s)
+    least_s = max(5 * usual_s, 2 * sum(sums_s) / count)
+    slow = []
+    for fetch in fetches:
+        number, sum_s, _ = fetch.samples
+        alone = [sum_s - (number - 1) * usual_s] if sum_s > 5 * number * usual_s else []
+        slow += [value for value in (alone if fetch.slow is None else fetch.slow) if value > least_s]
+    if not slow or len(slow) > 0.1 * count:
+        return 0.0, []
+    extra_s = sum(value - usual_s for value in slow) / len(fetches)
+    mean, usual = seconds_text(statistics.fmean(slow)), seconds_text(usual_s)
+    return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]

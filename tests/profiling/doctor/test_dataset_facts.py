@@ -1,0 +1,63 @@
+"""What a dataset says of its folder and its transforms."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from fastload.profiling.doctor.injected.dataset_facts import facts_of
+
+
+class Compose:
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+
+class RandomResizedCrop:
+    def __init__(self, size):
+        self.size = size
+
+
+class Normalize:
+    mean, std = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
+
+
+class ToTensor:
+    pass
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("cat/1.jpg", "dog/2.jpg", "dog/3.jpg"):
+        os.makedirs(os.path.dirname(f"data/train/{name}"), exist_ok=True)
+        open(f"data/train/{name}", "w").close()
+    os.mkdir("logs")
+    return sorted((tmp_path / "data" / "train").rglob("*.jpg"))
+
+
+def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos):
+    folder = SimpleNamespace(log_dir="logs", root="data/train", split="train")
+    assert facts_of(folder)["root"] == "data/train"
+    assert facts_of(SimpleNamespace(split="train", where="data/train"))["root"] == "data/train"
+    parent = str(photos[0].parent.parent)
+    assert facts_of(SimpleNamespace(files=photos))["root"] == parent
+    assert facts_of(SimpleNamespace(samples=[(str(path), 0) for path in photos]))["root"] == parent
+    assert facts_of(SimpleNamespace(dataset=SimpleNamespace(dataset=folder)))["root"] == "data/train", "of a Subset"
+    for nothing in (SimpleNamespace(root="absent", names=["a", "b"], table=[1, 2]), [1, 2], object(), None):
+        assert facts_of(nothing)["root"] == ""
+
+
+def test_transforms_are_written_as_they_would_be_typed():
+    crop, both = RandomResizedCrop((224, 224)), RandomResizedCrop([200, 100])
+    dataset = SimpleNamespace(transform=Compose(crop, Compose(both, ToTensor()), Normalize()))
+    assert facts_of(dataset)["transforms"] == [
+        "RandomResizedCrop(224)",
+        "RandomResizedCrop((200, 100))",
+        "ToTensor()",
+        "Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])",
+    ]
+    assert facts_of(SimpleNamespace(transform=RandomResizedCrop(64)))["transforms"] == ["RandomResizedCrop(64)"]
+    assert facts_of(SimpleNamespace(transform=None))["transforms"] == []
