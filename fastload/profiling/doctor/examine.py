@@ -18,11 +18,10 @@ from fastload.profiling.doctor.command import Ended, Signals, run_command
 from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
-from fastload.profiling.doctor.making import explained, seen_at_work, shares_its_waits, slow_samples
+from fastload.profiling.doctor.making import explained, keeps_transform, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.sampler import Sampler, environment, family_of
 from fastload.profiling.verdict import Demands, judge
-from fastload.profiling.verdict.demands import PACKED
 from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
 from fastload.timing.results import Measured, Step, Verdict, Work, mean_stages
@@ -199,15 +198,24 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
     count, heights, widths = map(sum, zip(*(fetch.decoded for fetch in loader.fetches), strict=True))
-    if demands.is_fastload or not verdict.worth_making or verdict.cause not in PACKED or not count or not loader.shape:
+    if demands.is_fastload or not verdict.worth_making or not count or not loader.shape:
         return verdict
-    seen = ImagesSeen((heights // count, widths // count), loader.shape, "float" in loader.dtype)
-    work, start_s = measure_fastloader(seen, on_device=demands.timed_device)
+    keeps = keeps_transform(loader)
+    seen = ImagesSeen((heights // count, widths // count), loader.shape, "float" in loader.dtype, demands.transforms)
+    work, start_s = measure_fastloader(seen, transforms=not keeps and not demands.timed_device)
     note = (
         f"a trial here: FastLoader takes {seconds_text(work.running_s)} of CPU for such a batch, of images of "
-        f"{seen.stored[0]}x{seen.stored[1]}" + (" that the device crops" if demands.timed_device else "")
+        f"{seen.stored[0]}x{seen.stored[1]}"
+        + (
+            "; the dataset's own transforms are left"
+            if keeps
+            else "; their transforms are the device's work"
+            if demands.timed_device
+            else ", with transforms like those of the dataset"
+        )
     )
-    return judge(replace(demands, by_fastloader=work, fastloader_start_s=start_s, notes=(*demands.notes, note)))
+    notes = (*demands.notes, note)
+    return judge(replace(demands, by_fastloader=work, fastloader_start_s=start_s, keeps_transform=keeps, notes=notes))
 
 
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fastload.timing.results import Work
+from fastload.transforms.spec import BaseTransform
 
 _SECONDS = 0.6
 _MOST_BYTES = 64 * 2**20
@@ -25,11 +26,13 @@ class ImagesSeen:
         stored: mean height and width of those that it decodes.
         batch: shape (B, C, H, W) of its batches; the last two may be the first two of others: (B, H, W, C).
         floating: whether these are floating-point numbers.
+        transforms: of the dataset, such as `ColorJitter()`; of these, what costs more than a flip is part of a trial.
     """
 
     stored: tuple[int, int]
     batch: tuple[int, ...]
     floating: bool
+    transforms: tuple[str, ...] = ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -38,32 +41,26 @@ class ImagesSeen:
         return (self.batch[2], self.batch[3]) if first else (self.batch[1], self.batch[2])
 
 
-def measure_fastloader(seen: ImagesSeen, *, on_device: bool) -> tuple[Work, float]:
+def measure_fastloader(seen: ImagesSeen, *, transforms: bool) -> tuple[Work, float]:
     """Returns the CPU time that a `FastLoader` takes for a batch, and the seconds until it begins on the first one.
 
-    To read a batch, and what it does to the images there.
-
-    Random images of the stored size are packed without compression. Where the batch has another size, they are cropped
-    and resized at random, and flipped; where it has floating-point numbers, they are normalized. On a device all that
-    is the device's work, and only reading is left.
+    Random images of the stored size are packed without compression, and read. With `transforms`, they are also cropped
+    and resized at random and flipped, where the batch has another size, and normalized, where it has floating-point
+    numbers.
     """
     from fastload.loader.loader import FastLoader
     from fastload.pack import pack_images
-    from fastload.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop
 
     height, width = seen.stored
     batch_size = seen.batch[0]
     count = max(_LEAST_IMAGES, min(4 * batch_size, _MOST_BYTES // max(1, 3 * height * width)))
-    transforms = []
-    if not on_device:
-        cropped = [RandomResizedCrop(seen.size), RandomHorizontalFlip()] if seen.size != seen.stored else []
-        transforms = [*cropped, *[Normalize([0.5] * 3, [0.25] * 3)] * seen.floating]
+    transform = _transforms(seen) if transforms else []
     with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:
         source, packed = Path(folder, "images.npz"), Path(folder, "images.h5")
         images = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
         np.savez(source, images=images, labels=np.arange(count) % 10)
         pack_images(source, packed)
-        with closing(FastLoader(packed, min(batch_size, count), transform=transforms, check=None)) as loader:
+        with closing(FastLoader(packed, min(batch_size, count), transform=transform, check=None)) as loader:
             begin_s = time.perf_counter()
             batches = iter(loader)
             next(batches)
@@ -77,3 +74,20 @@ def measure_fastloader(seen: ImagesSeen, *, on_device: bool) -> tuple[Work, floa
             running_s = time.process_time() - running_s
     work = Work(running_s / samples * batch_size)
     return work, max(0.0, first_s - work.running_s)
+
+
+def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
+    from fastload.transforms import (
+        ColorJitter,
+        Normalize,
+        RandAugment,
+        RandomErasing,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+    )
+
+    cropped = [RandomResizedCrop(seen.size), RandomHorizontalFlip()] if seen.size != seen.stored else []
+    named = {"ColorJitter": ColorJitter(0.4, 0.4, 0.4), "RandAugment": RandAugment(), "RandomErasing": RandomErasing()}
+    listed = {one.partition("(")[0] for one in seen.transforms}
+    others = [one for name, one in named.items() if name in listed]
+    return [*cropped, *others, *[Normalize([0.5] * 3, [0.25] * 3)] * seen.floating]

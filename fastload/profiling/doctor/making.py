@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
-from fastload.profiling.verdict.sentences import seconds_text
+from fastload.profiling.verdict.sentences import is_known, seconds_text
 from fastload.timing.results import WAITING, BatchWork, Work
 
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named
 _MOST_CALLS = 3
+_IMAGE_LIBRARIES = ("PIL.", "cv2.", "torchvision.", "albumentations.", "kornia.", "skimage.")
 _LEAST_FEW, _LEAST_MANY = 2, 10  # waits; of fewer nothing is concluded
 
 
@@ -39,6 +40,19 @@ def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
         line, waited_s = waits.most_common(1)[0]
         notes.append(f"the dataset's code waits {seconds_text(waited_s / len(loader.fetches))} a batch at {line}")
     return (waits.most_common(1)[0][0] if waits else ""), notes
+
+
+def keeps_transform(loader: LoaderRecord) -> bool:
+    """Returns whether a FastLoader would have to run the dataset's transforms, too, being none that fastload has.
+
+    Those that the dataset lists tell, else the calls in which workers were seen: who mostly resizes, crops or flips does
+    so in a library for images. Where neither is known, images of another size than those decoded were resized.
+    """
+    if listed := loader.facts.get("transforms"):
+        return not all(is_known(one) for one in listed)
+    calls = Counter({call: count for (at, call), count in loader.seen_at("call").items() if at == "transform"})
+    in_libraries = sum(count for call, count in calls.items() if call.startswith(_IMAGE_LIBRARIES))
+    return bool(calls) and in_libraries < 0.5 * calls.total()
 
 
 def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:

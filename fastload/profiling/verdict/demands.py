@@ -55,6 +55,7 @@ class Demands:
     # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
     by_fastloader: Work | None = None
     fastloader_start_s: float = 0.0  # until it begins on the first batch
+    keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     beside: tuple[float, ...] = ()
     others_cpus: float = 0.0  # CPUs, of those that the job may use, that other programs used meanwhile
@@ -145,14 +146,16 @@ class Costs:
     def packed(self, demands: Demands) -> LoopModel:
         """Returns the loop with a FastLoader over packed images.
 
-        What it makes a batch for is `demands.by_fastloader`; where that is not known, of a batch only its transform is
-        left, in worker processes as before.
+        What it makes a batch for is `demands.by_fastloader`, nothing where that is not known. Transforms that it cannot
+        do are left, in worker processes as before.
         """
-        if demands.by_fastloader is None:
-            return replace(self.without(*BY_FASTLOAD), restart_s=0.0, end_s=0.0)
-        model = self.without(*BY_FASTLOAD, "transform")
-        workers = self.model.cpus
-        model = replace(model, batches=(demands.by_fastloader,), workers=workers, ahead=workers + 3, in_turn=False)
+        made = demands.by_fastloader or Work()
+        if demands.keeps_transform:
+            model = self.without(*BY_FASTLOAD)
+            batches = tuple(batch + made for batch in model.batches)
+            return replace(model, batches=batches, restart_s=0.0, end_s=0.0)
+        model, workers = self.without(*BY_FASTLOAD, "transform"), self.model.cpus
+        model = replace(model, batches=(made,), workers=workers, ahead=workers + 3, in_turn=False)
         return replace(model, startup_s=demands.fastloader_start_s, restart_s=0.0, end_s=0.0)
 
     def with_workers(self, workers: int) -> LoopModel:

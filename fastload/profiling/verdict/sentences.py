@@ -80,6 +80,11 @@ _NOT_NEEDED = frozenset(
 )
 
 
+def is_known(transform: str) -> bool:
+    """Returns whether a FastLoader can do what a transform of other libraries does, such as `CenterCrop(224)`."""
+    return transform.partition("(")[0] in _OURS | _NOT_NEEDED
+
+
 def how_to(cause: str, demands: Demands, workers: int) -> str:
     """Returns what to type for a change; "" where `change_for` says all."""
     if workers and not demands.is_fastload:
@@ -87,7 +92,7 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
         return f"{how}; as fast if what they wait for answers {workers} at once" if cause == WAITING else how
     if cause == "worker start-up" and len(demands.startups_s) > 1:
         return "DataLoader(..., persistent_workers=True)"
-    known = [one for one in demands.transforms if one.partition("(")[0] in _OURS]
+    known = [one for one in demands.transforms if is_known(one) and one.partition("(")[0] not in _NOT_NEEDED]
     if demands.is_fastload or not (cause in PACKED or (cause == "transform" and known)):
         return ""
     packed = f"{PurePath(demands.root).name or 'packed'}.h5"
@@ -96,7 +101,7 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
         words.append(f"batch_size={demands.batch_size}")
     if known:
         words.append(f"transform=[{', '.join(known)}]")
-    others = [one.partition("(")[0] for one in demands.transforms if one.partition("(")[0] not in _OURS | _NOT_NEEDED]
+    others = [one.partition("(")[0] for one in demands.transforms if not is_known(one)]
     source = shlex.quote(demands.root) if demands.root else "FOLDER"
     return (
         f"fastload pack {source} {shlex.quote(packed)}; then FastLoader({', '.join(words)}) in place of the DataLoader"
