@@ -74,6 +74,7 @@ class Verdict:
         cures: the remedies considered, best first; empty when nothing would help.
         worth_making: whether the first of them gains at least a factor of 1.1.
         fastload_helps: whether packing the data and loading it with fastload removes the cause.
+        free_step_s: mean seconds a step would take with a loader that costs nothing; the headspace is the rate of that.
     """
 
     cause: str
@@ -84,6 +85,7 @@ class Verdict:
     cures: tuple[Remedy, ...] = ()
     worth_making: bool = False
     fastload_helps: bool = False
+    free_step_s: float = 0.0
 
 
 @dataclass(frozen=True)

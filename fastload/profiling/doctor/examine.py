@@ -174,8 +174,9 @@ class Recording:
         begun_s = steps[0].begin_s
         elapsed_s = loader.elapsed_s
         every = max(1, len(steps) // _SHOWN_STEPS)
-        own_s = elapsed_s - loader.wait_s - demands.ended_s
         copy_s = statistics.fmean(step.copy_s for step in demands.steps)
+        verdict = _judged(demands, loader, course)
+        samples = loader.samples / loader.steps.count  # of a step
         return Measured(
             title=title,
             command=command,
@@ -184,10 +185,10 @@ class Recording:
             elapsed_s=elapsed_s,
             samples_per_s=loader.samples / elapsed_s if elapsed_s else 0.0,
             stages=mean_stages(demands.batches) | {"copy to the device": Work(copy_s)},
-            headspace_samples_per_s=loader.samples / own_s if own_s > 0 and loader.samples else None,
-            headspace_how="the steps' own time, without their waits",
+            headspace_samples_per_s=samples / verdict.free_step_s if samples and verdict.free_step_s else None,
+            headspace_how="a step with a loader that costs nothing, as the verdict has it",
             readings=self.readings_from(begun_s),
-            verdict=_judged(demands, loader, course),
+            verdict=verdict,
             facts=tuple(_facts(loader, self.records)),
             environment=environment() | {"the script's Python": loader.process["python"]},
         )

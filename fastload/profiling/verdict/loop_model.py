@@ -207,16 +207,17 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
     return found, step_s / found.played().step_s
 
 
-def own_time(own_s: Sequence[float], beside: Sequence[float]) -> tuple[float, float]:
+def own_time(own_s: Sequence[float], beside: Sequence[float], alone_s: float = 0.0) -> tuple[float, float]:
     """Returns how long a step takes with the machine for itself, and its `drag`, from measured steps.
 
     Args:
         own_s: seconds of each step after its batch was received.
         beside: CPUs that workers used meanwhile.
+        alone_s: how long one takes with the machine for itself, where that was measured; 0: it was not.
     """
     alone = sorted(seconds for seconds, cpus in zip(own_s, beside, strict=True) if cpus < _HARDLY)
     least = sorted(own_s)
-    free_s = alone[len(alone) // 2] if alone else least[len(least) // 10]
+    free_s = alone_s or (alone[len(alone) // 2] if alone else least[len(least) // 10])
     cpus = sum(beside)
     if not free_s or cpus < _HARDLY:
         return sum(own_s) / len(own_s), 0.0
