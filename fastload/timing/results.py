@@ -108,6 +108,7 @@ class Measured:
         num_steps: number of all steps.
         elapsed_s: seconds from asking for the first batch to the end.
         samples_per_s: mean rate over that time.
+        epochs_s: when the first batch of each epoch was asked for, on the clock of `Step.begin_s`.
         stages: mean cost of a batch by stage of `STAGES`, in the threads or processes that did the work.
         headspace_samples_per_s: rate of the same step without a loader; None: not known.
         headspace_how: how that is known, such as `measured on one cached batch`.
@@ -136,6 +137,7 @@ class Measured:
     facts: tuple[tuple[str, str], ...] = ()
     tables: tuple[Table, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    epochs_s: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all of it as numbers, strings, lists and dicts; `version` is that of this layout."""

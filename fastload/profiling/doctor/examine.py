@@ -19,7 +19,8 @@ from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastl
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.timeline import Span, timeline
-from fastload.profiling.meter.sampler import Sampler, environment, family_of
+from fastload.profiling.meter.clocks import HOW
+from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
 from fastload.profiling.verdict.sentences import seconds_text
@@ -153,18 +154,17 @@ class Recording:
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         readings = self._sampler.readings if self._sampler is not None else ()
         spans = [(span.begin_s - self._begun_s, span.end_s - self._begun_s) for span in loader.passes]
-        others = [
-            one["others_cpu_percent"]
-            for one in readings
-            if "others_cpu_percent" in one and any(begin_s <= one["at_s"] <= end_s for begin_s, end_s in spans)
-        ]
-        return replace(demands, others_cpus=statistics.fmean(others) / 100) if others else demands
+        return replace(demands, others_cpus=mean_others(readings, spans))
 
-    def measured(self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None) -> Measured:
+    def measured(
+        self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None,
+        alone_samples_per_s: float | None = None,
+    ) -> Measured:  # fmt: skip
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict.
 
         With the begin and end of the script's run, it is that of its process's loops whose first change saves most
-        time of the whole run, and the evidence says where the rest of the run went.
+        time of the whole run, and the evidence says where the rest of the run went. `alone_samples_per_s` is the rate
+        of the step on one cached batch, if that was measured.
         """
         self._stop_sampling()
         demands, course = self.demands(loader), list[str]()
@@ -175,8 +175,11 @@ class Recording:
         elapsed_s = loader.elapsed_s
         every = max(1, len(steps) // _SHOWN_STEPS)
         copy_s = statistics.fmean(step.copy_s for step in demands.steps)
-        verdict = _judged(demands, loader, course)
         samples = loader.samples / loader.steps.count  # of a step
+        if alone_samples_per_s:
+            demands = replace(demands, alone_s=samples / alone_samples_per_s)
+        verdict = _judged(demands, loader, course)
+        free_samples_per_s = samples / verdict.free_step_s if verdict.free_step_s else 0.0
         return Measured(
             title=title,
             command=command,
@@ -185,8 +188,10 @@ class Recording:
             elapsed_s=elapsed_s,
             samples_per_s=loader.samples / elapsed_s if elapsed_s else 0.0,
             stages=mean_stages(demands.batches) | {"copy to the device": Work(copy_s)},
-            headspace_samples_per_s=samples / verdict.free_step_s if samples and verdict.free_step_s else None,
-            headspace_how="a step with a loader that costs nothing, as the verdict has it",
+            headspace_samples_per_s=alone_samples_per_s or free_samples_per_s or None,
+            headspace_how=HOW
+            if alone_samples_per_s
+            else "a step with a loader that costs nothing, as the verdict has it",
             readings=self.readings_from(begun_s),
             verdict=verdict,
             facts=tuple(_facts(loader, self.records)),

@@ -79,8 +79,8 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     all_gain = (verdict.step_s - startup_s) / max(verdict.free_step_s, 1e-9)
     if not verdict.cause and demands.batches:
         return (
-            f"the data binds: {waited} ({step} a step), though on average batches are made fast enough: some come late; "
-            f"a loader that costs nothing would bring {all_gain:.2f} times"
+            f"the data binds: {waited} ({step} a step), though on average batches are made fast enough: some come "
+            f"late; a loader that costs nothing would bring {all_gain:.2f} times"
         )
     if not verdict.cause:
         return (
@@ -183,6 +183,25 @@ def first_batches(demands: Demands, step_s: float) -> str:
         f"the first batch of {who} took {seconds_text(first_s)} longer than a usual one{each}: "
         f"{share_text(share)} of the run"
     )
+
+
+OTHERS_FEW = 0.05
+"""Share of the CPUs from which other programs are said to disturb a figure.
+
+On a quiet machine of two CPUs they used 0.002 to 0.007 of them over 3 seconds, up to 0.01 over one second and 0.04 over
+0.25 seconds, of which most is the size of the kernel's ticks."""
+
+
+def others_text(used: float | None, cpus: int) -> str:
+    """Returns how many CPUs other programs used beside a figure, and whether it is the machine's all the same.
+
+    Empty where that is not known. `cpus`: that this process may use.
+    """
+    if used is None:
+        return ""
+    if used < OTHERS_FEW * cpus:
+        return f"others {used:.2f} CPUs"
+    return f"others {used:.2f} of {cpus} CPUs: not the machine's figure"
 
 
 # Numbers as text with three significant digits and a unit.
