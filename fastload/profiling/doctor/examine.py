@@ -193,6 +193,7 @@ class Recording:
             if alone_samples_per_s
             else "a step with a loader that costs nothing, as the verdict has it",
             readings=self.readings_from(begun_s),
+            epochs_s=tuple(max(0.0, one.begin_s - begun_s) for one in loader.passes),
             verdict=verdict,
             facts=tuple(_facts(loader, self.records)),
             environment=environment() | {"the script's Python": loader.process["python"]},

@@ -93,7 +93,7 @@ class WatchedPass:
                     loop.probe = probe if self._is_probed else loop.probe
                 batch = next(self._batches)
         except StopIteration:
-            if not first:
+            if not first and self._clock.is_done(asked):  # else the device is still at work
                 loop.epochs[-1] = (loop.epochs[-1][0], time.perf_counter() - asked_s)
             raise
         got = self._clock.mark()

@@ -42,6 +42,12 @@ _FASTLOADER_CHANGES = {
 }
 
 
+OTHERS_FEW = 0.05
+"""Share of the CPUs from which other programs are said to disturb a figure.
+
+On a quiet machine of two CPUs they used 0.002 to 0.007 of them over 3 seconds, up to 0.01 over one second and 0.04 over
+0.25 seconds, of which most is the size of the kernel's ticks."""
+
 _FEW = 20
 _MORE = 1.03  # times as much as another figure, if both are to be said
 _APART = 1.1  # ratio from which two measurements of the same contradict each other
@@ -114,12 +120,19 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
         sum(getattr(step, name) for step in demands.steps) / len(demands.steps)
         for name in ("copy_s", "transform_s", "compute_s")
     )
-    transform = f"{seconds_text(transform_s)} for its transforms, " if transform_s else ""
+    others = demands.others_cpus
+    if transform_s < 0.01 * verdict.step_s:
+        transform, own_s = "", own_s + transform_s
+    else:
+        transform = f"{seconds_text(transform_s)} for its transforms, "
     lines = [
         f"a step takes {seconds_text(verdict.step_s)}: waits {seconds_text(verdict.stall_share * verdict.step_s)} for "
         f"its batch, {seconds_text(copy_s)} for the copy, {transform}works {seconds_text(own_s)}; with a loader that "
         f"costs nothing it would take {seconds_text(verdict.free_step_s)}"
     ]
+    if others >= OTHERS_FEW * demands.cpus and verdict.cause != "other programs":
+        used = f"{others:.2f} of the {demands.cpus} CPUs"
+        lines.append(f"other programs used {used} meanwhile: these are not the machine's figures")
     alone_s = demands.alone_s
     if alone_s > _APART * own_s:
         lines.append(
@@ -183,13 +196,6 @@ def first_batches(demands: Demands, step_s: float) -> str:
         f"the first batch of {who} took {seconds_text(first_s)} longer than a usual one{each}: "
         f"{share_text(share)} of the run"
     )
-
-
-OTHERS_FEW = 0.05
-"""Share of the CPUs from which other programs are said to disturb a figure.
-
-On a quiet machine of two CPUs they used 0.002 to 0.007 of them over 3 seconds, up to 0.01 over one second and 0.04 over
-0.25 seconds, of which most is the size of the kernel's ticks."""
 
 
 def others_text(used: float | None, cpus: int) -> str:
