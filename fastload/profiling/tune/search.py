@@ -236,8 +236,8 @@ class Search:
         if disturbed:
             self._notes.append(
                 f"Other programs used up to {max(row.others_cpus or 0.0 for row in disturbed):.2f} of the "
-                f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the machine's "
-                f"figures. End those programs, and run it again."
+                f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the "
+                f"machine's figures. End those programs, and run it again."
             )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result

@@ -65,8 +65,9 @@ def judge(demands: Demands) -> Verdict:
     # No change removes the start-up of the first epoch, and a longer run makes it small.
     total_gain = (step_s - demands.per_step(sum(demands.startups_s[:1]))) / max(best_s, 1e-9)
     cause = first.cause if first is not None and (worth_making or total_gain > _SHARED) else "compute"
-    if not worth_making and total_gain >= WORTH and (not demands.batches or step_s < WORTH * modelled_s):
-        cause = ""  # the cost of the batches was not measured, or does not say why the loop waits
+    is_explained = first is not None and bool(demands.batches) and step_s >= WORTH * modelled_s
+    if not worth_making and total_gain >= WORTH and not is_explained:
+        cause = ""  # the costs of the batches were not measured, or do not say why the loop waits
     others = [remedy for remedy in remedies if remedy is not first and remedy.gain >= WORTH]
     verdict = Verdict(
         cause=cause,

@@ -85,8 +85,8 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     all_gain = (verdict.step_s - startup_s) / max(verdict.free_step_s, 1e-9)
     if not verdict.cause and demands.batches:
         return (
-            f"the data binds: {waited} ({step} a step), though on average batches are made fast enough: some come "
-            f"late; a loader that costs nothing would bring {all_gain:.2f} times"
+            f"the data binds: {waited} ({step} a step), and no cost of a usual batch says why; a loader that costs "
+            f"nothing would bring {all_gain:.2f} times"
         )
     if not verdict.cause:
         return (
@@ -121,15 +121,16 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
         for name in ("copy_s", "transform_s", "compute_s")
     )
     others = demands.others_cpus
-    if transform_s < 0.01 * verdict.step_s:
-        transform, own_s = "", own_s + transform_s
-    else:
-        transform = f"{seconds_text(transform_s)} for its transforms, "
+    shown_s = transform_s if transform_s >= 0.01 * verdict.step_s else 0.0
+    transform = f"{seconds_text(shown_s)} for its transforms, " if shown_s else ""
+    works_s = own_s + transform_s - shown_s
     lines = [
         f"a step takes {seconds_text(verdict.step_s)}: waits {seconds_text(verdict.stall_share * verdict.step_s)} for "
-        f"its batch, {seconds_text(copy_s)} for the copy, {transform}works {seconds_text(own_s)}; with a loader that "
+        f"its batch, {seconds_text(copy_s)} for the copy, {transform}works {seconds_text(works_s)}; with a loader that "
         f"costs nothing it would take {seconds_text(verdict.free_step_s)}"
     ]
+    if line := first_batches(demands, verdict.step_s):
+        lines.append(line)
     if others >= OTHERS_FEW * demands.cpus and verdict.cause != "other programs":
         used = f"{others:.2f} of the {demands.cpus} CPUs"
         lines.append(f"other programs used {used} meanwhile: these are not the machine's figures")
@@ -175,8 +176,6 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs) -> list[str]:
         lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
     if verdict.step_s < _SHORT_S:
         lines.append("steps so short are largely the doctor's own cost, some tens of microseconds a batch")
-    if line := first_batches(demands, verdict.step_s):
-        lines.append(line)
     return lines
 
 
