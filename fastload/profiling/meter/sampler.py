@@ -231,7 +231,7 @@ def others_cpu_seconds(family: list[int]) -> float | None:
     names = ("user", "nice", "system", "irq", "softirq", "steal")
     allowed = os.sched_getaffinity(family[0])
     times = [one for cpu, one in enumerate(psutil.cpu_times(percpu=True)) if cpu in allowed]
-    busy_s = sum(getattr(one, name) for one in times for name in names)
+    busy_s: float = sum(getattr(one, name) for one in times for name in names)
     ticks = 0
     for pid in {*family, os.getpid()}:
         with suppress(OSError, IndexError):  # it has ended
@@ -256,8 +256,8 @@ class OthersCpus:
     def measured(self) -> Iterator[None]:
         before_s, begin_s = others_cpu_seconds(family_of(os.getpid())), time.perf_counter()
         yield
-        self._elapsed_s += time.perf_counter() - begin_s
         after_s = others_cpu_seconds(family_of(os.getpid()))
+        self._elapsed_s += time.perf_counter() - begin_s
         known = None not in (self._used_s, before_s, after_s)
         self._used_s = (self._used_s or 0.0) + (after_s or 0.0) - (before_s or 0.0) if known else None
 

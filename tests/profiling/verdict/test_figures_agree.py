@@ -95,7 +95,9 @@ def test_a_measured_headspace_is_the_verdicts_or_it_is_said_that_it_cannot_be(de
                    samples_per_s=samples / verdict.step_s, headspace_samples_per_s=rate, verdict=verdict)  # fmt: skip
     figures = {name: (value, remark) for name, value, remark in key_figures(run)}
     times = rate / run.samples_per_s  # the measured rate is this many times the run's
-    assert float(figures["headspace, samples/s"][1].split()[0].replace(",", "")) == pytest.approx(times, rel=0.01, abs=0.006)
+    assert float(figures["headspace, samples/s"][1].split()[0].replace(",", "")) == pytest.approx(
+        times, rel=0.01, abs=0.006
+    )
     best = verdict.step_s / verdict.free_step_s
     if demands.on_device and not demands.timed_device and not demands.waits_only:
         return
