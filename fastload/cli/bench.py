@@ -98,11 +98,14 @@ def _print(result: BenchResult) -> None:
     print_pairs(result.facts)
     if result.rivals:
         typer.echo()
-        table = rival_table(result.rivals)
+        table = rival_table(result.rivals, result.cpus)
         print_table(table.head, table.rows)
     for fault in result.faults:
         typer.echo()
-        print_pairs(fault_facts(fault))
+        print_pairs(fault_facts(fault, result.cpus))
     verdict = result.loop.measured.verdict if result.loop is not None else None
     if verdict is not None:
+        typer.echo()
+        for line in verdict.evidence:
+            typer.echo(f"  {one_line(line)}")
         typer.echo(f"\n{bold('verdict:')} {one_line(verdict.sentence)}")

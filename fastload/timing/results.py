@@ -78,6 +78,7 @@ class Verdict:
         cures: the remedies considered, best first; empty when nothing would help.
         worth_making: whether the first of them gains at least a factor of 1.1.
         fastload_helps: whether packing the data and loading it with fastload removes the cause.
+        free_step_s: mean seconds a step would take with a loader that costs nothing; the headspace is the rate of that.
     """
 
     cause: str
@@ -88,6 +89,7 @@ class Verdict:
     cures: tuple[Remedy, ...] = ()
     worth_making: bool = False
     fastload_helps: bool = False
+    free_step_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class Measured:
         num_steps: number of all steps.
         elapsed_s: seconds from asking for the first batch to the end.
         samples_per_s: mean rate over that time.
+        epochs_s: when the first batch of each epoch was asked for, on the clock of `Step.begin_s`.
         stages: mean cost of a batch by stage of `STAGES`, in the threads or processes that did the work.
         headspace_samples_per_s: rate of the same step without a loader; None: not known.
         headspace_how: how that is known, such as `measured on one cached batch`.
@@ -138,6 +141,7 @@ class Measured:
     facts: tuple[tuple[str, str], ...] = ()
     tables: tuple[Table, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    epochs_s: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all of it as numbers, strings, lists and dicts; `version` is that of this layout."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.format.header import PackedFile
-from fastload.profiling.bench.passes import Show, Spread, compare, counting, run_for, spread, touch_batch
+from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeated, run_for, spread, touch_batch
 from fastload.profiling.bench.subject import Subject
 from fastload.profiling.meter.sampler import peak_memory, process_memory
 
@@ -51,7 +51,8 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
     tick = counting(show, "the loader alone", 2 + warm_up + pairs)
     seconds = subject.options.seconds / (pairs * (1 if why_no_take else 2) + 1)
     before = process_memory(os.getpid())
-    first = [subject.first_batch() for _ in range(1 + FIRST_BATCHES)][1:]  # the first one includes imports
+    subject.first_batch()  # includes imports
+    first = repeated(subject.first_batch, FIRST_BATCHES)
     tick()
     subject.make_cold()
     with peak_memory(os.getpid()) as peak:
@@ -73,7 +74,7 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
         return run_for(batches, seconds, len, discard=int(len(rows) > 1)).samples_per_s
 
     if why_no_take:
-        result = {"way": spread([loader() for _ in range(pairs)])}
+        result = {"way": repeated(loader, pairs)}
     else:
         result = compare(loader, take, pairs=pairs, warm_up=warm_up)
     row_bytes = sum(file.fields[name].row_bytes for name in names)
@@ -81,7 +82,7 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
         samples_per_s=result["way"],
         bytes_per_s=result["way"]["median"] * row_bytes,
         cpu_s_per_1000=spread(costs)["median"],
-        first_batch_s=spread(first),
+        first_batch_s=first,
         peak_memory_bytes=peak[0],
         loader_memory_bytes=max(0, peak[0] - before),
         take_samples_per_s=result.get("base"),

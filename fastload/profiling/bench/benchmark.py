@@ -14,9 +14,11 @@ from fastload.profiling.bench.passes import Show, Spread
 from fastload.profiling.bench.rivals import Rival, check_source, measure_rivals
 from fastload.profiling.bench.steps import StepChoice, TouchStep, TrainingStep, make_step, parse_step
 from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
-from fastload.profiling.bench.training_loop import HOW_IN_TURN, LoopFigures, headspace_in_turn, run_loop
+from fastload.profiling.bench.training_loop import LoopFigures, headspace_in_turn, run_loop
 from fastload.profiling.meter import environment
-from fastload.profiling.verdict.sentences import seconds_text
+from fastload.profiling.meter.sampler import OthersCpus
+from fastload.profiling.verdict.sentences import others_text, seconds_text
+from fastload.system.machine import available_cpus
 from fastload.system.text import format_bytes
 from fastload.timing.results import Measured, Table
 from fastload.transforms import RandomResizedCrop
@@ -47,6 +49,7 @@ class BenchResult:
     # For each cold pass, the share of the file that stayed in the page cache
     left_in_cache: list[float] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # as in `Measured`
+    cpus: int = field(default_factory=available_cpus)  # that this process may use
     interrupted: bool = False  # whether Ctrl-C ended it early
 
     @property
@@ -67,11 +70,12 @@ class BenchResult:
                 )
                 over_take = f"{_ratio(alone.over_take)}; {bare}"
             first, *others = (seconds_text(alone.first_batch_s[name]) for name in ("median", "lowest", "highest"))
+            loader, opening = self._others(alone.samples_per_s), self._others(alone.first_batch_s)
             facts += [
-                ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s"),
-                ("over np.take", over_take),
-                ("CPU", f"{alone.cpu_s_per_1000:.3g} s for 1,000 images"),
-                ("first batch", f"{first} ({' to '.join(others)}) from opening the file on"),
+                ("loader alone", f"{_rate(alone.samples_per_s)}, {alone.bytes_per_s / 1e6:,.0f} MB/s{loader}"),
+                ("over np.take", f"{over_take}{self._others(alone.over_take)}"),
+                ("CPU", f"{alone.cpu_s_per_1000:.3g} s for 1,000 images{loader}"),
+                ("first batch", f"{first} ({' to '.join(others)}) from opening the file on{opening}"),
             ]
             if alone.peak_memory_bytes:
                 whole, loader = format_bytes(alone.peak_memory_bytes), format_bytes(alone.loader_memory_bytes)
@@ -79,15 +83,22 @@ class BenchResult:
         if self.options.cold:
             facts.append(("page cache", _cold_text(self.left_in_cache)))
         if (loop := self.loop) is not None:
-            facts.append(("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}"))
+            beside = self._others(loop.others_cpus)
+            facts.append(("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}{beside}"))
             if loop.utilization is not None:
-                facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is})"))
+                facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is}){beside}"))
             wait = f"longest wait for a batch {seconds_text(loop.longest_wait_s)}"
-            facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}"))
+            facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}{beside}"))
             if self.headspace is not None:
                 rate = f"{self.headspace['base']['median']:,.0f} images/s on one cached batch"
-                facts.append(("headspace", f"{rate}; with the loader {_ratio(self.headspace['ratio'])} of it"))
+                ratio = f"with the loader {_ratio(self.headspace['ratio'])} of it"
+                facts.append(("headspace", f"{rate}; {ratio}{self._others(self.headspace['ratio'])}"))
         return facts
+
+    def _others(self, figure: Spread | float | None) -> str:
+        """Returns what is to be said of other programs behind a figure."""
+        text = others_text(figure.get("others_cpus") if isinstance(figure, dict) else figure, self.cpus)
+        return text and f"; {text}"
 
     @property
     def runs(self) -> list[Measured]:
@@ -95,14 +106,20 @@ class BenchResult:
         first = self.loop.measured if self.loop is not None else Measured(self.title, self.command)
         if self.loop is None and self.alone is not None:
             first = replace(first, samples_per_s=self.alone.samples_per_s["median"])
-        killed = [fact for fault in self.faults if isinstance(fault, KillFigures) for fact in fault_facts(fault)]
-        tables = (rival_table(self.rivals),) if self.rivals else ()
-        first = replace(first, facts=(*self.facts, *killed), tables=tables, environment=self.environment)
+        killed = [
+            fact for fault in self.faults if isinstance(fault, KillFigures) for fact in fault_facts(fault, self.cpus)
+        ]
+        tables = (rival_table(self.rivals, self.cpus),) if self.rivals else ()
+        first = replace(
+            first, command=self.command, facts=(*self.facts, *killed), tables=tables, environment=self.environment
+        )
         loops = [one.loop for one in (*self.rivals, *self.faults) if not isinstance(one, KillFigures)]
-        # All loops make the same step, so the headspace is the same too.
-        rate, how = first.headspace_samples_per_s, first.headspace_how
-        others = [replace(loop.measured, headspace_samples_per_s=rate, headspace_how=how) for loop in loops if loop]
-        return [first, *others]
+        beside = (replace(loop.measured, command=self.command, facts=self._beside(loop)) for loop in loops if loop)
+        return [first, *beside]
+
+    def _beside(self, loop: LoopFigures) -> tuple[tuple[str, str], ...]:
+        text = others_text(loop.others_cpus, self.cpus)
+        return (("CPUs", text),) if text else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
@@ -146,6 +163,7 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
     options, title = subject.options, result.title
     result.alone = measure_alone(subject, show)
     step: TrainingStep = TouchStep()  # without a training step, batches are only read
+    alone_samples_per_s = None
     if choice is not None:
         step = make_step(
             choice, channels=subject.image_shape[0], num_classes=len(subject.dataset.classes) or 10,
@@ -154,15 +172,16 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
 
     def train(part: str, title: str, loader: Any, seconds: float = options.seconds) -> LoopFigures:
         subject.make_cold()
-        command, epochs = result.command, subject.epochs
-        return run_loop(loader, step, seconds, title=title, command=command, epochs=epochs, part=part, show=show)
+        return run_loop(
+            loader, step, seconds, title=title, epochs=subject.epochs, part=part, show=show,
+            alone_samples_per_s=alone_samples_per_s,
+        )  # fmt: skip
 
     if choice is not None:
-        result.loop = train("the training loop", title, subject.shared_loader())
+        # First, because all loops make the same step, whose time without a loader is part of their verdicts.
         result.headspace = headspace_in_turn(subject, step, show)
-        rate = result.headspace["base"]["median"]
-        measured = replace(result.loop.measured, headspace_samples_per_s=rate, headspace_how=HOW_IN_TURN)
-        result.loop = replace(result.loop, measured=measured)
+        alone_samples_per_s = result.headspace["base"]["median"]
+        result.loop = train("the training loop", title, subject.shared_loader())
     if options.compare:
         for rival in measure_rivals(
             subject, show, lambda name, loader: train(name, f"{title}: {name}", loader) if choice is not None else None
@@ -170,7 +189,10 @@ def _measure(subject: Subject, choice: StepChoice | None, faults: list[Fault], r
             result.rivals.append(rival)
     for fault in faults:
         if not fault.every:
-            result.faults.append(measure_kill(subject, step, fault))
+            with (others := OthersCpus()).measured():
+                killed = measure_kill(subject, step, fault)
+            killed.others_cpus = others.cpus
+            result.faults.append(killed)
         else:
             train_slowed = partial(train, fault.text, f"{title}, {fault.text}")
             result.faults.append(measure_fault(subject, step, fault, train_slowed))
@@ -186,21 +208,24 @@ def _cold_text(left: list[float]) -> str:
     return f"dropped before each of {len(left)} passes; {stayed}"
 
 
-def rival_table(rivals: list[Rival]) -> Table:
-    """Returns the table that compares plain loaders with FastLoader."""
+def rival_table(rivals: list[Rival], cpus: int) -> Table:
+    """Returns the table that compares plain loaders with FastLoader, on so many CPUs."""
     with_loops = any(rival.loop is not None for rival in rivals)
     rows = []
     for rival in rivals:
         ratio, busy = rival.ratio, rival.loop.utilization if rival.loop is not None else None
         times = f"{ratio['median']:.3g} times as fast ({ratio['lowest']:.3g} to {ratio['highest']:.3g})"
         row = (rival.name, f"{rival.samples_per_s['median']:,.0f}", times, f"{rival.cpu_s_per_1000:.3g}")
-        rows.append((*row, "not known" if busy is None else _percent(busy)) if with_loops else row)
-    head = ("in turn with", "images/s", "FastLoader is", "CPU s/1,000", "its utilization")
+        beside = others_text(ratio.get("others_cpus"), cpus) or "not known"
+        rows.append((*row, beside, "not known" if busy is None else _percent(busy)) if with_loops else (*row, beside))
+    head = ("in turn with", "images/s", "FastLoader is", "CPU s/1,000", "other programs", "its utilization")
     return Table("Plain ways", head if with_loops else head[:-1], tuple(rows))
 
 
-def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
-    """Returns the lines about one injected fault."""
+def fault_facts(fault: FaultFigures | KillFigures, cpus: int) -> Facts:
+    """Returns the lines about one injected fault, on so many CPUs."""
+    used = fault.others_cpus if isinstance(fault, KillFigures) else fault.ratio.get("others_cpus")
+    beside = (text := others_text(used, cpus)) and f"; {text}"
     if isinstance(fault, KillFigures):
         if not fault.error:
             said = f"process {fault.pid} was killed; all its batches were made by then, and none was lost"
@@ -209,7 +234,7 @@ def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
         complete = "each exactly once" if fault.each_once else "NOT each exactly once"
         after = f"{seconds_text(fault.error_after_s)} and {fault.steps_until_error} batches later"
         return [
-            (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}"),
+            (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}{beside}"),
             ("", f"state_dict() loaded again: the next batch {seconds_text(fault.resumed_after_s)} after iter()"),
             ("", f"{fault.samples:,} samples were loaded in all, {complete}"),
         ]
@@ -219,7 +244,7 @@ def fault_facts(fault: FaultFigures | KillFigures) -> Facts:
         delayed = "no read was delayed in that time (more --seconds would help)"
     waited = f"the step waited {_percent(loop.stall_share)} of the time, at longest {seconds_text(loop.longest_wait_s)}"
     facts = [
-        (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without"),
+        (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without{beside}"),
         ("", f"{delayed}; {waited}"),
     ]
     if loop.utilization is not None:

@@ -142,6 +142,7 @@ class KillFigures:
     steps_after: int = 0  # batches of the rest of the epoch
     samples: int = 0  # distinct samples received in the epoch
     each_once: bool = False  # whether the epoch was complete and no sample came twice
+    others_cpus: float | None = None  # CPUs that other programs used meanwhile; None: not known
 
 
 def measure_fault(

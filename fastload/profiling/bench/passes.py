@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.profiling.meter import sampler
+from fastload.profiling.meter.sampler import OthersCpus
 
 Show = Callable[[Mapping[str, str | float]], None]
 """Called with the current figures, by name."""
@@ -110,11 +111,24 @@ Way = Callable[[], float]
 """Runs once and returns a rate; higher is better."""
 
 Spread = dict[str, float]
-"""`median`, `lowest`, `highest` and `count` of a figure."""
+"""`median`, `lowest`, `highest` and `count` of a figure; `others_cpus`, as `OthersCpus` measures it, where known."""
 
 
-def spread(values: Sequence[float]) -> Spread:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values), "count": len(values)}
+def spread(values: Sequence[float], others: OthersCpus | None = None) -> Spread:
+    found: Spread = {
+        "median": statistics.median(values), "lowest": min(values), "highest": max(values), "count": len(values)
+    }  # fmt: skip
+    cpus = None if others is None else others.cpus
+    return found if cpus is None else {**found, "others_cpus": cpus}
+
+
+def repeated(way: Way, count: int) -> Spread:
+    """Runs a way so many times; returns the spread of what it returned."""
+    others, found = OthersCpus(), list[float]()
+    for _ in range(count):
+        with others.measured():
+            found.append(way())
+    return spread(found, others)
 
 
 def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, Spread]:
@@ -123,8 +137,10 @@ def compare(way: Way, base: Way, *, pairs: int, warm_up: int = 1) -> dict[str, S
         base()
         way()
     rates: dict[str, list[float]] = {"way": [], "base": []}
+    others = {name: OthersCpus() for name in ("way", "base", "ratio")}
     for turn in range(pairs):
         for name, run in (("way", way), ("base", base))[:: -1 if turn % 2 else 1]:
-            rates[name].append(run())
+            with others["ratio"].measured(), others[name].measured():
+                rates[name].append(run())
     rates["ratio"] = [a / b for a, b in zip(rates["way"], rates["base"], strict=True)]
-    return {name: spread(values) for name, values in rates.items()}
+    return {name: spread(values, others[name]) for name, values in rates.items()}

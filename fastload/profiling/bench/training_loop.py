@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -14,6 +14,8 @@ from fastload.profiling.bench.passes import Show, Spread, compare, counting, rep
 from fastload.profiling.bench.steps import TrainingStep
 from fastload.profiling.bench.subject import Subject
 from fastload.profiling.meter import Meter
+from fastload.profiling.meter.sampler import OthersCpus
+from fastload.profiling.verdict import judge
 from fastload.timing.results import Measured
 
 UTILIZATION_SIMULATED = "part of the time that the simulated accelerator was at work"
@@ -28,10 +30,11 @@ class LoopFigures:
 
     step: str  # name of the training step
     samples_per_s: float  # from the first batch received to the end of the last step
-    stall_share: float  # share of the time that steps waited for data, 0 to 1
-    longest_wait_s: float  # for one batch, after the first
+    stall_share: float  # share of the time that steps waited for data, 0 to 1, as in the verdict
+    longest_wait_s: float  # for one batch
     utilization: float | None  # of the accelerator, 0 to 1; None: not known
     utilization_is: str  # how `utilization` is defined
+    others_cpus: float | None  # CPUs that other programs used meanwhile; None: not known
     measured: Measured  # everything else, for reports
 
 
@@ -41,23 +44,25 @@ def run_loop(
     seconds: float,
     *,
     title: str,
-    command: str = "",
     epochs: int | None = None,
     part: str = "",
     show: Show = lambda figures: None,
+    alone_samples_per_s: float | None = None,
 ) -> LoopFigures:
     """Trains on a loader's batches for some seconds, epoch after epoch, at most `epochs` of them.
 
-    `title` and `command` are of the measurement, for reports; `show` gets the current rates, not too often, under the
-    name `part`.
+    The clock starts when the first batch is there. `title` is that of reports; `show` gets the current
+    rates, not too often, under the name `part`; `alone_samples_per_s` is the rate of the step on one
+    cached batch, if that was measured in turn with such a loop.
     """
-    samples, begin, shown_s = 0, 0.0, 0.0
-    with Meter(device=step.device) as meter:
+    begin, shown_s, others = 0.0, 0.0, OthersCpus()
+    with others.measured(), Meter(device=step.device) as meter:
         for batch in repeat_epochs(meter.watch(loader), epochs=epochs):
             if not begin:
                 step.begin()
                 begin = time.perf_counter()
-            samples += step(batch)
+                meter.restart()
+            step(batch)
             del batch  # so that the loader can reuse its memory
             now = time.perf_counter()
             if now - shown_s >= _SHOW_EVERY_S:
@@ -68,11 +73,21 @@ def run_loop(
             if now - begin >= seconds:
                 break
         step.finish()
-        elapsed_s = time.perf_counter() - begin
-    measured, totals = meter.measured(title, loader=loader, command=command), meter.totals
-    first = measured.steps[0].wait_s if measured.steps else 0.0
-    # The wait for the very first batch is start-up, which is reported on its own.
-    stall_share = (totals.wait_s - first) / max(totals.duration_s - first, 1e-9)
+    demands = replace(meter.demands(loader), others_cpus=others.cpus or 0.0)
+    if alone_samples_per_s:
+        samples = statistics.fmean(one.samples for one in demands.steps)
+        demands = replace(demands, alone_s=samples / alone_samples_per_s)
+    verdict = judge(demands)
+    measured = meter.measured(title, loader=loader, verdict=verdict)
+    begun_s = measured.epochs_s[0]
+    measured = replace(
+        measured,
+        headspace_samples_per_s=alone_samples_per_s,
+        headspace_how=HOW_IN_TURN if alone_samples_per_s else "",
+        steps=tuple(replace(one, begin_s=one.begin_s - begun_s) for one in measured.steps),
+        epochs_s=tuple(at_s - begun_s for at_s in measured.epochs_s),
+        readings=tuple({**one, "at_s": one["at_s"] - begun_s} for one in measured.readings if one["at_s"] >= begun_s),
+    )
     busy, busy_is = step.utilization, UTILIZATION_SIMULATED
     if busy is None:
         readings = (reading.items() for reading in measured.readings)
@@ -80,11 +95,12 @@ def run_loop(
         busy, busy_is = (statistics.fmean(percents) / 100, UTILIZATION_NVML) if percents else (None, "")
     return LoopFigures(
         step=step.name,
-        samples_per_s=samples / elapsed_s if elapsed_s else 0.0,
-        stall_share=min(1.0, max(0.0, stall_share)),
-        longest_wait_s=max((one.wait_s for one in measured.steps[1:]), default=0.0),
+        samples_per_s=measured.samples_per_s,
+        stall_share=verdict.stall_share,
+        longest_wait_s=max(one.wait_s for one in measured.steps),
         utilization=busy,
         utilization_is=busy_is,
+        others_cpus=others.cpus,
         measured=measured,
     )
 

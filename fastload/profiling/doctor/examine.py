@@ -20,7 +20,8 @@ from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.making import explained, keeps_transform, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.doctor.timeline import Span, timeline
-from fastload.profiling.meter.sampler import Sampler, environment, family_of
+from fastload.profiling.meter.clocks import HOW
+from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.sentences import seconds_text
 from fastload.system.machine import available_cpus
@@ -153,18 +154,17 @@ class Recording:
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         readings = self._sampler.readings if self._sampler is not None else ()
         spans = [(span.begin_s - self._begun_s, span.end_s - self._begun_s) for span in loader.passes]
-        others = [
-            one["others_cpu_percent"]
-            for one in readings
-            if "others_cpu_percent" in one and any(begin_s <= one["at_s"] <= end_s for begin_s, end_s in spans)
-        ]
-        return replace(demands, others_cpus=statistics.fmean(others) / 100) if others else demands
+        return replace(demands, others_cpus=mean_others(readings, spans))
 
-    def measured(self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None) -> Measured:
+    def measured(
+        self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None,
+        alone_samples_per_s: float | None = None,
+    ) -> Measured:  # fmt: skip
         """Ends the sampling, and returns everything known about one loader's loop, with the verdict.
 
         With the begin and end of the script's run, it is that of its process's loops whose first change saves most
-        time of the whole run, and the evidence says where the rest of the run went.
+        time of the whole run, and the evidence says where the rest of the run went. `alone_samples_per_s` is the rate
+        of the step on one cached batch, if that was measured.
         """
         self._stop_sampling()
         demands, course = self.demands(loader), list[str]()
@@ -174,8 +174,12 @@ class Recording:
         begun_s = steps[0].begin_s
         elapsed_s = loader.elapsed_s
         every = max(1, len(steps) // _SHOWN_STEPS)
-        own_s = elapsed_s - loader.wait_s - demands.ended_s
         copy_s = statistics.fmean(step.copy_s for step in demands.steps)
+        samples = loader.samples / loader.steps.count  # of a step
+        if alone_samples_per_s:
+            demands = replace(demands, alone_s=samples / alone_samples_per_s)
+        verdict = _judged(demands, loader, course)
+        free_samples_per_s = samples / verdict.free_step_s if verdict.free_step_s else 0.0
         return Measured(
             title=title,
             command=command,
@@ -184,10 +188,13 @@ class Recording:
             elapsed_s=elapsed_s,
             samples_per_s=loader.samples / elapsed_s if elapsed_s else 0.0,
             stages=mean_stages(demands.batches) | {"copy to the device": Work(copy_s)},
-            headspace_samples_per_s=loader.samples / own_s if own_s > 0 and loader.samples else None,
-            headspace_how="the steps' own time, without their waits",
+            headspace_samples_per_s=alone_samples_per_s or free_samples_per_s or None,
+            headspace_how=HOW
+            if alone_samples_per_s
+            else "a step with a loader that costs nothing, as the verdict has it",
             readings=self.readings_from(begun_s),
-            verdict=_judged(demands, loader, course),
+            epochs_s=tuple(max(0.0, one.begin_s - begun_s) for one in loader.passes),
+            verdict=verdict,
             facts=tuple(_facts(loader, self.records)),
             environment=environment() | {"the script's Python": loader.process["python"]},
         )

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fastload.errors import OptionError
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import FOLDER_VARIABLE, environment_for
 from fastload.profiling.doctor.examine import Recording
-from fastload.profiling.meter.clocks import HOW, measure_headspace
+from fastload.profiling.meter.clocks import measure_headspace
 from fastload.timing.results import Measured, Verdict
 
 
@@ -63,10 +63,8 @@ def diagnose(loader: Iterable[Any], step: Callable[[Any], object] | None = None,
             name = type(loader).__name__
             raise OptionError(f"diagnose() takes a DataLoader or a FastLoader, and cannot see into {name}")
         main = max(mine, key=lambda record: record.elapsed_s)
-        measured = recording.measured(main, title="fastload.diagnose()")
-    if step is not None and batch is not None:
-        rate = measure_headspace(step, batch, min(2.0, seconds / 4))
-        measured = replace(measured, headspace_samples_per_s=rate, headspace_how=HOW)
+        rate = None if step is None or batch is None else measure_headspace(step, batch, min(2.0, seconds / 4))
+        measured = recording.measured(main, title="fastload.diagnose()", alone_samples_per_s=rate)
     assert measured.verdict is not None, "a loader with steps has one"
     return Diagnosis(measured, measured.verdict)
 

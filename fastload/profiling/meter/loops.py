@@ -106,6 +106,7 @@ class Loop:
     totals: Totals = field(default_factory=Totals)
     elapsed_s: float = 0.0  # of all passes, without other watched loops inside the loop's body
     epochs: list[tuple[float, float]] = field(default_factory=list)  # as in `Demands`
+    begins_s: list[float] = field(default_factory=list)  # of these, since the measurement began
     receive_s: Mean = field(default_factory=Mean)  # CPU time of its thread in a wait, except the first of each pass
     first_running_s: float = 0.0  # CPU time of its thread in the first waits, summed
     # Time in a step, outside its wait, in which its thread was ready to run but had no CPU.
@@ -157,8 +158,12 @@ class Loop:
         return tuple(work for _, work in list(self.kept.kept) if work is not None)
 
 
-def demands_of(loop: Loop) -> Demands:
-    """Returns the measurements of a loop so far as the input of a verdict."""
+def demands_of(loop: Loop, *, alone_samples_per_s: float | None = None, others_cpus: float = 0.0) -> Demands:
+    """Returns the measurements of a loop so far as the input of a verdict.
+
+    `alone_samples_per_s` is the rate of its step on one cached batch, if that was measured in this process;
+    `others_cpus` as in `Demands`.
+    """
     totals, source = loop.totals, loop.loader()
     if loop.probe is not None:
         info = loop.probe.worker_info
@@ -182,6 +187,8 @@ def demands_of(loop: Loop) -> Demands:
         by_threads=info.by_threads,
         is_fastload=loop.probe is not None,
         timed_device=loop.timed_device,
+        alone_s=totals.samples / totals.steps / alone_samples_per_s if alone_samples_per_s and totals.steps else 0.0,
+        others_cpus=others_cpus,
         waits_only=loop.probe is None,
         compression_ratio=info.compression_ratio,
     )

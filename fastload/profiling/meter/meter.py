@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from fastload.errors import OptionError
 from fastload.profiling.meter import exports
 from fastload.profiling.meter.clocks import HOW, measure_headspace, open_clock
 from fastload.profiling.meter.loops import Loop, Totals, demands_of
-from fastload.profiling.meter.sampler import Sampler, environment
+from fastload.profiling.meter.sampler import Sampler, environment, mean_others
 from fastload.profiling.meter.watching import WatchedPass
 from fastload.profiling.verdict import Demands, judge
 from fastload.timing import ranges as profiler_ranges
@@ -101,6 +102,16 @@ class Meter:
             raise OptionError(f"watch(): {type(loader).__name__} cannot be iterated; give the loader, not its batches")
         return Watched(loader, self._begin)
 
+    def restart(self) -> None:
+        """Begins to count here, in the body of the loop's first step: what came before was start-up.
+
+        Raises:
+            OptionError: outside the Meter's `with` block, or a step has ended.
+        """
+        self._require_running("restart")
+        if not self._running or not self._running[-1].restart():
+            raise OptionError("restart(): call it in the body of a watched loop's first step")
+
     def record(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Starts to append each step and each reading to a file of JSON lines, so that a killed job loses none.
 
@@ -174,7 +185,8 @@ class Meter:
         Args:
             loader: that was watched; None: that of the loop which took longest.
         """
-        return demands_of(self._loop(loader))
+        others_cpus = mean_others(self.readings, [(0.0, math.inf)])
+        return demands_of(self._loop(loader), alone_samples_per_s=self._headspace, others_cpus=others_cpus)
 
     @property
     def verdict(self) -> Verdict:
@@ -222,10 +234,11 @@ class Meter:
             headspace_samples_per_s=self._headspace,
             headspace_how=HOW if self._headspace is not None else "",
             readings=self.readings,
-            verdict=verdict or (judge(demands_of(loop)) if totals.steps else None),
+            verdict=verdict or (judge(self.demands(loader)) if totals.steps else None),
             facts=tuple(facts),
             tables=tuple(tables),
             environment=environment(),
+            epochs_s=tuple(loop.begins_s),
         )
 
     def _begin(self, loader: Iterable[Any]) -> WatchedPass:

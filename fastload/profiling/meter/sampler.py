@@ -7,7 +7,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -231,7 +231,7 @@ def others_cpu_seconds(family: list[int]) -> float | None:
     names = ("user", "nice", "system", "irq", "softirq", "steal")
     allowed = os.sched_getaffinity(family[0])
     times = [one for cpu, one in enumerate(psutil.cpu_times(percpu=True)) if cpu in allowed]
-    busy_s = float(sum(getattr(one, name) for one in times for name in names))
+    busy_s: float = sum(getattr(one, name) for one in times for name in names)
     ticks = 0
     for pid in {*family, os.getpid()}:
         with suppress(OSError, IndexError):  # it has ended
@@ -239,6 +239,56 @@ def others_cpu_seconds(family: list[int]) -> float | None:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
     return busy_s - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class OthersCpus:
+    """Measures how many CPUs other programs use while `with` blocks run, all blocks of one object together.
+
+    The kernel counts in ticks of 10 ms, so blocks of less than a second in all say little. For one process with its
+    descendants, this one.
+    """
+
+    def __init__(self) -> None:
+        self._used_s: float | None = 0.0
+        self._elapsed_s = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        before_s, begin_s = others_cpu_seconds(family_of(os.getpid())), time.perf_counter()
+        yield
+        after_s = others_cpu_seconds(family_of(os.getpid()))
+        self._elapsed_s += time.perf_counter() - begin_s
+        known = None not in (self._used_s, before_s, after_s)
+        self._used_s = (self._used_s or 0.0) + (after_s or 0.0) - (before_s or 0.0) if known else None
+
+    @property
+    def cpus(self) -> float | None:
+        """Mean number of CPUs, of those that this process may use; None: not measured, or only Linux says it."""
+        return None if self._used_s is None or not self._elapsed_s else taken_cpus(self._used_s / self._elapsed_s)
+
+
+def mean_others(readings: Sequence[Mapping[str, float]], spans_s: Iterable[tuple[float, float]]) -> float:
+    """Returns how many CPUs, of those that this process may use, others used in these spans; 0.0 where nobody looked.
+
+    Each reading is the mean since the one before it. Spans are counted as the readings' `at_s`.
+    """
+    known = [(one["at_s"], one["others_cpu_percent"] / 100) for one in readings if "others_cpu_percent" in one]
+    used_s = elapsed_s = 0.0
+    for begin_s, end_s in spans_s:
+        before_s = 0.0
+        for at_s, cpus in known:
+            together_s = max(0.0, min(at_s, end_s) - max(before_s, begin_s))
+            used_s, elapsed_s, before_s = used_s + cpus * together_s, elapsed_s + together_s, at_s
+    return taken_cpus(used_s / elapsed_s) if elapsed_s else 0.0
+
+
+def taken_cpus(others: float) -> float:
+    """Returns how many CPUs others take from those that this process may use, of those that they use.
+
+    A cgroup's quota may be less than there are CPUs: then they use those first that this process may not.
+    """
+    spare = len(os.sched_getaffinity(0)) - available_cpus() if hasattr(os, "sched_getaffinity") else 0
+    return max(0.0, others - spare)
 
 
 def environment() -> dict[str, str]:

@@ -36,6 +36,7 @@ class _Open(NamedTuple):
     depth: int | None
     work: BatchWork | None
     pauses: list[tuple[Any, Any]]
+    epoch: int | None  # whose first step it is
 
 
 class WatchedPass:
@@ -92,7 +93,7 @@ class WatchedPass:
                     loop.probe = probe if self._is_probed else loop.probe
                 batch = next(self._batches)
         except StopIteration:
-            if not first:
+            if not first and self._clock.is_done(asked):  # else the device is still at work
                 loop.epochs[-1] = (loop.epochs[-1][0], time.perf_counter() - asked_s)
             raise
         got = self._clock.mark()
@@ -100,6 +101,7 @@ class WatchedPass:
         copied = ready if probe.copied is None else probe.copied
         if first:
             loop.epochs.append((time.perf_counter() - asked_s, 0.0))
+            loop.begins_s.append(asked_s - self._begun_s)
         if probe.looked_at:
             got_thread_s = time.thread_time()
             ready_thread_s = got_thread_s if probe.ready_running_s is None else probe.ready_running_s
@@ -113,13 +115,35 @@ class WatchedPass:
         # A batch used again (echo) cost nothing to make.
         work = probe.work if probe.work is not None or not probe.worker_info.workers else BatchWork({})
         marks = asked, ready, copied, got
-        self._step = _Open(asked_s - self._begun_s, marks, samples, probe.queue_depth, work, [])
+        self._step = _Open(
+            asked_s - self._begun_s,
+            marks,
+            samples,
+            probe.queue_depth,
+            work,
+            [],
+            len(loop.epochs) - 1 if first else None,
+        )
         return batch
 
     def running_s(self) -> float:
         """Returns the seconds so far, without other loops inside this one's body."""
         until_s = time.perf_counter() if self._paused is None else self._paused[1]
         return until_s - self._first_s - self._paused_s
+
+    def restart(self) -> bool:
+        """Begins to count now; only in the first step of the loop, else returns False."""
+        step, loop = self._step, self.loop
+        if step is None or self._asked != 1 or loop.totals.steps or len(loop.epochs) != 1:
+            return False
+        now_s, mark = time.perf_counter(), self._clock.mark()
+        for earlier, later in itertools.pairwise((*step.marks, mark)):
+            if later is not earlier:
+                self._clock.drop(earlier)
+        self._step = step._replace(begin_s=now_s - self._begun_s, marks=(mark, mark, mark, mark))
+        loop.epochs[0], loop.begins_s[0], loop.first_running_s = (0.0, 0.0), now_s - self._begun_s, 0.0
+        self._first_s, self._paused_s, self._process_s = now_s, 0.0, time.process_time()
+        return True
 
     def pause(self) -> None:
         """Stops the time because another loop begins inside this one's body."""
@@ -195,6 +219,10 @@ class WatchedPass:
                 clock.drop(begin)
                 clock.drop(resumed)
             wait_s, copy_s, transform_s = parts_s
+            if step.epoch is not None and loop.timed_device:
+                # The device may have been at work while the loop waited.
+                first_s, end_s = loop.epochs[step.epoch]
+                loop.epochs[step.epoch] = min(first_s, wait_s), end_s
             times = step.begin_s, wait_s, copy_s, transform_s, max(0.0, compute_s), step.samples, step.depth
             if self._callback is not None:
                 self._callback(loop.totals.steps, Step(*times))

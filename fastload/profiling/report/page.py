@@ -62,7 +62,8 @@ def _overview(runs: Sequence[Measured]) -> Table:
     """Returns the table that compares several runs."""
     rows = []
     for run in runs:
-        waits = share_text(shares(run)["wait"]) if run.steps else "no steps"
+        share = run.verdict.stall_share if run.verdict else shares(run)["wait"] if run.steps else None
+        waits = "no steps" if share is None else share_text(share)
         headspace = number_text(run.headspace_samples_per_s) if run.headspace_samples_per_s else "not measured"
         cause = run.verdict.cause if run.verdict else "no verdict"
         rows.append((run.title, number_text(run.samples_per_s), waits, headspace, cause))

@@ -7,7 +7,7 @@ numbers at the axes and marks are text of the page, placed in per cent, so they 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,9 @@ from fastload.timing.results import STAGES, Measured, Work
 
 LINES = 8
 """Number of lines in one panel that remain distinguishable."""
+
+MOST_EPOCHS = 60
+"""Number of epochs whose beginnings remain distinguishable."""
 
 COLUMNS = 250
 """Columns of a plot: three pixels each on the widest page."""
@@ -88,6 +91,10 @@ class Canvas:
         """Draws a dashed line at a value."""
         self._path("level", f"M0 {self._y(value)}H{_UNITS}", colour)
 
+    def moments(self, at_s: Iterable[float], colour: str) -> None:
+        """Draws a dotted line from top to bottom at each moment."""
+        self._path("moment", "".join(f"M{self._x(x)} 0V{_UNITS}" for x in at_s), colour)
+
     def stems(self, at_s: Floats, low: Floats, high: Floats, colour: str) -> None:
         """Draws thin upright lines."""
         each = (f"M{self._x(x)} {self._y(a)}V{self._y(b)}" for x, a, b in zip(at_s, low, high, strict=True))
@@ -153,6 +160,9 @@ def plot_steps(run: Measured) -> Plot:
     legend = [(part, part) for part, mean_s in means_s.items() if mean_s]
     if thin.steps_each > 1:
         legend.append(("slowest", "slowest of the steps in a column"))
+    if 1 < len(run.epochs_s) <= MOST_EPOCHS:
+        canvas.moments(run.epochs_s[1:], "epoch")
+        legend.append(("epoch", "an epoch begins"))
     slowest = seconds_text(max(step.duration_s for step in run.steps))
     label = f"Time of each step over the run, stacked. Mean of a step: {means}; the slowest took {slowest}."
     return Plot(label, legend, [canvas])

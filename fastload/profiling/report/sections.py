@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,8 +52,11 @@ def key_figures(run: Measured) -> list[tuple[str, str, str]]:
         figures.append(("headspace, samples/s", number_text(run.headspace_samples_per_s), remark))
     if run.steps:
         durations = parts_of(run.steps).sum(axis=0)
-        figures.append(("a step, mean", seconds_text(float(durations.mean())), f"{run.num_steps:,} steps"))
-        figures.append(("waiting for data", share_text(shares(run)["wait"]), "of the time of all steps"))
+        mean_s, waits = float(durations.mean()), shares(run)["wait"]
+        if run.verdict:  # which also counts the waits at the ends of epochs
+            mean_s, waits = run.verdict.step_s, run.verdict.stall_share
+        figures.append(("a step, mean", seconds_text(mean_s), f"{run.num_steps:,} steps"))
+        figures.append(("waiting for data", share_text(waits), "of the time of all steps"))
     utilization = [mean_of(run, name) / 100 for name in names_of(run.readings) if name.endswith(".utilization_percent")]
     if utilization:
         of = f"a duty cycle; {share_text(min(utilization))} to {share_text(max(utilization))}"
@@ -140,7 +143,7 @@ def _gpus(run: Measured) -> Section:
 
 
 _PANELS = (
-    Panel("CPU cores busy, all processes of the job", {"cpu_percent": "CPU"}, factor=0.01),
+    Panel("CPU cores busy", {"cpu_percent": "this job", "others_cpu_percent": "other programs"}, factor=0.01),
     Panel("read from disk, MB/s", {"disk_read_bytes_per_s": "disk"}, factor=1e-6),
     Panel("disk busy, %", {"disk_busy_percent": "disk"}, top=100),
 )
@@ -152,7 +155,8 @@ def _machine(run: Measured) -> Section:
     if not names:
         return Section(heading, anchor, missing="Neither CPU nor disk was read in this run.")
     tables = (table_of_readings(run, names),)
-    panels = [panel for panel in _PANELS if panel.lines.keys() <= set(names)]
+    panels = [replace(panel, lines={key: panel.lines[key] for key in panel.lines if key in names}) for panel in _PANELS]
+    panels = [panel for panel in panels if panel.lines]
     if not panels:
         return Section(heading, anchor, tables=tables)
     label = " ".join(f"{panel.title}: {means_text(run, panel, '')}" for panel in panels)
@@ -235,6 +239,7 @@ _KINDS = {
     "power_w": ("power", 1, " W"),
     "sm_mhz": ("clock", 1, " MHz"),
     "cpu_percent": ("CPU", 0.01, " cores"),
+    "others_cpu_percent": ("CPU, other programs", 0.01, " cores"),
     "disk_read_bytes_per_s": ("read from disk", 1e-6, " MB/s"),
     "disk_busy_percent": ("disk busy", 1, " %"),
 }

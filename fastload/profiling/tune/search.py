@@ -30,6 +30,7 @@ from fastload.profiling.meter import environment
 from fastload.profiling.tune.candidates import STAGES, Candidate, DataTraits, TuneOptions, candidates_of
 from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose, fits
 from fastload.profiling.tune.trials import Runner
+from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.system.files import drop
 from fastload.system.machine import available_cpus
@@ -90,6 +91,7 @@ class Tuned:
                 "lowest to highest": f"{min(rates):,.0f} to {max(rates):,.0f}, {len(rates)}",
                 "CPU s/1,000": f"{row.cpu_s_per_1000:.3g}",
                 "CPU": f"{row.cpu_share:.0%}{'' if fits(row, self.cpu_budget) else ' over'}",
+                "others' CPUs": "not known" if row.others_cpus is None else f"{row.others_cpus:.2f}",
                 "first batch": f"{1000 * row.first_batch_s:,.0f} ms",
                 "memory": format_bytes(row.memory_bytes),
                 **({"stall": f"{row.stall_share or 0:.1%}"} if self.step else {}),
@@ -230,6 +232,13 @@ class Search:
             result.step = step.name
             result.step_on_cpu = isinstance(step, NetworkStep) and step.device.type == "cpu"
         result.rows = tuple(sorted(self._rows(), key=lambda row: row.candidate != self.default))
+        disturbed = [row for row in result.rows if (row.others_cpus or 0.0) >= OTHERS_FEW * self.traits.cpus]
+        if disturbed:
+            self._notes.append(
+                f"Other programs used up to {max(row.others_cpus or 0.0 for row in disturbed):.2f} of the "
+                f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the "
+                f"machine's figures. End those programs, and run it again."
+            )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result
 

@@ -40,6 +40,7 @@ class Row:
     memory_bytes: int = 0  # anonymous and shared memory that it added
     mixing: str = ""  # how well its order mixes, in words; empty: not measured
     mixes_worse: bool = False  # whether it mixes worse than full shuffle
+    others_cpus: float | None = None  # CPUs that other programs used during all of its trials; None: not known
 
     @property
     def samples_per_s(self) -> float:

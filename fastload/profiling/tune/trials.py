@@ -14,7 +14,7 @@ from fastload.loader.loader import FastLoader
 from fastload.profiling.bench.passes import repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.steps import TouchStep, TrainingStep
 from fastload.profiling.meter import Meter
-from fastload.profiling.meter.sampler import family_of, process_memory
+from fastload.profiling.meter.sampler import OthersCpus, family_of, process_memory
 from fastload.profiling.tune.candidates import Candidate, DataTraits
 from fastload.profiling.tune.selection import Row, Trial
 
@@ -51,12 +51,14 @@ class Runner:
         self._stack = ExitStack()
         self._meter: Meter | None = None
         self._batches: Iterator[Any] | None = None
+        self._others = OthersCpus()
         self.trials: list[Trial] = []
         self.first_batch_s = 0.0
         self.memory_bytes = 0
 
     def row(self, since: int = 0) -> Row:
-        return Row(self.candidate, tuple(self.trials[since:]), self.first_batch_s, self.memory_bytes)
+        trials = tuple(self.trials[since:])
+        return Row(self.candidate, trials, self.first_batch_s, self.memory_bytes, others_cpus=self._others.cpus)
 
     def run(self, seconds: float) -> Trial:
         """Runs a trial of about so many seconds, keeps it and returns it."""
@@ -77,7 +79,8 @@ class Runner:
         def enough(batches: int, samples: int, taken_s: float) -> bool:
             return (batches >= _LEAST_BATCHES and samples >= self._least_rows) or taken_s >= _PATIENCE * seconds
 
-        found = run_for(batches, seconds, step, discard=0, synchronize=step.finish, enough=enough)
+        with self._others.measured():
+            found = run_for(batches, seconds, step, discard=0, synchronize=step.finish, enough=enough)
         assert found.samples, "a loader has one batch at least"
         stall_share = None
         if self._meter is not None:  # from the accelerator if it knows, else from the meter

@@ -52,6 +52,8 @@ class Demands:
     timed_device: bool = False  # whether steps were timed on a device, which works while the loop goes on
     device_s: float = 0.0  # time of a step on it, waits for its batch left out; 0: that of `steps`
     host_s: float = 0.0  # time of the loop in such a step, waits for the device left out
+    # Time of a step on a batch that lies ready, without a loader, measured in the same process; 0: it was not measured
+    alone_s: float = 0.0
     # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
     by_fastloader: Work | None = None
     fastloader_start_s: float = 0.0  # until it begins on the first batch
@@ -181,12 +183,17 @@ def costs_of(demands: Demands) -> Costs:
         statistics.fmean(getattr(step, name) for step in steps) for name in ("copy_s", "transform_s", "compute_s")
     )
     own_s = [step.copy_s + step.transform_s + step.compute_s for step in steps]
-    beside = Beside()
-    if demands.on_device:
+    beside, device_s, host_s = Beside(), demands.device_s, demands.host_s
+    # A batch that lies ready was copied and transformed before.
+    ready_s = demands.alone_s + copy_s + transform_s if demands.alone_s else 0.0
+    if ready_s and demands.timed_device:
+        device_s, host_s = ready_s, host_s or demands.step_running_s
+    if demands.on_device and (device_s or not ready_s):
         compute_s = max(compute_s, _device_step_s(steps))
-        alone_s = demands.host_s if demands.device_s else copy_s + transform_s + compute_s
+        alone_s = host_s if device_s else copy_s + transform_s + compute_s
     else:
-        alone_s, beside = own_time(own_s, demands.beside or _beside(demands), demands.step_running_s, demands.cpus)
+        wanted = demands.beside or _beside(demands)
+        alone_s, beside = own_time(own_s, wanted, demands.step_running_s, demands.cpus, ready_s)
     own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
     starts, epochs = demands.startups_s, max(1, len(demands.epochs))
     model = LoopModel(
@@ -199,7 +206,7 @@ def costs_of(demands: Demands) -> Costs:
         receive_blocked_s=demands.receive_blocked_s,
         own_s=alone_s,
         own_cpus=min(float(demands.cpus), own_cpus),
-        device_s=demands.device_s,
+        device_s=device_s,
         beside=beside,
         startup_s=starts[0] if starts else 0.0,
         restart_s=statistics.fmean(starts[1:]) if len(starts) > 1 else 0.0,

@@ -18,6 +18,7 @@ from fastload.profiling.verdict.sentences import (
     change_for,
     evidence_of,
     how_to,
+    parts_of_step,
     seconds_text,
     sentence_of,
 )
@@ -57,23 +58,22 @@ def judge(demands: Demands) -> Verdict:
     step_s = statistics.fmean(step.duration_s for step in steps) + ended_s
     waited_s = statistics.fmean(step.wait_s for step in steps) + ended_s
     if demands.waits_only:
-        return _judged_by_waits(step_s, waited_s)
+        return _judged_by_waits(demands, step_s, waited_s)
     stall_share = waited_s / step_s if step_s > 0 else 0.0
     costs = costs_of(demands)
-    # With a loader that costs nothing.
-    best = replace(costs.without(*_MADE), startup_s=0.0, restart_s=0.0, end_s=0.0)
-    best_s = min(step_s, costs.step_s(best) if demands.batches else costs.own_s)
+    modelled_s, best_s = _free_step_s(demands, costs, step_s)
     if _is_held(demands, stall_share) and not _waits_most(demands, costs):  # a sleep is as long beside others
         return _held(demands, costs, step_s, stall_share, best_s)
-    remedies = sorted(_remedies(demands, costs, step_s), key=lambda remedy: remedy.step_s)
+    remedies = sorted(_remedies(demands, costs, step_s, best_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
     worth_making = first is not None and first.gain >= WORTH
     # Several causes together may cost a lot although removing any one of them gains little.
     # No change removes the start-up of the first epoch, and a longer run makes it small.
     total_gain = (step_s - demands.per_step(sum(demands.startups_s[:1]))) / max(best_s, 1e-9)
     cause = first.cause if first is not None and (worth_making or total_gain > _SHARED) else "compute"
-    if not demands.batches and not worth_making and total_gain >= WORTH:
-        cause = ""  # the cost of the batches was not measured
+    is_explained = first is not None and bool(demands.batches) and step_s >= WORTH * modelled_s
+    if not worth_making and total_gain >= WORTH and not is_explained:
+        cause = ""  # the costs of the batches were not measured, or do not say why the loop waits
     others = [remedy for remedy in remedies if remedy is not first and remedy.gain >= WORTH]
     verdict = Verdict(
         cause=cause,
@@ -84,9 +84,23 @@ def judge(demands: Demands) -> Verdict:
         cures=() if first is None else (first, *others),
         worth_making=worth_making,
         fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
+        free_step_s=best_s,
     )
-    evidence = (*evidence_of(verdict, demands, costs, best_s), *demands.notes)
+    evidence = (*evidence_of(verdict, demands, costs), *demands.notes)
     return replace(verdict, sentence=sentence_of(verdict, demands), evidence=evidence)
+
+
+def _free_step_s(demands: Demands, costs: Costs, step_s: float) -> tuple[float, float]:
+    """Returns a step with a loader that costs nothing: by the model alone, and by all that is known of it.
+
+    Such a loader is never waited for, also where the costs of its batches do not say why this one is.
+    """
+    free = replace(costs.without(*_MADE, "copy to the device"), startup_s=0.0, restart_s=0.0, end_s=0.0)
+    modelled_s = min(step_s, costs.step_s(free) if demands.batches else costs.own_s)
+    if demands.on_device and not demands.timed_device:
+        return modelled_s, modelled_s  # the device works while the loop waits
+    own_s = statistics.fmean(step.compute_s for step in demands.steps)
+    return modelled_s, min(step_s, own_s, demands.alone_s or modelled_s)
 
 
 def _is_held(demands: Demands, stall_share: float) -> bool:
@@ -109,13 +123,13 @@ def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, bes
         f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); what limits it "
         f"without them cannot be told: end them, and run it again"
     )
-    verdict = Verdict("other programs", sentence, (), step_s, stall_share)
-    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs, best_s), *demands.notes))
+    verdict = Verdict("other programs", sentence, (), step_s, stall_share, free_step_s=best_s)
+    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
 
 
-def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
+def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdict:
     """Returns whether waiting binds a loop, and not why: nobody looked at what its batches cost."""
-    fed_s = step_s - waited_s
+    fed_s = min(step_s - waited_s, demands.alone_s or step_s)
     share = waited_s / step_s if step_s else 0.0
     gain = step_s / fed_s if fed_s > 0 else math.inf
     binds = gain >= WORTH
@@ -126,20 +140,18 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
         if binds
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
-    evidence = (
-        f"a step takes {seconds_text(step_s)}, of which {seconds_text(waited_s)} are waiting for its batch",
-        f"with a loader that costs nothing it would take {seconds_text(fed_s)}",
-    )
     remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
-    return Verdict("" if binds else "compute", sentence, evidence, step_s, share, (remedy,) * binds, worth_making=binds)
+    cause, cures = ("", (remedy,)) if binds else ("compute", ())
+    verdict = Verdict(cause, sentence, (), step_s, share, cures, worth_making=binds, free_step_s=fed_s)
+    return replace(verdict, evidence=tuple(parts_of_step(verdict, demands)))
 
 
-def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]:
-    """Yields every change that saves any time, with the predicted time of a step after it."""
+def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> Iterable[Remedy]:
+    """Yields every change that saves any time, with the predicted time of a step after it, `best_s` at best."""
     model = costs.model
 
     def remedy(cause: str, after: LoopModel, workers: int = 0) -> Remedy:
-        after_s = min(step_s, costs.step_s(after))
+        after_s = max(best_s, min(step_s, costs.step_s(after)))
         how = how_to(cause, demands, workers)
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
@@ -177,6 +189,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float) -> Iterable[Remedy]
             # It was measured in a trial, so only the start-up has to be modelled.
             _, few_s, full_s = demands.fewer_workers
             after_s = min(step_s, step_s * few_s / full_s)
+        after_s = max(best_s, after_s)
         change = change_for("too many workers", demands, model.cpus)
         how = how_to("too many workers", demands, model.cpus)
         yield Remedy("too many workers", change, after_s, step_s / max(after_s, 1e-9), how)

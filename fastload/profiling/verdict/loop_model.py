@@ -248,7 +248,9 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
     return found, step_s / found.played().step_s
 
 
-def own_time(own_s: Sequence[float], beside: Sequence[float], running_s: float, cpus: int) -> tuple[float, Beside]:
+def own_time(
+    own_s: Sequence[float], beside: Sequence[float], running_s: float, cpus: int, alone_s: float = 0.0
+) -> tuple[float, Beside]:
     """Returns how long a step takes with the machine for itself, and how workers slow it down, from measured steps.
 
     Args:
@@ -256,10 +258,11 @@ def own_time(own_s: Sequence[float], beside: Sequence[float], running_s: float, 
         beside: CPUs that workers wanted meanwhile.
         running_s: mean CPU time of a step, of all its threads.
         cpus: of the machine.
+        alone_s: how long one takes with the machine for itself, where that was measured; 0: it was not.
     """
     alone = sorted(seconds for seconds, wanted in zip(own_s, beside, strict=True) if wanted < _HARDLY)
     least = sorted(own_s)
-    free_s = alone[len(alone) // 2] if alone else least[len(least) // 10]
+    free_s = alone_s or (alone[len(alone) // 2] if alone else least[len(least) // 10])
     mean = sum(beside) / len(beside)
     if not free_s or mean < _HARDLY / 2:
         return sum(own_s) / len(own_s), Beside(_UNEVEN)

@@ -44,9 +44,18 @@ _FASTLOADER_CHANGES = {
 }
 
 
+OTHERS_FEW = 0.05
+"""Share of the CPUs from which other programs are said to disturb a figure.
+
+On a quiet machine of two CPUs they used 0.002 to 0.007 of them over 3 seconds, up to 0.01 over one second and 0.04 over
+0.25 seconds, of which most is the size of the kernel's ticks."""
+
 _FEW = 20
+_MORE = 1.03  # times as much as another figure, if both are to be said
+_APART = 1.1  # ratio from which two measurements of the same contradict each other
 _LITTLE = 0.3  # of a step; a loop that waits longer does not "only" wait
 _SHORT_S = 1e-3
+_WORTH_NAMING = 0.02  # of the run
 
 
 def change_for(cause: str, demands: Demands, workers: int) -> str:
@@ -115,6 +124,14 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     waited = f"{verdict.stall_share:.0%} of the time the step waits for data"
     step = seconds_text(verdict.step_s)
     gain = verdict.cures[0].gain if verdict.cures else 1.0
+    # No change removes the start of the first epoch.
+    startup_s = demands.per_step(sum(demands.startups_s[:1]))
+    all_gain = (verdict.step_s - startup_s) / max(verdict.free_step_s, 1e-9)
+    if not verdict.cause and demands.batches:
+        return (
+            f"the data binds: {waited} ({step} a step), and no cost of a usual batch says why; a loader that costs "
+            f"nothing would bring {all_gain:.2f} times"
+        )
     if not verdict.cause:
         return (
             f"the data binds: {waited} ({step} a step); what making a batch costs was not seen, because its workers "
@@ -122,9 +139,10 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
         )
     if verdict.cause == "compute":
         how = "only " if verdict.stall_share < _LITTLE else "though "
+        free = f", a loader that costs nothing {all_gain:.2f} times" if all_gain > _MORE * gain else ""
         return (
             f"compute binds: {how}{waited} ({step} a step); the best change to the loading would bring "
-            f"{gain:.2f} times and is not worth making, and fastload would not help"
+            f"{gain:.2f} times{free} and is not worth making, and fastload would not help"
         )
     first = verdict.cures[0]
     if not verdict.worth_making:
@@ -141,13 +159,44 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     )
 
 
-def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
-    """Returns the measurements behind a verdict, a line each; `best_s`: a step with a loader that costs nothing."""
+def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
+    """Returns how a step is spent, in parts that add up to it, and where its time without a loader contradicts that."""
+    copy_s, transform_s, own_s = (
+        sum(getattr(step, name) for step in demands.steps) / len(demands.steps)
+        for name in ("copy_s", "transform_s", "compute_s")
+    )
+    others = demands.others_cpus
+    shown_s = transform_s if transform_s >= 0.01 * verdict.step_s else 0.0
+    transform = f"{seconds_text(shown_s)} for its transforms, " if shown_s else ""
+    works_s = own_s + transform_s - shown_s
     lines = [
         f"a step takes {seconds_text(verdict.step_s)}: waits {seconds_text(verdict.stall_share * verdict.step_s)} for "
-        f"its batch, {seconds_text(costs.copy_s)} for the copy, works {seconds_text(costs.compute_s)}; with a loader "
-        f"that costs nothing it would take {seconds_text(best_s)}"
+        f"its batch, {seconds_text(copy_s)} for the copy, {transform}works {seconds_text(works_s)}; with a loader that "
+        f"costs nothing it would take {seconds_text(verdict.free_step_s)}"
     ]
+    if line := first_batches(demands, verdict.step_s):
+        lines.append(line)
+    if others >= OTHERS_FEW * demands.cpus and verdict.cause != "other programs":
+        used = f"{others:.2f} of the {demands.cpus} CPUs"
+        lines.append(f"other programs used {used} meanwhile: these are not the machine's figures")
+    alone_s = demands.alone_s
+    if alone_s > _APART * own_s:
+        lines.append(
+            f"these contradict each other: on one cached batch, without a loader, a step took {seconds_text(alone_s)}, "
+            f"longer than beside it; something else slowed it down then, so measure again"
+        )
+    elif alone_s and own_s > _APART * alone_s:
+        why = "its clock, or other work on it, changed: measure again" if demands.timed_device else "CPUs are shared"
+        lines.append(
+            f"on one cached batch, without a loader, a step took {seconds_text(alone_s)}, beside it "
+            f"{seconds_text(own_s)}: {why}"
+        )
+    return lines
+
+
+def evidence_of(verdict: Verdict, demands: Demands, costs: Costs) -> list[str]:
+    """Returns the measurements behind a verdict, a line each."""
+    lines = parts_of_step(verdict, demands)
     stages = [
         f"{stage} {seconds_text(work.total_s)}"
         + (f" ({seconds_text(work.blocked_s)} blocked)" if work.blocked_s > work.running_s else "")
@@ -172,14 +221,37 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float)
         lines.append(f"only {len(demands.steps)} steps were seen: a longer run gives firmer figures")
     if verdict.step_s < _SHORT_S:
         lines.append("steps so short are largely the doctor's own cost, some tens of microseconds a batch")
-    startup_s = demands.per_step(sum(demands.startups_s))
-    if startup_s > 0.02 * verdict.step_s:
-        first_s, *later_s = demands.startups_s
-        later = (
-            f", those of {len(later_s)} later ones {seconds_text(sum(later_s) / len(later_s))} each" if later_s else ""
-        )
-        lines.append(f"the first epoch's start took {seconds_text(first_s)}{later}: {seconds_text(startup_s)} a step")
     return lines
+
+
+def first_batches(demands: Demands, step_s: float) -> str:
+    """Returns how much longer than others the first batch of each epoch took, with the epoch's end, or "" if hardly."""
+    share = demands.per_step(sum(demands.startups_s)) / step_s if step_s else 0.0
+    if share <= _WORTH_NAMING:
+        return ""
+    first_s, *later_s = demands.startups_s
+    mean_s = sum(later_s) / len(later_s) if later_s else first_s
+    if first_s > 2 * mean_s or mean_s > 2 * first_s:
+        who, each = "the first epoch", f", of {len(later_s)} later ones {seconds_text(mean_s)} each"
+    else:
+        first_s = sum(demands.startups_s) / len(demands.startups_s)
+        who, each = (f"each of {len(demands.startups_s)} epochs" if later_s else "the epoch"), ""
+    return (
+        f"the first batch of {who} took {seconds_text(first_s)} longer than a usual one{each}: "
+        f"{share_text(share)} of the run"
+    )
+
+
+def others_text(used: float | None, cpus: int) -> str:
+    """Returns how many CPUs other programs used beside a figure, and whether it is the machine's all the same.
+
+    Empty where that is not known. `cpus`: that this process may use.
+    """
+    if used is None:
+        return ""
+    if used < OTHERS_FEW * cpus:
+        return f"others {used:.2f} CPUs"
+    return f"others {used:.2f} of {cpus} CPUs: not the machine's figure"
 
 
 # Numbers as text with three significant digits and a unit.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import h5py
@@ -12,13 +13,14 @@ from small_files import write_foreign
 from fastload import FormatError, MissingFileError, OptionError, SourceError, pack_images
 from fastload.format.header import read_header
 from fastload.profiling.bench.alone import BareTake
-from fastload.profiling.bench.benchmark import run_bench
+from fastload.profiling.bench.benchmark import fault_facts, rival_table, run_bench
 from fastload.profiling.bench.passes import repeat_epochs, run_for
 from fastload.profiling.bench.rivals import plain_loaders
 from fastload.profiling.bench.steps import make_step
 from fastload.profiling.bench.subject import BenchOptions, Subject
 from fastload.profiling.bench.training_loop import run_loop
 from fastload.profiling.meter import environment
+from fastload.profiling.verdict.sentences import others_text
 
 PACKED = {"rows": 96, "classes": "abc", "splits": {"train": 64, "val": 32}}
 
@@ -54,9 +56,10 @@ def test_a_simulated_accelerator_gets_what_the_loader_hands_over(packed):
     subject.close()
     assert step.samples == 8 * loop.measured.num_steps and 0 < loop.utilization <= 1
     steps = loop.measured.steps
-    waited_s = sum(one.wait_s for one in steps[1:])
-    all_s = sum(one.duration_s for one in steps) - steps[0].wait_s
-    assert loop.stall_share == pytest.approx(waited_s / all_s, abs=1e-6)
+    assert steps[0].begin_s == steps[0].wait_s == loop.measured.epochs_s[0] == 0, "its start-up is left out"
+    waited_s, all_s = (sum(getattr(one, name) for one in steps) for name in ("wait_s", "duration_s"))
+    verdict = loop.measured.verdict
+    assert waited_s / all_s <= loop.stall_share + 1e-9 and loop.stall_share == verdict.stall_share
     assert loop.samples_per_s <= 4000 * 1.001
 
 
@@ -142,7 +145,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(packed):
             raise KeyboardInterrupt
 
     found = run_bench(packed, quick(batch_size=8, step="sim:2000"), show=show)
-    assert found.interrupted and found.alone is not None and found.headspace is None
+    assert found.interrupted and found.headspace is not None and found.loop is None
     assert json.loads(json.dumps(found.to_dict()))["interrupted"] is True
 
 
@@ -204,3 +207,33 @@ def test_a_pass_counts_what_comes_after_the_clock_begins():
     )  # fmt: skip
     assert found.samples == 4 + 5 + 3 + 4 + 5
     assert len(settled) == 2
+
+
+def test_what_other_programs_use_stands_beside_every_figure(packed, monkeypatch):
+    # As if they kept a CPU and a half busy all the time.
+    monkeypatch.setattr("fastload.profiling.meter.sampler.others_cpu_seconds", lambda family: 1.5 * time.perf_counter())
+    monkeypatch.setattr("fastload.profiling.meter.sampler.taken_cpus", lambda others: others)
+    faults = ("slow-disk=1", "kill-worker")
+    found = run_bench(packed, quick(batch_size=4, compare=True, workers=1, step="sim:2000", faults=faults))
+    found.cpus = 2
+    beside = "of 2 CPUs: not the machine's figure"
+    assert {name for name, text in found.facts if beside not in text} == {"memory"}, "which nobody else uses"
+    for table in (fault_facts(found.faults[0], 2), fault_facts(found.faults[1], 2), rival_table(found.rivals, 2).rows):
+        assert beside in " ".join(table[0])
+    assert all(beside in dict(run.facts)["CPUs"] for run in found.runs[1:])
+    figures = found.to_dict()
+    spreads = [figures["alone"]["samples_per_s"], figures["headspace"]["base"], figures["rivals"][0]["ratio"]]
+    assert [one["others_cpus"] for one in (*spreads, figures["loop"])] == pytest.approx([1.5] * 4, rel=0.05)
+    assert "CPUs" in found.loop.measured.verdict.sentence + " ".join(found.loop.measured.verdict.evidence)
+    assert others_text(0.01, 2) == "others 0.01 CPUs" and others_text(None, 2) == ""
+
+
+def test_utilization_stall_and_headspace_of_a_loop_are_those_of_its_verdict(packed):
+    found = run_bench(packed, quick(batch_size=8, step="sim:0.8x"))
+    loop, verdict = found.loop, found.loop.measured.verdict
+    assert loop.stall_share == verdict.stall_share and loop.samples_per_s == loop.measured.samples_per_s
+    samples = sum(one.samples for one in loop.measured.steps) / len(loop.measured.steps)
+    headspace = found.headspace["base"]["median"]
+    own_s = sum(one.compute_s for one in loop.measured.steps) / len(loop.measured.steps)
+    assert verdict.free_step_s == pytest.approx(min(verdict.step_s, own_s, samples / headspace))
+    assert loop.measured.headspace_samples_per_s == headspace

@@ -16,7 +16,16 @@ from fake_nvml import FakeNvml
 
 from fastload import Meter, OptionError
 from fastload.profiling.meter import Sampler, environment
-from fastload.profiling.meter.sampler import Rates, cpu_seconds, family_of, others_cpu_seconds, process_memory
+from fastload.profiling.meter.sampler import (
+    OthersCpus,
+    Rates,
+    cpu_seconds,
+    family_of,
+    mean_others,
+    others_cpu_seconds,
+    process_memory,
+    taken_cpus,
+)
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -138,6 +147,26 @@ def test_the_environment_names_no_host_and_no_user():
     assert {"CPU", "CPUs for this process", "memory", "system", "Python"} <= set(found)
     assert all(isinstance(value, str) for value in found.values())
     assert os.uname().nodename not in " ".join(found.values()) or len(os.uname().nodename) < 3
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux says what each CPU did")
+def test_a_program_that_is_no_descendant_counts_as_another(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastload.profiling.meter.sampler.taken_cpus", lambda others: others)
+    burn = "import pathlib, sys, time\nwhile time.process_time() < 0.6: pass\npathlib.Path(sys.argv[1]).touch()"
+    others, done = OthersCpus(), tmp_path / "done"
+    assert others.cpus is None
+    begin_s = time.perf_counter()
+    with others.measured():  # a shell that ends leaves its child to the system
+        subprocess.run(["sh", "-c", '"$@" &', "sh", sys.executable, "-c", burn, str(done)], check=True)
+        until(done.exists)
+    assert others.cpus * (time.perf_counter() - begin_s) >= 0.5
+
+
+def test_the_mean_of_readings_is_over_the_time_that_each_stands_for():
+    readings = [{"at_s": 1.0, "others_cpu_percent": 100.0}, {"at_s": 1.5}, {"at_s": 4.0, "others_cpu_percent": 0.0}]
+    assert mean_others(readings, [(0.0, 4.0)]) == pytest.approx(taken_cpus(0.25))
+    assert mean_others(readings, [(0.0, 1.0), (3.0, 4.0)]) == pytest.approx(taken_cpus(0.5))
+    assert mean_others(readings, []) == mean_others([], [(0.0, 4.0)]) == 0.0
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux says what each CPU did")

@@ -252,3 +252,20 @@ def test_the_headspace_is_the_rate_of_a_step_alone_without_the_first_one_and_a_d
         measure_headspace(print, BATCH, 0)
     with pytest.raises(OptionError, match="samples="):
         measure_headspace(print, "text")
+
+
+def test_a_meter_that_restarts_leaves_out_what_came_before_and_does_so_only_in_the_first_step(clock, meter):
+    with pytest.raises(OptionError, match="first step"):
+        meter.restart()
+    for number, _ in enumerate(meter.watch(SlowLoader(clock, 3))):
+        clock.now += 5.0 if number == 0 else 0.0  # to begin the step
+        if number == 0:
+            meter.restart()
+        if number == 1:
+            with pytest.raises(OptionError, match="first step"):
+                meter.restart()
+        clock.now += 2.0
+    measured = meter.measured()
+    assert [times(step) for step in measured.steps] == [(0, 0, 0, 2), (1, 0, 0, 2), (1, 0, 0, 2)]
+    assert meter.demands().epochs[0][0] == 0 and measured.epochs_s == (measured.steps[0].begin_s,)
+    assert len(clock.dropped) == len({id(mark) for mark in clock.dropped})

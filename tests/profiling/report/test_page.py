@@ -16,6 +16,7 @@ from made_up import IMG, SCRIPT, hostile, usual
 
 from fastload.profiling.report import write_report
 from fastload.profiling.report.page import make_page
+from fastload.profiling.report.plots import plot_steps
 from fastload.timing.results import Measured, Work
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -206,3 +207,12 @@ def test_odd_runs_give_a_page_and_no_warning_and_names_that_are_not_utf8_are_wri
         warnings.simplefilter("error")
         for run in strange:
             assert Page(make_page([run])).data()
+
+
+def test_epochs_are_marked_in_the_plot_as_long_as_they_can_be_told_apart():
+    run = replace(usual(), epochs_s=(0.0, 0.4, 0.8))
+    plot = plot_steps(run)
+    assert ("epoch", "an epoch begins") in plot.legend and plot.panels[0].shapes.count("V1000") == 2
+    for epochs_s in ((0.0,), tuple(0.01 * number for number in range(100))):
+        plot = plot_steps(replace(run, epochs_s=epochs_s))
+        assert "V1000" not in plot.panels[0].shapes and "epoch" not in dict(plot.legend)
