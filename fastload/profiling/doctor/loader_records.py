@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastload.profiling.doctor.in_a_row import InARow
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
 from fastload.timing.results import BatchWork, Step, Work
@@ -180,8 +181,20 @@ class LoaderRecord:
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
+    inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
+    in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
+    num_nexts: int = 0  # batches that the loop got
     fetch_stride: int = 1  # of how many one is among them
     lines: Counter[str] = field(default_factory=Counter)  # how often its workers were seen at each line of code
+
+    def take(self, record: StepRecord | None) -> None:
+        """Adds a step that has ended; None: none follows it for now."""
+        for one in self.in_a_row.take(record):
+            self.steps.add(one)
+            self.last.append(one.step)
+            self.samples += one.step.samples
+            self.wait_s += one.step.wait_s
+            self.elapsed_s += one.step.duration_s
 
 
 class Records:
@@ -206,6 +219,8 @@ class Records:
             self._files.setdefault(path, _File(path))
         for file in self._files.values():
             file.read(self._makers)
+            for loader in file.loaders.values():
+                loader.take(None)
         known = [file for file in self._files.values() if file.process]
         self.num_processes, self.saw_torch = len(known), any(file.saw_torch for file in known)
         loaders = [loader for file in known for loader in file.loaders.values() if loader.steps.count]
@@ -297,11 +312,16 @@ class _File:
             return
         if kind == "trial":
             loader.trials.append(event)
+        elif kind == "inner":
+            makers.update(dict.fromkeys(event["pids"], loader))
+            found = {name: event[name] for name in ("workers", "prefetch", "persistent", "batch_size", "dataset")}
+            loader.facts |= found | {"batch_size": loader.facts["batch_size"] or found["batch_size"]}
         elif kind == "trains":
             loader.trains = True
         elif kind == "shape":
             loader.shape, loader.dtype = tuple(map(int, event["shape"])), str(event["dtype"])
         elif kind == "iter":
+            loader.take(None)
             self._last[number] = event
             loader.passes.append(Span(event["t"], event["t"] + event["s"]))
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
@@ -309,19 +329,17 @@ class _File:
             loader.passes[-1] = Span(loader.passes[-1].begin_s, event["t"] + event["wait"])
             is_first = before["e"] == "iter"
             if event["step"] is not None and not is_first:
-                record = step_of(before, event["step"])
-                loader.steps.add(record)
-                loader.last.append(record.step)
-                loader.samples += record.step.samples
-                loader.wait_s += record.step.wait_s
-                loader.elapsed_s += record.step.duration_s
+                loader.take(step_of(before, event["step"]))
             if kind == "next":
                 self._last[number] = event
+                loader.num_nexts += 1
+                loader.inner = event.get("inner", 0)
                 loader.facts |= event.get("inside", {}).get("worker_info", {})
                 event["begun"] = before["t"] if is_first else event["t"]
                 if is_first:
                     loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
             else:
+                loader.take(None)
                 del self._last[number]
                 loader.elapsed_s += event["wait"]
                 if not is_first:
