@@ -197,7 +197,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     """Returns the verdict on a loop; if FastLoader would be the cure, after a trial of what it costs here."""
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
-    count, heights, widths = map(sum, zip(*(fetch.decoded for fetch in loader.fetches), strict=True))
+    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
     if demands.is_fastload or not verdict.worth_making or verdict.cause not in PACKED or not count or not loader.shape:
         return verdict
     seen = ImagesSeen((heights // count, widths // count), loader.shape, "float" in loader.dtype)
@@ -297,10 +297,13 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
             f"with all {seconds_text(full_s)} (a trial while the script ran, in turn)"
         )
     return Demands(
-        batches=tuple(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
+        batches=tuple(
+            _times(replace(_explained(fetch, waits or WaitShares()), slow_s=slow_s), loader.inner_per_batch)
+            for fetch in loader.fetches
+        ),
         steps=tuple(steps),
         workers=workers,
-        ahead=facts.get("ahead", workers * facts["prefetch"]),
+        ahead=facts.get("ahead", round(workers * facts["prefetch"] / loader.inner_per_batch)),
         cpus=cpus,
         num_steps=len(steps) * loader.steps.stride,
         epochs=tuple(loader.epochs),
@@ -317,8 +320,16 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         persistent=facts["persistent"],
         is_fastload=facts["kind"].startswith("fastload."),
         compression_ratio=facts.get("compression_ratio", 0.0),
+        waits_only=loader.unseen,
         notes=(*notes, *slow_note),
     )
+
+
+def _times(work: BatchWork, count: float) -> BatchWork:
+    """Returns the cost of so many batches."""
+    stages = {name: Work(one.running_s * count, one.blocked_s * count) for name, one in work.stages.items()}
+    slow_s, lock_s, runnable_s = (count * seconds for seconds in (work.slow_s, work.lock_s, work.runnable_s))
+    return replace(work, stages=stages, slow_s=slow_s, lock_s=lock_s, runnable_s=runnable_s)
 
 
 def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tuple[float, ...]:

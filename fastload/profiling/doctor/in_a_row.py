@@ -1,15 +1,25 @@
-"""Batches that a loop takes in a row, before it works on them: each has an equal part of that work."""
+"""A recorded step; and batches that a loop takes in a row before it works on them, which share that work equally."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fastload.profiling.doctor.loader_records import StepRecord
+from fastload.timing.results import Step, Work
 
 _NOTHING_S = 1e-3  # a step that takes less, and a tenth of the one after it, did nothing with its batch
 _MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step and the CPU time of its process meanwhile; seconds."""
+
+    step: Step
+    running_s: float  # CPU time of all threads of the process in the step, outside the wait
+    runnable_s: float  # time that the loop's thread was ready to run but had no CPU
+    receive: Work  # cost of receiving the batch, part of the wait
+    host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
+    gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
 
 
 @dataclass

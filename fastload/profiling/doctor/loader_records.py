@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastload.profiling.doctor.in_a_row import InARow
+from fastload.profiling.doctor.in_a_row import InARow, StepRecord
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
 from fastload.timing.results import BatchWork, Step, Work
@@ -28,18 +28,6 @@ _decode = json.JSONDecoder().raw_decode
 
 # Raised for an event whose values are missing or of other kinds than the injected module writes.
 _MALFORMED = KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step and the CPU time of its process meanwhile; seconds."""
-
-    step: Step
-    running_s: float  # CPU time of all threads of the process in the step, outside the wait
-    runnable_s: float  # time that the loop's thread was ready to run but had no CPU
-    receive: Work  # cost of receiving the batch, part of the wait
-    host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
-    gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +67,7 @@ def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
         ),
         running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
-        receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
+        receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
         host_s=step["wall"],
         gpu_s=step.get("gpu"),
     )
@@ -162,6 +150,17 @@ def _lock_of_h5py(event: Event) -> float:
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
+# Packages whose loaders make batches where nothing is timed, by the first part of their name.
+_MAKERS = {
+    "nvidia": "what for was not seen, because DALI makes the batches outside of Python: try more num_threads, a larger "
+    "prefetch_queue_depth or decoding on the GPU (device='mixed')",
+    "ffcv": "what for was not seen, because FFCV makes the batches in compiled code: try more num_workers, "
+    "os_cache=True or smaller images",
+    "torchdata": "what for was not seen, because the nodes make the batches on threads and processes of their own: try "
+    "more num_workers in the ParallelMapper that takes longest",
+}
+
+
 @dataclass(eq=False)
 class LoaderRecord:
     """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
@@ -186,6 +185,17 @@ class LoaderRecord:
     num_nexts: int = 0  # batches that the loop got
     fetch_stride: int = 1  # of how many one is among them
     lines: Counter[str] = field(default_factory=Counter)  # how often its workers were seen at each line of code
+
+    @property
+    def inner_per_batch(self) -> float:
+        """How many batches of the DataLoader within it are one of its own; 1.0 unless it cuts them anew."""
+        inner = self.inner / max(1, self.num_nexts)
+        return inner if inner and not 0.8 < inner < 1.25 else 1.0
+
+    @property
+    def unseen(self) -> str:
+        """Why nobody saw what its batches cost, and what to do; empty: somebody did."""
+        return "" if self.fetches else _MAKERS.get(self.facts["kind"].split(".")[0], "")
 
     def take(self, record: StepRecord | None) -> None:
         """Adds a step that has ended; None: none follows it for now."""

@@ -182,6 +182,8 @@ def demands_of(loop: Loop) -> Demands:
         by_threads=info.by_threads,
         is_fastload=loop.probe is not None,
         timed_device=loop.timed_device,
-        waits_only=loop.probe is None,
+        waits_only=""
+        if loop.probe is not None
+        else "this loader does not say what for, fastload.diagnose(loader) or `fastload doctor` does",
         compression_ratio=info.compression_ratio,
     )

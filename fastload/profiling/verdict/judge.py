@@ -45,7 +45,7 @@ def judge(demands: Demands) -> Verdict:
     step_s = statistics.fmean(step.duration_s for step in steps) + ended_s
     waited_s = statistics.fmean(step.wait_s for step in steps) + ended_s
     if demands.waits_only:
-        return _judged_by_waits(step_s, waited_s)
+        return _judged_by_waits(demands, step_s, waited_s)
     stall_share = waited_s / step_s if step_s > 0 else 0.0
     costs = costs_of(demands)
     # With a loader that costs nothing.
@@ -62,6 +62,9 @@ def judge(demands: Demands) -> Verdict:
     cause = first.cause if first is not None and (worth_making or total_gain > _SHARED) else "compute"
     if not demands.batches and not worth_making and total_gain >= WORTH:
         cause = ""  # the cost of the batches was not measured
+    started_s = demands.per_step(sum(demands.startups_s))
+    if cause == "compute" and stall_share >= 1 - 1 / WORTH and 2 * started_s > waited_s:
+        return _started(demands, costs, step_s, stall_share, best_s)
     others = [remedy for remedy in remedies if remedy is not first and remedy.gain >= WORTH]
     verdict = Verdict(
         cause=cause,
@@ -98,7 +101,19 @@ def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, bes
     return replace(verdict, evidence=(*evidence_of(verdict, demands, costs, best_s), *demands.notes))
 
 
-def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
+def _started(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:
+    """Returns the verdict on a run so short that the loader's start is most of its waits, and no change is worth it."""
+    count, started_s = demands.num_steps or len(demands.steps), sum(demands.startups_s)
+    sentence = (
+        f"worker start-up dominates a run of {count} steps: {stall_share:.0%} of the time the step waits for data "
+        f"({seconds_text(step_s)} a step), {seconds_text(started_s)} of it until the first batch of an epoch; a longer "
+        f"run hides that: judge one of {max(100, 10 * count):,} steps or more"
+    )
+    verdict = Verdict("worker start-up", sentence, (), step_s, stall_share)
+    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs, best_s), *demands.notes))
+
+
+def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdict:
     """Returns whether waiting binds a loop, and not why: nobody looked at what its batches cost."""
     fed_s = step_s - waited_s
     share = waited_s / step_s if step_s else 0.0
@@ -106,14 +121,15 @@ def _judged_by_waits(step_s: float, waited_s: float) -> Verdict:
     binds = gain >= WORTH
     waits = f"{share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step)"
     sentence = (
-        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
-        f"`fastload doctor` does; with batches that cost nothing a step would be {gain:.1f} times as fast"
+        f"the data binds: {waits}; {demands.waits_only}; with batches that cost nothing a step would be {gain:.1f} "
+        f"times as fast"
         if binds
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
     evidence = (
         f"a step takes {seconds_text(step_s)}, of which {seconds_text(waited_s)} are waiting for its batch",
         f"with a loader that costs nothing it would take {seconds_text(fed_s)}",
+        *demands.notes,
     )
     remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
     return Verdict("" if binds else "compute", sentence, evidence, step_s, share, (remedy,) * binds, worth_making=binds)

@@ -98,10 +98,11 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
 
 def evidence_of(verdict: Verdict, demands: Demands, costs: Costs, best_s: float) -> list[str]:
     """Returns the measurements behind a verdict, a line each; `best_s`: a step with a loader that costs nothing."""
+    transforms = f"{seconds_text(costs.transform_s)} for its transforms, " if costs.transform_s else ""
     lines = [
         f"a step takes {seconds_text(verdict.step_s)}: waits {seconds_text(verdict.stall_share * verdict.step_s)} for "
-        f"its batch, {seconds_text(costs.copy_s)} for the copy, works {seconds_text(costs.compute_s)}; with a loader "
-        f"that costs nothing it would take {seconds_text(best_s)}"
+        f"its batch, {seconds_text(costs.copy_s)} for the copy, {transforms}works {seconds_text(costs.compute_s)}; "
+        f"with a loader that costs nothing it would take {seconds_text(best_s)}"
     ]
     stages = [
         f"{stage} {seconds_text(work.total_s)}"

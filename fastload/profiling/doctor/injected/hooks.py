@@ -107,7 +107,7 @@ def _watch_subclasses(loader: Any) -> None:
         if isinstance(own, types.FunctionType) and not hasattr(own, "__fastload__"):
             patch(owner, "__iter__", iterating(own))
 
-    def init_subclass(owner: Any, **words: Any) -> None:
+    def init_subclass(owner: type[Any], /, **words: Any) -> None:
         super(loader, owner).__init_subclass__(**words)
         watch(owner)
 

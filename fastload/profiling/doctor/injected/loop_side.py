@@ -9,7 +9,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
@@ -164,7 +164,10 @@ class LoaderState:
 def _place(thing: Any) -> str:
     """Returns `name (file:line)` of a class or function, as far as it is known."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    code = getattr(thing, "__code__", None) or getattr(getattr(thing, "__getitem__", None), "__code__", None)
+    getting = getattr(thing, "__getitem__", None)
+    if getattr(getting, "__module__", "") == "torch.utils.data.dataset":  # of a dataset that is only iterated
+        getting = getattr(thing, "__iter__", None)
+    code = getattr(thing, "__code__", None) or getattr(getattr(getting, _TIMED, getting), "__code__", None)
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
@@ -224,7 +227,7 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
     return begin_epoch
 
 
-def _watched(batches: Any, state: LoaderState) -> Iterator[Any]:
+def _watched(batches: Any, state: LoaderState) -> Generator[Any, None, Any]:
     """Yields what a generator yields, each wait for it timed."""
     try:
         while True:
