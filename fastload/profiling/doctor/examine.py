@@ -23,9 +23,9 @@ from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
-from fastload.profiling.verdict.sentences import seconds_text
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import Measured, Step, Verdict, Work, mean_stages
+from fastload.timing.results import BatchWork, Measured, Step, Verdict, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -119,7 +119,10 @@ class Recording:
         return True
 
     def _in_its_run(self, loader: LoaderRecord, demands: Demands, run: Span) -> tuple[LoaderRecord, Demands, list[str]]:
-        """Returns the loop whose first change saves most of the run, what it asks, and where the other time went."""
+        """Returns the loop to judge, what it asks, and where the other time of the run went.
+
+        That is `loader`'s, unless the first change to another one saves more of the run, and a good part of it.
+        """
         loops = [loader, *(one for one in self.records.loaders if one.process is loader.process and one is not loader)]
         course = timeline(run, [one.passes for one in loops], self.records.calls.get(loader.process["pid"], ()))
         judged = {}
@@ -130,6 +133,9 @@ class Recording:
                 gain = verdict.cures[0].gain if verdict.worth_making else 1.0
                 judged[one] = asked, verdict, seconds / course.total_s, seconds * (1 - 1 / gain)
         chosen = max(judged, key=lambda one: (judged[one][3], one is loader))
+        # What a loop would gain that ran beside other programs is not known.
+        if judged[loader][1].cause == OTHER_PROGRAMS or judged[chosen][3] < _GOOD_PART * course.total_s:
+            chosen = loader
         lines = course.described()
         for one, (_, verdict, share, _) in judged.items():
             name = f"the loop over {one.facts['dataset']} with {one.steps.count:,} steps"
@@ -167,9 +173,11 @@ class Recording:
         of the step on one cached batch, if that was measured.
         """
         self._stop_sampling()
-        demands, course = self.demands(loader), list[str]()
+        demands, course, which = self.demands(loader), list[str](), ""
         if run is not None:
+            trains = loader
             loader, demands, course = self._in_its_run(loader, demands, run)
+            which = "" if loader is trains else f"in the loop over {loader.facts['dataset']}, "
         steps = [record.step for record in loader.steps.kept]
         begun_s = steps[0].begin_s
         elapsed_s = loader.elapsed_s
@@ -179,6 +187,7 @@ class Recording:
         if alone_samples_per_s:
             demands = replace(demands, alone_s=samples / alone_samples_per_s)
         verdict = _judged(demands, loader, course)
+        verdict = replace(verdict, sentence=which + verdict.sentence)
         free_samples_per_s = samples / verdict.free_step_s if verdict.free_step_s else 0.0
         return Measured(
             title=title,
@@ -204,7 +213,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     """Returns the verdict on a loop; if FastLoader would be the cure, after a trial of what it costs here."""
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
-    count, heights, widths = map(sum, zip(*(fetch.decoded for fetch in loader.fetches), strict=True))
+    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
     if demands.is_fastload or not verdict.worth_making or not count or not loader.shape:
         return verdict
     keeps = keeps_transform(loader)
@@ -226,6 +235,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
 
 
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
+_GOOD_PART = 0.1  # of a run, that a change to a loop that does not train has to save to be spoken of first
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
@@ -315,10 +325,13 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
             f"with all {seconds_text(full_s)} (a trial while the script ran, in turn)"
         )
     return Demands(
-        batches=tuple(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s) for fetch in loader.fetches),
+        batches=tuple(
+            _times(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s), loader.inner_per_batch)
+            for fetch in loader.fetches
+        ),
         steps=tuple(steps),
         workers=workers,
-        ahead=facts.get("ahead", workers * facts["prefetch"]),
+        ahead=facts.get("ahead", round(workers * facts["prefetch"] / loader.inner_per_batch)),
         cpus=cpus,
         num_steps=len(steps) * loader.steps.stride,
         epochs=tuple(loader.epochs),
@@ -341,6 +354,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         root=facts.get("root", ""),
         batch_size=facts["batch_size"],
         transforms=tuple(facts.get("transforms", ())),
+        waits_only=loader.unseen,
         notes=(*notes, *slow_note),
     )
 
@@ -362,6 +376,13 @@ def starts(loader: LoaderRecord) -> tuple[float, ...]:
 
 def _cost_s(fetch: Fetch) -> float:
     return sum(work.total_s for work in fetch.work.stages.values())
+
+
+def _times(work: BatchWork, count: float) -> BatchWork:
+    """Returns the cost of so many batches."""
+    stages = {name: Work(one.running_s * count, one.blocked_s * count) for name, one in work.stages.items()}
+    slow_s, lock_s, runnable_s = (count * seconds for seconds in (work.slow_s, work.lock_s, work.runnable_s))
+    return replace(work, stages=stages, slow_s=slow_s, lock_s=lock_s, runnable_s=runnable_s)
 
 
 def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tuple[float, ...]:

@@ -7,11 +7,14 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastload.timing.results import Work
-from fastload.transforms.spec import BaseTransform
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from fastload.transforms.spec import BaseTransform
 
 _SECONDS = 0.6
 _MOST_BYTES = 64 * 2**20

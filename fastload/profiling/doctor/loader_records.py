@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastload.profiling.doctor.in_a_row import InARow, StepRecord
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
 from fastload.timing.results import WAITING, BatchWork, Step, Work
@@ -27,18 +28,6 @@ _decode = json.JSONDecoder().raw_decode
 
 # Raised for an event whose values are missing or of other kinds than the injected module writes.
 _MALFORMED = KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step and the CPU time of its process meanwhile; seconds."""
-
-    step: Step
-    running_s: float  # CPU time of all threads of the process in the step, outside the wait
-    runnable_s: float  # time that the loop's thread was ready to run but had no CPU
-    receive: Work  # cost of receiving the batch, part of the wait
-    host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
-    gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +69,7 @@ def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
         ),
         running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
-        receive=Work(batch["cpu"], max(0.0, batch["into"][0] - batch["into"][1])),
+        receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
         host_s=step["wall"],
         gpu_s=step.get("gpu"),
     )
@@ -110,10 +99,15 @@ def fetch_of(pid: int, event: Event) -> Fetch:
     running: dict[str, float] = defaultdict(float)
     blocked: dict[str, float] = defaultdict(float)
     lock_s = _lock_of_h5py(event)
-    for name, (part_wall, part_running) in event["parts"].items():
-        # Each part waited for a CPU in proportion to its time on one.
-        part_blocked = max(0.0, part_wall - part_running - delay * part_running / total_running)
-        stage = _STAGES[name]
+    # Each part waited for a CPU in proportion to its time on one, about; together they did so for as long as is known.
+    waited = {
+        name: max(0.0, part_wall - part_running - delay * part_running / total_running)
+        for name, (part_wall, part_running) in event["parts"].items()
+    }
+    known_s = max(0.0, sum(part_wall - part_running for part_wall, part_running in event["parts"].values()) - delay)
+    scale = min(1.0, known_s / max(sum(waited.values()), 1e-12))
+    for name, (_, part_running) in event["parts"].items():
+        part_blocked, stage = scale * waited[name], _STAGES[name]
         running[stage] += part_running
         blocked["reading" if stage == "decoding" else stage] += part_blocked
         if name == "lock":
@@ -166,6 +160,17 @@ def _lock_of_h5py(event: Event) -> float:
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
+# Packages whose loaders make batches where nothing is timed, by the first part of their name.
+_MAKERS = {
+    "nvidia": "what for was not seen, because DALI makes the batches outside of Python: try more num_threads, a larger "
+    "prefetch_queue_depth or decoding on the GPU (device='mixed')",
+    "ffcv": "what for was not seen, because FFCV makes the batches in compiled code: try more num_workers, "
+    "os_cache=True or smaller images",
+    "torchdata": "what for was not seen, because the nodes make the batches on threads and processes of their own: try "
+    "more num_workers in the ParallelMapper that takes longest",
+}
+
+
 @dataclass(eq=False)
 class LoaderRecord:
     """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
@@ -185,6 +190,9 @@ class LoaderRecord:
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
+    inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
+    in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
+    num_nexts: int = 0  # batches that the loop got
     fetch_stride: int = 1  # of how many one is among them
     # How often its workers were looked at (`look`), seen at a `line`, waiting at one (`wait`), or in a `call` of a part
     # of making a batch: by kind and names
@@ -193,6 +201,26 @@ class LoaderRecord:
     def seen_at(self, kind: str) -> Counter[tuple[str, ...]]:
         """Returns the counts of one kind, by names."""
         return Counter({words[1:]: count for words, count in self.seen.items() if words[0] == kind})
+
+    @property
+    def inner_per_batch(self) -> float:
+        """How many batches of the DataLoader within it are one of its own; 1.0 unless it cuts them anew."""
+        inner = self.inner / max(1, self.num_nexts)
+        return inner if inner and not 0.8 < inner < 1.25 else 1.0
+
+    @property
+    def unseen(self) -> str:
+        """Why nobody saw what its batches cost, and what to do; empty: somebody did."""
+        return "" if self.fetches else _MAKERS.get(self.facts["kind"].split(".")[0], "")
+
+    def take(self, record: StepRecord | None) -> None:
+        """Adds a step that has ended; None: none follows it for now."""
+        for one in self.in_a_row.take(record):
+            self.steps.add(one)
+            self.last.append(one.step)
+            self.samples += one.step.samples
+            self.wait_s += one.step.wait_s
+            self.elapsed_s += one.step.duration_s
 
 
 class Records:
@@ -217,6 +245,8 @@ class Records:
             self._files.setdefault(path, _File(path))
         for file in self._files.values():
             file.read(self._makers)
+            for loader in file.loaders.values():
+                loader.take(None)
         known = [file for file in self._files.values() if file.process]
         self.num_processes, self.saw_torch = len(known), any(file.saw_torch for file in known)
         loaders = [loader for file in known for loader in file.loaders.values() if loader.steps.count]
@@ -308,11 +338,16 @@ class _File:
             return
         if kind == "trial":
             loader.trials.append(event)
+        elif kind == "inner":
+            makers.update(dict.fromkeys(event["pids"], loader))
+            found = {name: event[name] for name in ("workers", "prefetch", "persistent", "batch_size", "dataset")}
+            loader.facts |= found | {"batch_size": loader.facts["batch_size"] or found["batch_size"]}
         elif kind == "trains":
             loader.trains = True
         elif kind == "shape":
             loader.shape, loader.dtype = tuple(map(int, event["shape"])), str(event["dtype"])
         elif kind == "iter":
+            loader.take(None)
             self._last[number] = event
             loader.passes.append(Span(event["t"], event["t"] + event["s"]))
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
@@ -320,19 +355,17 @@ class _File:
             loader.passes[-1] = Span(loader.passes[-1].begin_s, event["t"] + event["wait"])
             is_first = before["e"] == "iter"
             if event["step"] is not None and not is_first:
-                record = step_of(before, event["step"])
-                loader.steps.add(record)
-                loader.last.append(record.step)
-                loader.samples += record.step.samples
-                loader.wait_s += record.step.wait_s
-                loader.elapsed_s += record.step.duration_s
+                loader.take(step_of(before, event["step"]))
             if kind == "next":
                 self._last[number] = event
+                loader.num_nexts += 1
+                loader.inner = event.get("inner", 0)
                 loader.facts |= event.get("inside", {}).get("worker_info", {})
                 event["begun"] = before["t"] if is_first else event["t"]
                 if is_first:
                     loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))
             else:
+                loader.take(None)
                 del self._last[number]
                 loader.elapsed_s += event["wait"]
                 if not is_first:

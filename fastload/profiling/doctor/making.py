@@ -45,8 +45,8 @@ def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
 def keeps_transform(loader: LoaderRecord) -> bool:
     """Returns whether a FastLoader would have to run the dataset's transforms, too, being none that fastload has.
 
-    Those that the dataset lists tell, else the calls in which workers were seen: who mostly resizes, crops or flips does
-    so in a library for images. Where neither is known, images of another size than those decoded were resized.
+    Those that the dataset lists tell, else the calls in which workers were seen: who mostly resizes, crops or flips
+    does so in a library for images. Where neither is known, images of another size than those decoded were resized.
     """
     if listed := loader.facts.get("transforms"):
         return not all(is_known(one) for one in listed)

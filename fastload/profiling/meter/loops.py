@@ -189,6 +189,8 @@ def demands_of(loop: Loop, *, alone_samples_per_s: float | None = None, others_c
         timed_device=loop.timed_device,
         alone_s=totals.samples / totals.steps / alone_samples_per_s if alone_samples_per_s and totals.steps else 0.0,
         others_cpus=others_cpus,
-        waits_only=loop.probe is None,
+        waits_only=""
+        if loop.probe is not None
+        else "this loader does not say what for, fastload.diagnose(loader) or `fastload doctor` does",
         compression_ratio=info.compression_ratio,
     )

@@ -61,7 +61,7 @@ class Demands:
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     beside: tuple[float, ...] = ()
     others_cpus: float = 0.0  # CPUs, of those that the job may use, that other programs used meanwhile
-    waits_only: bool = False  # whether nobody saw what batches cost, as a `Meter` does not in other loaders
+    waits_only: str = ""  # why nobody saw what batches cost, and who does: a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
     waits_at: str = ""  # the line of the dataset's code that sleeps or waits for the network most of the time

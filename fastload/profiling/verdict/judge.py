@@ -15,6 +15,7 @@ from fastload.profiling.verdict.demands import MAKING_STAGES, PACKED, Costs, Dem
 from fastload.profiling.verdict.loop_model import LoopModel
 from fastload.profiling.verdict.sentences import (
     FASTLOAD_HELPS,
+    OTHER_PROGRAMS,
     change_for,
     evidence_of,
     how_to,
@@ -74,6 +75,9 @@ def judge(demands: Demands) -> Verdict:
     is_explained = first is not None and bool(demands.batches) and step_s >= WORTH * modelled_s
     if not worth_making and total_gain >= WORTH and not is_explained:
         cause = ""  # the costs of the batches were not measured, or do not say why the loop waits
+    started_s = demands.per_step(sum(demands.startups_s))
+    if cause in ("", "compute") and stall_share >= 1 - 1 / WORTH and 2 * started_s > waited_s:
+        return _started(demands, costs, step_s, stall_share, best_s)
     others = [remedy for remedy in remedies if remedy is not first and remedy.gain >= WORTH]
     verdict = Verdict(
         cause=cause,
@@ -123,7 +127,19 @@ def _held(demands: Demands, costs: Costs, step_s: float, stall_share: float, bes
         f"{stall_share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step); what limits it "
         f"without them cannot be told: end them, and run it again"
     )
-    verdict = Verdict("other programs", sentence, (), step_s, stall_share, free_step_s=best_s)
+    verdict = Verdict(OTHER_PROGRAMS, sentence, (), step_s, stall_share, free_step_s=best_s)
+    return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
+
+
+def _started(demands: Demands, costs: Costs, step_s: float, stall_share: float, best_s: float) -> Verdict:
+    """Returns the verdict on a run so short that the loader's start is most of its waits, and no change is worth it."""
+    count, started_s = demands.num_steps or len(demands.steps), sum(demands.startups_s)
+    sentence = (
+        f"worker start-up dominates a run of {count} steps: {stall_share:.0%} of the time the step waits for data "
+        f"({seconds_text(step_s)} a step), {seconds_text(started_s)} of it until the first batch of an epoch; a longer "
+        f"run hides that: judge one of {max(100, 10 * count):,} steps or more"
+    )
+    verdict = Verdict("worker start-up", sentence, (), step_s, stall_share, free_step_s=best_s)
     return replace(verdict, evidence=(*evidence_of(verdict, demands, costs), *demands.notes))
 
 
@@ -135,15 +151,15 @@ def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdic
     binds = gain >= WORTH
     waits = f"{share:.0%} of the time the step waits for data ({seconds_text(step_s)} a step)"
     sentence = (
-        f"the data binds: {waits}; this loader does not say what for, fastload.diagnose(loader) or "
-        f"`fastload doctor` does; with batches that cost nothing a step would be {gain:.1f} times as fast"
+        f"the data binds: {waits}; {demands.waits_only}; with batches that cost nothing a step would be {gain:.1f} "
+        f"times as fast"
         if binds
         else f"compute binds: only {waits}, so that no loader could make it more than {gain:.2f} times as fast"
     )
     remedy = Remedy("", "find out what the loader waits for", fed_s, gain)
     cause, cures = ("", (remedy,)) if binds else ("compute", ())
     verdict = Verdict(cause, sentence, (), step_s, share, cures, worth_making=binds, free_step_s=fed_s)
-    return replace(verdict, evidence=tuple(parts_of_step(verdict, demands)))
+    return replace(verdict, evidence=(*parts_of_step(verdict, demands), *demands.notes))
 
 
 def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> Iterable[Remedy]:

@@ -30,9 +30,11 @@ _CHANGES = {
     "lock contention": "read without the lock: a file packed by fastload is read by any number of threads or processes",
 }
 
+OTHER_PROGRAMS = "other programs"
+
 CAUSES = (
     "reading", WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
-    "too many workers", "worker start-up", "a slow sample now and then", "lock contention", "other programs", "compute",
+    "too many workers", "worker start-up", "a slow sample now and then", "lock contention", OTHER_PROGRAMS, "compute",
 )  # fmt: skip
 """The causes that a verdict can name."""
 
@@ -176,7 +178,7 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
     ]
     if line := first_batches(demands, verdict.step_s):
         lines.append(line)
-    if others >= OTHERS_FEW * demands.cpus and verdict.cause != "other programs":
+    if others >= OTHERS_FEW * demands.cpus and verdict.cause != OTHER_PROGRAMS:
         used = f"{others:.2f} of the {demands.cpus} CPUs"
         lines.append(f"other programs used {used} meanwhile: these are not the machine's figures")
     alone_s = demands.alone_s

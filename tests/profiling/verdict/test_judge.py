@@ -223,3 +223,14 @@ def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_th
     assert judge(replace(base, others_cpus=1.2, step_runnable_s=MS)).cause == "decoding"
     assert judge(replace(base, cpus=16, others_cpus=5.0)).cause == "too few workers"
     assert judge(replace(demands(wait=1, compute=50, transform=(30, 0)), others_cpus=1.2)).cause == "compute"
+
+
+def test_a_run_so_short_that_it_is_the_loaders_start_is_not_called_compute():
+    base = demands(compute=5, workers=2, reading=(1, 0), startups=(400,))
+    first, *later = (replace(step, wait_s=0.0002) for step in base.steps)
+    short = replace(base, is_fastload=True, by_threads=True, steps=(replace(first, wait_s=0.401), *later[:9]))
+    verdict = judge(short)
+    assert verdict.cause == "worker start-up" and not verdict.worth_making and not verdict.fastload_helps
+    assert "judge one of 100 steps" in verdict.sentence and "400 ms" in verdict.sentence
+    fed = replace(short, steps=(first, *later), epochs=())
+    assert judge(fed).cause == "compute"

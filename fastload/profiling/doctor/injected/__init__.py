@@ -15,9 +15,11 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     loader   id, workers, prefetch, persistent, batch_size, ...  a DataLoader is iterated for the first time
     iter     id, t, s, pids                                      an epoch's iterator was made in s seconds; its workers
     next     id, t, wait, ...                                    a batch was received; the times of the step before it;
-                                                                 of a FastLoader's batch, its own figures too
+                                                                 of a FastLoader's batch, its own figures too; of a
+                                                                 loader around another, how many of its it took so far
     end      id, t, wait                                         the loader had no more batches
     shape    id, shape, dtype                                    the images of its first batch
+    inner    id, pids, workers, dataset, ...                     a loader takes its batches from a DataLoader within it
     trains   id                                                  a step of its loop ran backward, for the first time
     call     name, t, s                                          a function was called that takes time between loops
     fetch    id, t, wall, delay, parts, ...                      a batch was made; id: by the loop itself, for a loader
@@ -26,9 +28,9 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     trial    id, t, limit, steps, s                              steps taken while `limit` workers could work; 0: all
     fault    what                                                this package failed; the script went on
 
-Read `hooks` first (what is wrapped), then `loop_side` (waits and steps), `batch_making` (one batch), `timed_calls` (its
-parts), `code_lines` (names of places), `dataset_facts`,
-`worker_trial` (fewer workers) and `event_file`.
+Read `hooks` first (what is wrapped), then `loop_side` (waits and steps), `copies`, `batch_making` (one batch),
+`timed_calls` (its parts), `code_lines` (names of places), `dataset_facts`, `worker_trial` (fewer workers) and
+`event_file`.
 """
 
 import os

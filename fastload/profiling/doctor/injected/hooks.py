@@ -12,7 +12,7 @@ from typing import Any
 
 from .batch_making import fetching, looker
 from .event_file import events, note_fault
-from .loop_side import LoaderState, asking, gpu, iterating, training
+from .loop_side import LoaderState, asking, asking_itself, gpu, iterating, training
 from .timed_calls import (
     DECODING,
     H5,
@@ -72,6 +72,14 @@ _HOOKS: dict[str, dict[str, str | Callable[..., Any]]] = {
     "torch.serialization": {"save": noted, "load": noted},
     "torch.utils.data._utils.fetch": {f"_{kind}DatasetFetcher.fetch": fetching for kind in ("Map", "Iterable")},
     "torch.utils.data.dataloader": {"DataLoader.__iter__": iterating, "_BaseDataLoaderIter.__next__": asking},
+    # Loaders that are no DataLoader of torch, around one or by themselves.
+    "timm.data.loader": {"PrefetchLoader.__iter__": iterating},
+    "webdataset.pipeline": {"DataPipeline.__iter__": iterating},
+    "fastai.data.load": {"DataLoader.__iter__": iterating},
+    "nvidia.dali.plugin.pytorch": {"DALIGenericIterator.__next__": asking_itself},
+    "ffcv.loader.loader": {"Loader.__iter__": iterating},
+    "ffcv.loader.epoch_iterator": {"EpochIterator.__next__": asking},
+    "torchdata.nodes.loader": {"LoaderIterator.next": asking_itself},
     "fastload.loader.loader": {"FastLoader.iterate": iterating},
     "fastload.loader.iteration": {"Iteration.__next__": asking},
 }
@@ -105,9 +113,29 @@ def _run_hook(module: Any) -> None:
             torch = sys.modules["torch"]
             cuda = getattr(torch.version, "cuda", None)
             gpu.cuda = getattr(torch, "cuda", None) if cuda else None
+            _watch_subclasses(module.DataLoader)
             events.write({"e": "torch", "version": str(torch.__version__), "cuda": str(cuda or "")})
     except Exception:  # noqa: BLE001  # another version of that package: not metered, and said
         note_fault("hook of " + name)
+
+
+def _watch_subclasses(loader: Any) -> None:
+    """Wraps `__iter__` of each subclass that has its own, of those to come when they are made."""
+
+    def watch(owner: Any) -> None:
+        own = vars(owner).get("__iter__")
+        if isinstance(own, types.FunctionType) and not hasattr(own, "__fastload__"):
+            patch(owner, "__iter__", iterating(own))
+
+    def init_subclass(owner: type[Any], /, **words: Any) -> None:
+        super(loader, owner).__init_subclass__(**words)
+        watch(owner)
+
+    patch(loader, "__init_subclass__", classmethod(init_subclass))
+    found = [loader]
+    for owner in found:  # grows
+        watch(owner)
+        found += owner.__subclasses__()
 
 
 class _Finder:

@@ -6,20 +6,22 @@ import functools
 import json
 import os
 import sys
-import threading
 import time
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
+from .copies import copied_in, moved, time_copy
 from .dataset_facts import facts_of
 from .event_file import clock, events, note_fault
-from .timed_calls import Span, metering, patch, thread, waited_s
-from .worker_trial import WorkerTrial
+from .timed_calls import Span, metering, thread, waited_s
+from .worker_trial import WorkerTrial, worker_id
 
 _MOST_BETWEEN = 3  # batches of other loaders within one step
 _MOST_PARTS = 64  # of a batch are looked at
+_TIMED = "__fastload__"  # the attribute of a wrapped function that holds what it wraps
 
 # Once a step: a template costs a fifth of json.dumps.
 _NEXT = '{"e":"next","id":%d,"t":%.6f,"wait":%.7f,"cpu":%.7f,"delay":%.7f,"into":[%.7f,%.7f],"n":%d,"step":%s%s}'
@@ -46,6 +48,9 @@ class LoaderState:
         self.probe: Any = None  # records what a FastLoader reports of its batches
         self.shape: tuple[int, ...] = ()  # of the first batch's images
         self.trains = False  # whether a step of its loop ran backward
+        self.passes = 0  # epochs that began
+        self.is_open = False  # whether one of them has not come to its end
+        self.inner = 0  # batches that it took from a loader within it
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
@@ -63,7 +68,7 @@ class LoaderState:
             "persistent": bool(getattr(loader, "persistent_workers", False)),
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
-            "dataset": getattr(data, "name", None) or _place(type(dataset)),
+            "dataset": getattr(data, "name", None) or _place(type(loader if dataset is None else dataset)),
             "length": length,
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
@@ -78,6 +83,30 @@ class LoaderState:
         if known is None or known[0]() is not loader:
             known = LoaderState.known[id(loader)] = (weakref.ref(loader), LoaderState(loader))
         return known[1]
+
+    def epoch_begins(self, begin: float, workers: Any = ()) -> None:
+        """Records that an epoch's iterator was made, from `begin` on."""
+        self.passes += 1
+        self.is_open, self.returned = True, 0.0
+        pids = [worker.pid for worker in workers or ()]
+        events.write({"e": "iter", "id": self.id, "t": begin, "s": clock() - begin, "pids": pids})
+
+    def took_from(self, inner: Any) -> None:
+        """Counts a batch of an iterator of a DataLoader within this loader, and records whose batches these are."""
+        self.inner += 1
+        if inner.__dict__.get("_fastload_outer") == self.id:
+            return
+        inner.__dict__["_fastload_outer"] = self.id
+        events.write({
+            "e": "inner",
+            "id": self.id,
+            "pids": [worker.pid for worker in getattr(inner, "_workers", None) or ()],
+            "workers": getattr(inner, "_num_workers", 0) or 0,
+            "prefetch": getattr(inner, "_prefetch_factor", None) or 2,
+            "persistent": bool(getattr(inner, "_persistent_workers", False)),
+            "batch_size": getattr(getattr(inner, "_index_sampler", None), "batch_size", None) or 0,
+            "dataset": _place(type(getattr(inner, "_dataset", None))),
+        })  # fmt: skip
 
     def step_begins(self) -> None:
         """Starts the clocks of a step: its batch is handed over."""
@@ -116,10 +145,13 @@ class LoaderState:
                 return
 
     def told(self, now: float) -> str:
-        """Returns the figures that a FastLoader reports with a batch as a member of its event; "" for other loaders."""
+        """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
+
+        A FastLoader reports its own figures; of a loader around another one, it is how many batches it took so far.
+        """
         probe = self.probe
         if probe is None:
-            return ""
+            return f',"inner":{self.inner}' if self.inner else ""
         ready = now if probe.ready is None else probe.ready
         copied = ready if probe.copied is None else probe.copied
         stages = probe.work.stages if probe.work is not None else {}
@@ -136,48 +168,80 @@ class LoaderState:
 def _place(thing: Any) -> str:
     """Returns `name (file:line)` of a class or function, as far as it is known."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    code = getattr(thing, "__code__", None) or getattr(getattr(thing, "__getitem__", None), "__code__", None)
+    getting = getattr(thing, "__getitem__", None)
+    if getattr(getting, "__module__", "") == "torch.utils.data.dataset":  # of a dataset that is only iterated
+        getting = getattr(thing, "__iter__", None)
+    code = getattr(thing, "__code__", None) or getattr(getattr(getting, _TIMED, getting), "__code__", None)
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
 def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `DataLoader.__iter__`, which starts the workers, or `FastLoader.iterate`, which reports to a probe."""
+    """Wraps `__iter__` of a loader, which starts the workers, or `FastLoader.iterate`, which reports to a probe.
+
+    Many loaders are generators around another loader's iterator, which read ahead, move batches to a device or batch
+    anew. The loop waits for the outermost one, so that one is timed; those within it are part of its waits.
+    """
     takes_probe = original.__name__ == "iterate"
 
     @functools.wraps(original)
     def begin_epoch(self: Any, probe: Any = None) -> Any:
-        if thread.asked is not None or not events.folder:
-            # A loader within a loader: the outer one is what the loop waits for.
+        is_within = thread.asked is not None or thread.making not in (0, id(self))
+        if is_within or not events.folder or worker_id() >= 0:
             return original(self, probe) if takes_probe else original(self)
         metering.active = True
         LoaderState.epochs += 1
         begin = clock()
-        state = None
+        state, passes = None, 0
         try:
             if takes_probe:
                 probe = probe or sys.modules["fastload.timing.probe"].Probe(clock)
             torch = sys.modules.get("torch")
             if torch is not None:  # not before the first loop: earlier imports have seen torch unchanged
-                _time_copy(torch.Tensor, "to", _moved)
-                _time_copy(torch.Tensor, "cuda", _moved)
-                _time_copy(torch.Tensor, "copy_", _copied_in)
+                time_copy(torch.Tensor, "to", moved)
+                time_copy(torch.Tensor, "cuda", moved)
+                time_copy(torch.Tensor, "copy_", copied_in)
             state = LoaderState.of(self)
+            passes = state.passes
             state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
             note_fault("loader")
-        iterator = original(self, probe) if takes_probe else original(self)
+        making, thread.making = thread.making, id(self)
+        try:
+            iterator = original(self, probe) if takes_probe else original(self)
+        finally:
+            thread.making = making
         if state is None:
             return iterator
         try:
-            state.returned, state.probe = 0.0, probe
-            iterator.__dict__["_fastload_doctor"] = state
-            workers = [worker.pid for worker in getattr(iterator, "_workers", None) or ()]
-            events.write({"e": "iter", "id": state.id, "t": begin, "s": clock() - begin, "pids": workers})
+            state.probe = probe
+            if isinstance(iterator, types.GeneratorType):
+                state.epoch_begins(begin)
+                return _watched(iterator, state)
+            # A subclass that calls `super().__iter__()` comes here twice; a class that is not timed, never.
+            if state.passes == passes and any(
+                hasattr(vars(one).get("__next__"), _TIMED) for one in type(iterator).mro()
+            ):
+                iterator.__dict__["_fastload_doctor"] = state
+                state.epoch_begins(begin, getattr(iterator, "_workers", None))
         except Exception:  # noqa: BLE001  # an iterator that takes no attributes is not metered
             note_fault("iter")
         return iterator
 
+    setattr(begin_epoch, _TIMED, original)
     return begin_epoch
+
+
+def _watched(batches: Any, state: LoaderState) -> Generator[Any, None, Any]:
+    """Yields what a generator yields, each wait for it timed."""
+    try:
+        while True:
+            try:
+                batch = _ask(state, next, batches)
+            except StopIteration as end:
+                return end.value
+            yield batch
+    finally:
+        batches.close()
 
 
 def asking(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,49 +249,81 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def ask(self: Any) -> Any:
+        outer = thread.asked
+        if outer is not None:
+            try:
+                outer.took_from(self)
+            except Exception:  # noqa: BLE001
+                note_fault("inner")
+            return original(self)
         state = self.__dict__.get("_fastload_doctor")
-        if state is None or thread.asked is not None or not events.folder:
+        return original(self) if state is None or not events.folder else _ask(state, original, self)
+
+    setattr(ask, _TIMED, original)
+    return ask
+
+
+def asking_itself(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `__next__` of a loader that is its own iterator; its first call, or one after an end, begins an epoch."""
+
+    @functools.wraps(original)
+    def ask(self: Any) -> Any:
+        if thread.asked is not None or not events.folder:
             return original(self)
         try:
-            step = state.step_ends()
-        except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
-            note_fault("step")
-            step = "null"
-        thread.asked, thread.current = state, None
-        into = tuple(metering.parts.get("into", (0.0, 0.0)))
-        if state.probe is not None:
-            state.probe.clear()
-        span = Span()
-        try:
-            batch = original(self)
-        except StopIteration:
-            LoaderState.epochs += 1
-            events.write(_END % (state.id, span.begin, clock() - span.begin, step))
-            state.returned = 0.0
-            if state.trial is not None:
-                state.trial.epoch_ends()
-            raise
-        finally:
-            thread.asked = None
-            LoaderState.next_s += clock() - span.begin
-            LoaderState.nexts += 1
-        try:
-            wait, cpu, delay = span.taken()
-            now = span.begin + wait
-            received = [after - before for after, before in zip(metering.parts.get("into", into), into)]
-            events.write(
-                _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.told(now))
-            )
-            if state.trial is not None:
-                state.trial.step_begins(state.id, now, wait)
-            if not state.shape:
-                state.note_shape(batch)
-            state.step_begins()
-        except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
-            note_fault("next")
-        return batch
+            state = LoaderState.of(self)
+            if not state.is_open:
+                LoaderState.epochs += 1
+                state.epoch_begins(clock())
+        except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
+            note_fault("loader")
+            return original(self)
+        return _ask(state, original, self)
 
+    setattr(ask, _TIMED, original)
     return ask
+
+
+def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> Any:
+    """Returns the next batch, and records the wait for it and the step before it."""
+    try:
+        step = state.step_ends()
+    except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
+        note_fault("step")
+        step = "null"
+    thread.asked, thread.current = state, None
+    into = tuple(metering.parts.get("into", (0.0, 0.0)))
+    if state.probe is not None:
+        state.probe.clear()
+    span = Span()
+    try:
+        batch = following(iterator)
+    except StopIteration:
+        LoaderState.epochs += 1
+        events.write(_END % (state.id, span.begin, clock() - span.begin, step))
+        state.returned, state.is_open = 0.0, False
+        if state.trial is not None:
+            state.trial.epoch_ends()
+        raise
+    finally:
+        thread.asked = None
+        LoaderState.next_s += clock() - span.begin
+        LoaderState.nexts += 1
+    try:
+        wait, cpu, delay = span.taken()
+        now = span.begin + wait
+        received = [after - before for after, before in zip(metering.parts.get("into", into), into)]
+        events.write(
+            _NEXT % (state.id, span.begin, wait, cpu, delay, *received, _handed_over(batch), step, state.told(now))
+        )
+        if state.trial is not None:
+            state.trial.step_begins(state.id, now, wait)
+        if not state.shape:
+            state.note_shape(batch)
+        state.step_begins()
+    except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
+        note_fault("next")
+    return batch
 
 
 def training(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -282,7 +378,7 @@ def _handed_over(batch: Any) -> int:
         if isinstance(shape, tuple):  # torch.Size is one
             most = max([most, *map(int, shape[:1])])
         elif "to" in vars(type(thing)) and callable(vars(type(thing))["to"]):
-            _time_copy(type(thing), "to")
+            time_copy(type(thing), "to")
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
 
 
@@ -297,60 +393,3 @@ def _parts(batch: Any) -> list[Any]:
         else:
             leaves.append(thing)
     return leaves
-
-
-def _time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:
-    """Wraps a method that copies to a device, to time its calls during a step of the loop's thread."""
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, "__fastload__"):
-        return
-
-    @functools.wraps(original)
-    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if counts is not None and type(self) is not owner:
-            return _as_before(owner, name, original, self, args, kwargs)
-        state = thread.current
-        if state is None:
-            return original(self, *args, **kwargs)
-        thread.current = None  # what it calls inside is part of it
-        begin, delay_begin = clock(), waited_s()
-        try:
-            result = original(self, *args, **kwargs)
-            if counts is None or counts(self, result, args, kwargs):
-                delay = waited_s() - delay_begin
-                state.copy += clock() - begin - delay
-                state.copy_delay += delay
-            return result
-        finally:
-            thread.current = state
-
-    copy.__fastload__ = original  # type: ignore[attr-defined]
-    patch(owner, name, copy)
-
-
-_torch_functions = threading.RLock()
-
-
-def _as_before(owner: Any, name: str, original: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a method for a subclass of Tensor whose `__torch_function__` must see the unwrapped method of Tensor."""
-    with _torch_functions:
-        wrapped = vars(owner).get(name)
-        if wrapped is not None:
-            delattr(owner, name)
-        try:
-            return original(tensor, *args, **kwargs)
-        finally:
-            if wrapped is not None:
-                setattr(owner, name, wrapped)
-
-
-def _moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
-    named = "device" in kwargs or any(isinstance(word, str) or type(word).__name__ == "device" for word in args)
-    return result is not tensor and bool(named or result.device != tensor.device)
-
-
-def _copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `tensor.copy_(source)` crossed to another device."""
-    source = args[0] if args else kwargs.get("src")
-    return bool(getattr(source, "device", None) != tensor.device)

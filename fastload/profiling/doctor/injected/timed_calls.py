@@ -128,6 +128,7 @@ class _Thread(threading.local):
         self.fetch: OpenFetch | None = None  # the batch that it makes
         self.asked: Any = None  # state of the loader whose batch it waits for
         self.current: Any = None  # state of the loader whose batch it works on
+        self.making = 0  # id of the loader whose iterator it makes
 
 
 metering = ProcessTotals()

@@ -1,0 +1,68 @@
+"""Times copies of a batch to a device, by the loop's thread within a step."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .event_file import clock
+from .timed_calls import patch, thread, waited_s
+
+
+def time_copy(owner: Any, name: str, counts: Callable[..., bool] | None = None) -> None:
+    """Wraps a method that copies to a device, to time its calls during a step of the loop's thread."""
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "__fastload__"):
+        return
+
+    @functools.wraps(original)
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if counts is not None and type(self) is not owner:
+            return _as_before(owner, name, original, self, args, kwargs)
+        state = thread.current
+        if state is None:
+            return original(self, *args, **kwargs)
+        thread.current = None  # what it calls inside is part of it
+        begin, delay_begin = clock(), waited_s()
+        try:
+            result = original(self, *args, **kwargs)
+            if counts is None or counts(self, result, args, kwargs):
+                delay = waited_s() - delay_begin
+                state.copy += clock() - begin - delay
+                state.copy_delay += delay
+            return result
+        finally:
+            thread.current = state
+
+    copy.__fastload__ = original  # type: ignore[attr-defined]
+    patch(owner, name, copy)
+
+
+_torch_functions = threading.RLock()
+
+
+def _as_before(owner: Any, name: str, original: Any, tensor: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a method for a subclass of Tensor whose `__torch_function__` must see the unwrapped method of Tensor."""
+    with _torch_functions:
+        wrapped = vars(owner).get(name)
+        if wrapped is not None:
+            delattr(owner, name)
+        try:
+            return original(tensor, *args, **kwargs)
+        finally:
+            if wrapped is not None:
+                setattr(owner, name, wrapped)
+
+
+def moved(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of `Tensor.to` or `.cuda` made a copy for a device, and did not only cast."""
+    named = "device" in kwargs or any(isinstance(word, str) or type(word).__name__ == "device" for word in args)
+    return result is not tensor and bool(named or result.device != tensor.device)
+
+
+def copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `tensor.copy_(source)` crossed to another device."""
+    source = args[0] if args else kwargs.get("src")
+    return bool(getattr(source, "device", None) != tensor.device)
