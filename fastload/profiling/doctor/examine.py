@@ -23,7 +23,7 @@ from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
-from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, our_name, seconds_text
 from fastload.system.machine import available_cpus
 from fastload.timing.results import BatchWork, Measured, Step, Verdict, Work, mean_stages
 
@@ -213,11 +213,15 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     """Returns the verdict on a loop; if FastLoader would be the cure, after a trial of what it costs here."""
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
-    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
-    if demands.is_fastload or not verdict.worth_making or not count or not loader.shape:
+    if demands.is_fastload or not verdict.worth_making or not loader.shape:
         return verdict
     keeps = keeps_transform(loader)
-    seen = ImagesSeen((heights // count, widths // count), loader.shape, "float" in loader.dtype, demands.transforms)
+    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
+    if not count and (keeps or not demands.transforms):
+        return verdict  # nothing says that these are images which can be packed
+    seen = ImagesSeen(loader.shape, "float" in loader.dtype, demands.transforms)
+    if count:
+        seen = replace(seen, decoded=(heights // count, widths // count))
     work, start_s = measure_fastloader(seen, transforms=not keeps and not demands.timed_device)
     note = (
         f"a trial here: FastLoader takes {seconds_text(work.running_s)} of CPU for such a batch, of images of "
@@ -353,7 +357,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         waits_shared=waits_shared,
         root=facts.get("root", ""),
         batch_size=facts["batch_size"],
-        transforms=tuple(facts.get("transforms", ())),
+        transforms=tuple(map(our_name, facts.get("transforms", ()))),
         waits_only=loader.unseen,
         notes=(*notes, *slow_note),
     )

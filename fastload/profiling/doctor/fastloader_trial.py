@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastload.errors import OptionError
 from fastload.timing.results import Work
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -21,21 +23,34 @@ _MOST_BYTES = 64 * 2**20
 _LEAST_IMAGES = 16
 
 
+_ARGUMENTS = {"ColorJitter": (0.4, 0.4, 0.4)}  # where the dataset's are not known
+
+
 @dataclass(frozen=True)
 class ImagesSeen:
     """What a loader makes of its images.
 
     Attributes:
-        stored: mean height and width of those that it decodes.
         batch: shape (B, C, H, W) of its batches; the last two may be the first two of others: (B, H, W, C).
         floating: whether these are floating-point numbers.
-        transforms: of the dataset, such as `ColorJitter()`; of these, what costs more than a flip is part of a trial.
+        transforms: of the dataset, such as `Resize(64)`.
+        decoded: mean height and width of those that it decodes; None: it decodes none.
     """
 
-    stored: tuple[int, int]
     batch: tuple[int, ...]
     floating: bool
     transforms: tuple[str, ...] = ()
+    decoded: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """Height and width of an image in a packed file."""
+        return self.decoded or self.size
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return self.batch[1] if self.batch[1] in (1, 3, 4) else self.batch[3]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -47,20 +62,20 @@ class ImagesSeen:
 def measure_fastloader(seen: ImagesSeen, *, transforms: bool) -> tuple[Work, float]:
     """Returns the CPU time that a `FastLoader` takes for a batch, and the seconds until it begins on the first one.
 
-    Random images of the stored size are packed without compression, and read. With `transforms`, they are also cropped
-    and resized at random and flipped, where the batch has another size, and normalized, where it has floating-point
-    numbers.
+    Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
+    the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
+    size, and to normalize, where it has floating-point numbers.
     """
     from fastload.loader.loader import FastLoader
     from fastload.pack import pack_images
 
     height, width = seen.stored
     batch_size = seen.batch[0]
-    count = max(_LEAST_IMAGES, min(4 * batch_size, _MOST_BYTES // max(1, 3 * height * width)))
+    count = max(_LEAST_IMAGES, min(4 * batch_size, _MOST_BYTES // max(1, seen.channels * height * width)))
     transform = _transforms(seen) if transforms else []
     with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:
         source, packed = Path(folder, "images.npz"), Path(folder, "images.h5")
-        images = np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
+        images = np.random.default_rng(0).integers(0, 256, (count, height, width, seen.channels), np.uint8)
         np.savez(source, images=images, labels=np.arange(count) % 10)
         pack_images(source, packed)
         with closing(FastLoader(packed, min(batch_size, count), transform=transform, check=None)) as loader:
@@ -80,17 +95,19 @@ def measure_fastloader(seen: ImagesSeen, *, transforms: bool) -> tuple[Work, flo
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
-    from fastload.transforms import (
-        ColorJitter,
-        Normalize,
-        RandAugment,
-        RandomErasing,
-        RandomHorizontalFlip,
-        RandomResizedCrop,
-    )
+    """Returns those that the dataset lists, as far as fastload has them; of a dataset without a list, usual ones."""
+    from fastload import transforms
 
-    cropped = [RandomResizedCrop(seen.size), RandomHorizontalFlip()] if seen.size != seen.stored else []
-    named = {"ColorJitter": ColorJitter(0.4, 0.4, 0.4), "RandAugment": RandAugment(), "RandomErasing": RandomErasing()}
-    listed = {one.partition("(")[0] for one in seen.transforms}
-    others = [one for name, one in named.items() if name in listed]
-    return [*cropped, *others, *[Normalize([0.5] * 3, [0.25] * 3)] * seen.floating]
+    if not seen.transforms:
+        size = seen.size
+        cropped = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()] if size != seen.stored else []
+        normalized = transforms.Normalize([0.5] * seen.channels, [0.25] * seen.channels)
+        return [*cropped, *[normalized] * seen.floating]
+    found = []
+    for one in seen.transforms:
+        name, _, words = one.rstrip(")").partition("(")
+        if one_like_it := getattr(transforms, name, None):
+            arguments = ast.literal_eval(f"({words},)") if words else _ARGUMENTS.get(name, ())
+            with suppress(OptionError, TypeError):  # one that has to be told more than is known
+                found.append(one_like_it(*arguments))
+    return found

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
-from fastload.profiling.verdict.sentences import is_known, seconds_text
+from fastload.profiling.verdict.sentences import is_known, our_name, seconds_text
 from fastload.timing.results import WAITING, BatchWork, Work
 
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named
@@ -49,7 +49,7 @@ def keeps_transform(loader: LoaderRecord) -> bool:
     does so in a library for images. Where neither is known, images of another size than those decoded were resized.
     """
     if listed := loader.facts.get("transforms"):
-        return not all(is_known(one) for one in listed)
+        return not all(is_known(our_name(one)) for one in listed)
     calls = Counter({call: count for (at, call), count in loader.seen_at("call").items() if at == "transform"})
     in_libraries = sum(count for call, count in calls.items() if call.startswith(_IMAGE_LIBRARIES))
     return bool(calls) and in_libraries < 0.5 * calls.total()

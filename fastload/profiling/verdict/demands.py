@@ -192,8 +192,14 @@ def costs_of(demands: Demands) -> Costs:
         compute_s = max(compute_s, _device_step_s(steps))
         alone_s = host_s if device_s else copy_s + transform_s + compute_s
     else:
+        # An epoch's last batch may be a part of one.
+        full = 0.9 * max(step.samples for step in steps)
         wanted = demands.beside or _beside(demands)
-        alone_s, beside = own_time(own_s, wanted, demands.step_running_s, demands.cpus, ready_s)
+        whole = [number for number, step in enumerate(steps) if step.samples >= full]
+        alone_s, beside = own_time(
+            [own_s[number] for number in whole], [wanted[number] for number in whole],
+            demands.step_running_s, demands.cpus, ready_s,
+        )  # fmt: skip
     own_cpus = demands.step_running_s / alone_s if alone_s > 0 else 0.0
     starts, epochs = demands.startups_s, max(1, len(demands.epochs))
     model = LoopModel(

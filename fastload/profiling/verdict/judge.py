@@ -172,13 +172,17 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
     packs = not demands.is_fastload
+    with_transform = packs and demands.by_fastloader is not None and not demands.keeps_transform
     if packs:
         # One change takes all of them away; it is named after the one that costs most.
-        cause = max(PACKED, key=lambda name: costs.stages.get(name, Work()).total_s)
+        seconds = {name: costs.stages.get(name, Work()).total_s for name in (*PACKED, "transform")}
+        cause = max(PACKED, key=seconds.__getitem__)
+        if with_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
+            cause = "transform"
         if costs.without(cause) != model:
             yield remedy(cause, costs.packed(demands))
     for cause in (*_MADE, "copy to the device"):
-        if cause == WAITING or (packs and cause in PACKED):
+        if cause == WAITING or (packs and cause in PACKED) or (with_transform and cause == "transform"):
             continue  # the one more workers hide; of the others there was one change
         after = costs.without(cause)
         # Threads hand nothing over: the batch stays in the memory in which it was made.

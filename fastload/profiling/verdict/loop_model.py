@@ -262,7 +262,8 @@ def own_time(
     """
     alone = sorted(seconds for seconds, wanted in zip(own_s, beside, strict=True) if wanted < _HARDLY)
     least = sorted(own_s)
-    free_s = alone_s or (alone[len(alone) // 2] if alone else least[len(least) // 10])
+    # Without steps that had the machine for themselves, the shortest ones; their CPU time has to fit in.
+    free_s = alone_s or (alone[len(alone) // 2] if alone else max(least[len(least) // 10], running_s / cpus))
     mean = sum(beside) / len(beside)
     if not free_s or mean < _HARDLY / 2:
         return sum(own_s) / len(own_s), Beside(_UNEVEN)

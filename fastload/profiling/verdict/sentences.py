@@ -69,6 +69,10 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
         return f"{name}={workers} instead of {demands.workers}"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
         return "make it cheaper: import less in the script that workers import again, or judge a longer run"
+    if cause == "transform" and demands.by_fastloader is not None and not demands.keeps_transform:
+        return "pack the images (fastload pack), and let FastLoader transform them"
+    if cause == "transform" and not demands.is_fastload and not demands.on_device:
+        return "make this Python code cheaper: smaller images, or one call for all of it that frees the GIL"
     if demands.compression_ratio and cause == "decoding":  # of rows that FastLoader decodes itself
         more_workers = ", or give it more workers" if demands.workers < demands.cpus else ""
         return (
@@ -88,7 +92,15 @@ _OURS = frozenset({
 })  # fmt: skip
 _NOT_NEEDED = frozenset(
     {"ToTensor", "PILToTensor", "ToImage", "ToDtype", "ToPureTensor", "ConvertImageDtype", "ToTensorV2"}
+    | {"MaybeToTensor", "MaybePILToTensor", "ToNumpy"}  # timm's
 )
+_ALIASES = {"RandomResizedCropAndInterpolation": "RandomResizedCrop"}
+
+
+def our_name(transform: str) -> str:
+    """Returns a transform of other libraries, such as `CenterCrop(224)`, by the name that it has in fastload."""
+    name, parenthesis, words = transform.partition("(")
+    return _ALIASES.get(name, name) + parenthesis + words
 
 
 def is_known(transform: str) -> bool:
