@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastload.profiling.doctor.command import Ended, Signals, run_command
-from fastload.profiling.doctor.fastloader_trial import ImagesSeen, measure_fastloader
 from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.doctor.making import explained, keeps_transform, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.clocks import HOW
@@ -210,10 +210,15 @@ class Recording:
 
 
 def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Verdict:
-    """Returns the verdict on a loop; if FastLoader would be the cure, after a trial of what it costs here."""
+    """Returns the verdict on a loop; if FastLoader or a first worker may be the cure, after trials of their costs."""
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
-    if demands.is_fastload or not verdict.worth_making or not loader.shape:
+    if demands.is_fastload or not verdict.worth_making:
+        return verdict
+    if not demands.workers and loader.sizes:
+        demands = replace(demands, by_a_worker=measure_worker(loader.sizes))
+        verdict = judge(demands)
+    if not loader.shape:
         return verdict
     keeps = keeps_transform(loader)
     count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))

@@ -190,6 +190,7 @@ class LoaderRecord:
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
+    sizes: tuple[int, ...] = ()  # in bytes, of all tensors in it
     inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
     in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
     num_nexts: int = 0  # batches that the loop got
@@ -345,7 +346,9 @@ class _File:
         elif kind == "trains":
             loader.trains = True
         elif kind == "shape":
-            loader.shape, loader.dtype = tuple(map(int, event["shape"])), str(event["dtype"])
+            shape = tuple(map(int, event["shape"]))
+            loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])
+            loader.sizes = tuple(map(int, event["bytes"]))
         elif kind == "iter":
             loader.take(None)
             self._last[number] = event

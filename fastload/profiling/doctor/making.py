@@ -51,7 +51,9 @@ def keeps_transform(loader: LoaderRecord) -> bool:
     if listed := loader.facts.get("transforms"):
         return not all(is_known(our_name(one)) for one in listed)
     calls = Counter({call: count for (at, call), count in loader.seen_at("call").items() if at == "transform"})
-    in_libraries = sum(count for call, count in calls.items() if call.startswith(_IMAGE_LIBRARIES))
+    in_libraries = sum(
+        count for call, count in calls.items() if call.startswith(_IMAGE_LIBRARIES) or is_known(our_name(call))
+    )
     return bool(calls) and in_libraries < 0.5 * calls.total()
 
 

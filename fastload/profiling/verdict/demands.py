@@ -57,6 +57,9 @@ class Demands:
     # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
     by_fastloader: Work | None = None
     fastloader_start_s: float = 0.0  # until it begins on the first batch
+    # What a worker does to hand such a batch over, the loop to take it, and the time until a worker begins, as measured
+    # in a trial for a loader without workers; None: there was none
+    by_a_worker: tuple[Work, float, float] | None = None
     keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     beside: tuple[float, ...] = ()
@@ -160,11 +163,15 @@ class Costs:
         model = replace(model, batches=(made,), workers=workers, ahead=workers + 3, in_turn=False)
         return replace(model, startup_s=demands.fastloader_start_s, restart_s=0.0, end_s=0.0)
 
-    def with_workers(self, workers: int) -> LoopModel:
-        """Returns the loop with another number of workers."""
+    def with_workers(self, workers: int, by_a_worker: tuple[Work, float, float] | None = None) -> LoopModel:
+        """Returns the loop with another number of workers; `by_a_worker` is as in `Demands`."""
         model = self.model
         share = workers / max(1, model.workers)
         starts = max(model.cpus, workers) / max(model.cpus, model.workers)  # all at once, as far as there are CPUs
+        if not model.workers and by_a_worker is not None:
+            work, receive_s, start_s = by_a_worker
+            batches = tuple(batch + work for batch in model.batches)
+            model = replace(model, batches=batches, receive_s=receive_s, startup_s=start_s, restart_s=start_s)
         return replace(
             model,
             workers=workers,

@@ -35,7 +35,7 @@ WORTH = 1.1
 
 # Changing the number of workers is less effort than any other change, so it comes first if it saves at least this share
 # of the time that the best change saves. More workers only hide a cost, fewer remove one: hence the two shares.
-_SHARE_OF_BEST = {"too few workers": 0.75, "too many workers": 0.5, WAITING: 0.75}
+_SHARE_OF_BEST = {"too few workers": 0.85, "too many workers": 0.5, WAITING: 0.75}
 
 # Costs that are small in a well-written loader. Where one of them takes more than _MUCH of a batch, more workers would
 # only hide it.
@@ -198,11 +198,11 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
     workers = max(1, min(wanted, model.cpus if model.workers < model.cpus else 4 * model.cpus))
     if not _waits_most(demands, costs):
         if workers > model.workers:
-            yield remedy("too few workers", costs.with_workers(workers), workers)
+            yield remedy("too few workers", costs.with_workers(workers, demands.by_a_worker), workers)
     elif _is_shared(demands, costs):
         yield remedy(WAITING, costs.without(WAITING))
     elif (workers := _workers_that_hide(costs, wanted)) > model.workers:
-        yield remedy(WAITING, costs.with_workers(workers), workers)
+        yield remedy(WAITING, costs.with_workers(workers, demands.by_a_worker), workers)
     if model.workers > model.cpus:
         after_s = min(step_s, costs.step_s(costs.with_workers(model.cpus)))
         if demands.fewer_workers is not None:

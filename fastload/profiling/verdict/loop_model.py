@@ -25,7 +25,7 @@ _NONE_LEFT = 1e-9
 
 _ROUNDS = 8  # in which the CPUs are shared out
 
-_UNEVEN = 0.5  # of a loop that no worker ran beside
+_UNEVEN = 1.0  # of a loop that no worker ran beside
 
 _HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
 

@@ -18,7 +18,10 @@ def facts_of(dataset: Any) -> dict[str, Any]:
             break
         dataset = inner
     held = getattr(dataset, "__dict__", {})
-    transform = held.get("transform") or held.get("transforms")
+    named = [held[name] for name in ("transform", "transforms") if held.get(name) is not None]
+    transform = next(
+        iter([*named, *(one for name, one in held.items() if "transform" in name and callable(one))]), None
+    )
     return {"root": _root_of(held), "transforms": [_written(one) for one in _listed(transform)[:_MOST_TRANSFORMS]]}
 
 
@@ -41,6 +44,8 @@ def _root_of(held: dict[str, Any]) -> str:
 def _listed(transform: Any) -> list[Any]:
     """Returns the transforms in one that holds a list of them."""
     inner = getattr(transform, "transforms", None)
+    if hasattr(inner, "transforms"):
+        return _listed(inner)
     if not isinstance(inner, (list, tuple)):
         return [] if transform is None else [transform]
     return [one for each in inner for one in _listed(each)]

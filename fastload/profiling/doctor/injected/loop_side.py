@@ -135,14 +135,15 @@ class LoaderState:
         )
 
     def note_shape(self, batch: Any) -> None:
-        """Records shape and type of the first images in the first batch."""
-        self.shape = (0,)
+        """Records the bytes of each tensor in the first batch, and shape and type of the first images."""
+        self.shape, dtype, sizes = (0,), "", []
         for thing in _parts(batch):
             shape = getattr(thing, "shape", ())
-            if isinstance(shape, tuple) and len(shape) == 4:
-                self.shape = tuple(map(int, shape))
-                events.write({"e": "shape", "id": self.id, "shape": self.shape, "dtype": str(thing.dtype)})
-                return
+            if isinstance(shape, tuple) and hasattr(thing, "nbytes"):
+                sizes.append(int(thing.nbytes))
+                if len(shape) == 4 and not dtype:
+                    self.shape, dtype = tuple(map(int, shape)), str(thing.dtype)
+        events.write({"e": "shape", "id": self.id, "shape": self.shape, "dtype": dtype, "bytes": sizes})
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.

@@ -1,14 +1,15 @@
-"""Measures what batches like those of a loader would cost a `FastLoader`, on this machine, with made-up images."""
+"""Measures what batches like those of a loader would cost others, on this machine, with made-up contents."""
 
 from __future__ import annotations
 
 import ast
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 _SECONDS = 0.6
 _MOST_BYTES = 64 * 2**20
 _LEAST_IMAGES = 16
+_PAGE = 4096  # bytes
 
 
 _ARGUMENTS = {"ColorJitter": (0.4, 0.4, 0.4)}  # where the dataset's are not known
@@ -111,3 +113,41 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
             with suppress(OptionError, TypeError):  # one that has to be told more than is known
                 found.append(one_like_it(*arguments))
     return found
+
+
+def measure_worker(sizes: Sequence[int]) -> tuple[Work, float, float]:
+    """Returns what a worker process of a `DataLoader` would cost, for batches of tensors of so many bytes.
+
+    CPU time of the worker to hand a batch over, CPU time of the loop to take it, and the seconds until a worker begins.
+    """
+    from torch.utils.data import DataLoader
+
+    loader: DataLoader[Any] = DataLoader(_Ready(sizes), batch_size=None, num_workers=1)  # type: ignore[arg-type]
+    begun_s = time.perf_counter()
+    batches = iter(loader)
+    next(batches)
+    start_s, running_s = time.perf_counter() - begun_s, time.thread_time()
+    begun_s, count = time.perf_counter(), 0
+    for tensors in batches:
+        for tensor in tensors:
+            tensor[::_PAGE].max()
+        count += 1
+        if time.perf_counter() - begun_s > _SECONDS / 2:
+            break
+    receive_s = (time.thread_time() - running_s) / count
+    return Work((time.perf_counter() - begun_s) / count), receive_s, start_s
+
+
+class _Ready:
+    """Batches that lie ready."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> list[Any]:
+        import torch
+
+        return [torch.zeros(max(1, size), dtype=torch.uint8) for size in self._sizes]
