@@ -23,6 +23,7 @@ from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
+from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, our_name, seconds_text
 from fastload.system.machine import available_cpus
 from fastload.timing.results import BatchWork, Measured, Step, Verdict, Work, mean_stages
@@ -227,9 +228,10 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     seen = ImagesSeen(loader.shape, "float" in loader.dtype, demands.transforms)
     if count:
         seen = replace(seen, decoded=(heights // count, widths // count))
-    work, start_s = measure_fastloader(seen, transforms=not keeps and not demands.timed_device)
+    own_s = 0.0 if demands.on_device else costs_of(demands).model.own_s
+    costs = measure_fastloader(seen, own_s, transforms=not keeps and not demands.timed_device)
     note = (
-        f"a trial here: FastLoader takes {seconds_text(work.running_s)} of CPU for such a batch, of images of "
+        f"a trial here: FastLoader takes {seconds_text(costs.batch.running_s)} of CPU for such a batch, of images of "
         f"{seen.stored[0]}x{seen.stored[1]}"
         + (
             "; the dataset's own transforms are left"
@@ -240,7 +242,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         )
     )
     notes = (*demands.notes, note)
-    return judge(replace(demands, by_fastloader=work, fastloader_start_s=start_s, keeps_transform=keeps, notes=notes))
+    return judge(replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=notes))
 
 
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of

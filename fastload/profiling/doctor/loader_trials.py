@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastload.errors import OptionError
+from fastload.profiling.verdict.demands import FastLoaderCosts
+from fastload.system.machine import available_cpus
 from fastload.timing.results import Work
 
 if TYPE_CHECKING:  # torch takes seconds to import
+    from fastload.loader.loader import FastLoader
     from fastload.transforms.spec import BaseTransform
 
 _SECONDS = 0.6
-_MOST_BYTES = 64 * 2**20
+_MOST_BYTES = 128 * 2**20
 _LEAST_IMAGES = 16
 _PAGE = 4096  # bytes
 
@@ -61,9 +65,10 @@ class ImagesSeen:
         return (self.batch[2], self.batch[3]) if first else (self.batch[1], self.batch[2])
 
 
-def measure_fastloader(seen: ImagesSeen, *, transforms: bool) -> tuple[Work, float]:
-    """Returns the CPU time that a `FastLoader` takes for a batch, and the seconds until it begins on the first one.
+def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> FastLoaderCosts:
+    """Returns what a `FastLoader` takes for a batch, and how far it slows down steps on the CPUs that take `own_s` alone.
 
+    A small network is trained for so long in each step; 0: the steps are a device's, and none is tried.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -73,7 +78,8 @@ def measure_fastloader(seen: ImagesSeen, *, transforms: bool) -> tuple[Work, flo
 
     height, width = seen.stored
     batch_size = seen.batch[0]
-    count = max(_LEAST_IMAGES, min(4 * batch_size, _MOST_BYTES // max(1, seen.channels * height * width)))
+    most = max(2, min(4, _MOST_BYTES // max(1, batch_size * seen.channels * height * width)))
+    count = max(_LEAST_IMAGES, most * batch_size)
     transform = _transforms(seen) if transforms else []
     with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:
         source, packed = Path(folder, "images.npz"), Path(folder, "images.h5")
@@ -91,9 +97,51 @@ def measure_fastloader(seen: ImagesSeen, *, transforms: bool) -> tuple[Work, flo
             while time.perf_counter() - begin_s < _SECONDS:
                 for batch in loader:
                     samples += len(batch[0])
-            running_s = time.process_time() - running_s
-    work = Work(running_s / samples * batch_size)
-    return work, max(0.0, first_s - work.running_s)
+            made_s = (time.process_time() - running_s) / samples * batch_size
+            costs = FastLoaderCosts(Work(made_s), max(0.0, first_s - made_s))
+            return _beside_steps(loader, costs, own_s) if own_s else costs
+
+
+def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, own_s: float) -> FastLoaderCosts:
+    """Returns the costs with how far steps are slowed down, from steps with and without the loader."""
+    step = _Step(own_s)
+    begun_s, running_s, count = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - begun_s < _SECONDS / 2 or not count:
+        step()
+        count += 1
+    alone_s = (time.perf_counter() - begun_s) / count
+    cpus = available_cpus()
+    own_cpus = min(float(cpus), (time.process_time() - running_s) / count / alone_s)
+    times_s: list[float] = []
+    while sum(times_s) < 2 * _SECONDS:
+        last_s = time.perf_counter()
+        for _ in loader:
+            step()
+            times_s.append(time.perf_counter() - last_s)
+            last_s += times_s[-1]
+    return costs.fitted(statistics.fmean(times_s), alone_s, own_cpus, cpus)
+
+
+class _Step:
+    """Training on the CPUs that takes about so long."""
+
+    def __init__(self, seconds: float) -> None:
+        import torch
+        from torch import nn
+
+        self._images = torch.rand(8, 3, 64, 64)
+        layers = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+        self._network, self._rounds = nn.Sequential(*layers), 1
+        for _ in range(3):
+            self()
+        begun_s = time.perf_counter()
+        for _ in range(5):
+            self()
+        self._rounds = max(1, round(5 * seconds / (time.perf_counter() - begun_s)))
+
+    def __call__(self) -> None:
+        for _ in range(self._rounds):
+            self._network(self._images).sum().backward()
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:

@@ -23,6 +23,42 @@ PACKED = ("reading", "decoding", "collate", "lock contention")
 
 
 @dataclass(frozen=True)
+class FastLoaderCosts:
+    """What a `FastLoader` would cost, in seconds."""
+
+    batch: Work  # to make one, with the machine for itself
+    start_s: float = 0.0  # until it begins on the first batch
+    slows: float = 1.0  # how many times as long a step takes beside its threads, CPUs shared in proportion left out
+
+    def beside(self, own_s: float, own_cpus: float, cpus: int) -> LoopModel:
+        """Returns a long epoch over it, of steps that take so long alone, on so many CPUs."""
+        return LoopModel(
+            batches=(self.batch,),
+            workers=cpus,
+            ahead=cpus + 3,
+            in_turn=False,
+            cpus=cpus,
+            own_s=self.slows * own_s,
+            own_cpus=own_cpus,
+            steps=100,
+        )
+
+    def fitted(self, step_s: float, own_s: float, own_cpus: float, cpus: int) -> FastLoaderCosts:
+        """Returns these with the slowdown by which such a step takes `step_s`."""
+        low, high = 1.0, _MOST_SLOWER
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if replace(self, slows=middle).beside(own_s, own_cpus, cpus).played().step_s < step_s:
+                low = middle
+            else:
+                high = middle
+        return replace(self, slows=low)
+
+
+_MOST_SLOWER, _HALVINGS = 4.0, 9
+
+
+@dataclass(frozen=True)
 class Demands:
     """One loader's batches and the steps that used them, whoever recorded them; all times in seconds."""
 
@@ -54,9 +90,7 @@ class Demands:
     host_s: float = 0.0  # time of the loop in such a step, waits for the device left out
     # Time of a step on a batch that lies ready, without a loader, measured in the same process; 0: it was not measured
     alone_s: float = 0.0
-    # CPU time that a FastLoader takes for such a batch, as measured in a trial; None: there was none
-    by_fastloader: Work | None = None
-    fastloader_start_s: float = 0.0  # until it begins on the first batch
+    by_fastloader: FastLoaderCosts | None = None  # as measured in a trial; None: there was none
     # What a worker does to hand such a batch over, the loop to take it, and the time until a worker begins, as measured
     # in a trial for a loader without workers; None: there was none
     by_a_worker: tuple[Work, float, float] | None = None
@@ -154,14 +188,14 @@ class Costs:
         What it makes a batch for is `demands.by_fastloader`, nothing where that is not known. Transforms that it cannot
         do are left, in worker processes as before.
         """
-        made = demands.by_fastloader or Work()
+        made = demands.by_fastloader or FastLoaderCosts(Work())
         if demands.keeps_transform:
             model = self.without(*BY_FASTLOAD)
-            batches = tuple(batch + made for batch in model.batches)
+            batches = tuple(batch + made.batch for batch in model.batches)
             return replace(model, batches=batches, restart_s=0.0, end_s=0.0)
-        model, workers = self.without(*BY_FASTLOAD, "transform"), self.model.cpus
-        model = replace(model, batches=(made,), workers=workers, ahead=workers + 3, in_turn=False)
-        return replace(model, startup_s=demands.fastloader_start_s, restart_s=0.0, end_s=0.0)
+        model = self.without(*BY_FASTLOAD, "transform")
+        steps = replace(made.beside(model.own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
+        return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
 
     def with_workers(self, workers: int, by_a_worker: tuple[Work, float, float] | None = None) -> LoopModel:
         """Returns the loop with another number of workers; `by_a_worker` is as in `Demands`."""
