@@ -216,7 +216,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     verdict = judge(demands)
     if demands.is_fastload or not verdict.worth_making:
         return verdict
-    if not demands.workers and loader.sizes:
+    if loader.sizes and not demands.by_threads:
         demands = replace(demands, by_a_worker=measure_worker(loader.sizes))
         verdict = judge(demands)
     if not loader.shape:

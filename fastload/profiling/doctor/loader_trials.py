@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.profiling.verdict.demands import FastLoaderCosts
+from fastload.profiling.verdict.demands import FastLoaderCosts, WorkerCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.results import Work
 
@@ -66,9 +66,9 @@ class ImagesSeen:
 
 
 def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> FastLoaderCosts:
-    """Returns what a `FastLoader` takes for a batch, and how far it slows down steps on the CPUs that take `own_s` alone.
+    """Returns what a `FastLoader` takes for a batch, and how far it slows down steps that take `own_s` alone.
 
-    A small network is trained for so long in each step; 0: the steps are a device's, and none is tried.
+    A small network is trained on the CPUs for so long in each step; 0: the steps are a device's, and none is tried.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -99,12 +99,12 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
                     samples += len(batch[0])
             made_s = (time.process_time() - running_s) / samples * batch_size
             costs = FastLoaderCosts(Work(made_s), max(0.0, first_s - made_s))
-            return _beside_steps(loader, costs, own_s) if own_s else costs
+            return _beside_steps(loader, costs, seen, own_s) if own_s else costs
 
 
-def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, own_s: float) -> FastLoaderCosts:
+def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, own_s: float) -> FastLoaderCosts:
     """Returns the costs with how far steps are slowed down, from steps with and without the loader."""
-    step = _Step(own_s)
+    step = _Step(seen, own_s)
     begun_s, running_s, count = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - begun_s < _SECONDS / 2 or not count:
         step()
@@ -123,21 +123,30 @@ def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, own_s: float) -> F
 
 
 class _Step:
-    """Training on the CPUs that takes about so long."""
+    """Training on such images on the CPUs that takes about so long."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seen: ImagesSeen, seconds: float) -> None:
         import torch
         from torch import nn
 
-        self._images = torch.rand(8, 3, 64, 64)
-        layers = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
-        self._network, self._rounds = nn.Sequential(*layers), 1
-        for _ in range(3):
+        channels, (height, width) = seen.channels, seen.size
+        most = max(1, _MOST_BYTES // (4 * channels * height * width))
+        self._images, self._rounds = torch.rand(min(most, seen.batch[0]), channels, height, width), 1
+        stride = 4 if min(height, width) > 32 else 1
+        layers = [nn.Conv2d(channels, 8, 5, stride, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()]
+        self._network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+        rounds = seconds / self._seconds()
+        if rounds < 1:
+            self._images = self._images[: max(1, round(rounds * len(self._images)))]
+        self._rounds = max(1, round(rounds))
+
+    def _seconds(self) -> float:
+        for _ in range(2):
             self()
         begun_s = time.perf_counter()
-        for _ in range(5):
+        for _ in range(3):
             self()
-        self._rounds = max(1, round(5 * seconds / (time.perf_counter() - begun_s)))
+        return (time.perf_counter() - begun_s) / 3
 
     def __call__(self) -> None:
         for _ in range(self._rounds):
@@ -163,11 +172,8 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
     return found
 
 
-def measure_worker(sizes: Sequence[int]) -> tuple[Work, float, float]:
-    """Returns what a worker process of a `DataLoader` would cost, for batches of tensors of so many bytes.
-
-    CPU time of the worker to hand a batch over, CPU time of the loop to take it, and the seconds until a worker begins.
-    """
+def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
+    """Returns what a worker process of a `DataLoader` costs, for batches of tensors of so many bytes."""
     from torch.utils.data import DataLoader
 
     loader: DataLoader[Any] = DataLoader(_Ready(sizes), batch_size=None, num_workers=1)  # type: ignore[arg-type]
@@ -175,15 +181,17 @@ def measure_worker(sizes: Sequence[int]) -> tuple[Work, float, float]:
     batches = iter(loader)
     next(batches)
     start_s, running_s = time.perf_counter() - begun_s, time.thread_time()
-    begun_s, count = time.perf_counter(), 0
+    begun_s, touched_s, count = time.perf_counter(), 0.0, 0
     for tensors in batches:
+        touched_s -= time.thread_time()
         for tensor in tensors:
             tensor[::_PAGE].max()
+        touched_s += time.thread_time()
         count += 1
         if time.perf_counter() - begun_s > _SECONDS / 2:
             break
-    receive_s = (time.thread_time() - running_s) / count
-    return Work((time.perf_counter() - begun_s) / count), receive_s, start_s
+    receive_s = (time.thread_time() - running_s - touched_s) / count
+    return WorkerCosts(Work((time.perf_counter() - begun_s) / count), receive_s, touched_s / count, start_s)
 
 
 class _Ready:

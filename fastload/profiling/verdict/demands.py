@@ -23,6 +23,16 @@ PACKED = ("reading", "decoding", "collate", "lock contention")
 
 
 @dataclass(frozen=True)
+class WorkerCosts:
+    """What it takes to have batches made in another process, as `DataLoader` does, in seconds."""
+
+    batch: Work  # of the worker, to hand a batch over
+    receive_s: float  # of the loop, to take it over
+    touch_s: float  # in the step, until the memory that it lies in is mapped
+    start_s: float  # until a worker begins
+
+
+@dataclass(frozen=True)
 class FastLoaderCosts:
     """What a `FastLoader` would cost, in seconds."""
 
@@ -56,6 +66,7 @@ class FastLoaderCosts:
 
 
 _MOST_SLOWER, _HALVINGS = 4.0, 9
+_LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory
 
 
 @dataclass(frozen=True)
@@ -91,9 +102,7 @@ class Demands:
     # Time of a step on a batch that lies ready, without a loader, measured in the same process; 0: it was not measured
     alone_s: float = 0.0
     by_fastloader: FastLoaderCosts | None = None  # as measured in a trial; None: there was none
-    # What a worker does to hand such a batch over, the loop to take it, and the time until a worker begins, as measured
-    # in a trial for a loader without workers; None: there was none
-    by_a_worker: tuple[Work, float, float] | None = None
+    by_a_worker: WorkerCosts | None = None  # as measured in a trial; None: there was none
     keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     beside: tuple[float, ...] = ()
@@ -194,18 +203,23 @@ class Costs:
             batches = tuple(batch + made.batch for batch in model.batches)
             return replace(model, batches=batches, restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
-        steps = replace(made.beside(model.own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
+        touch_s = demands.by_a_worker.touch_s if demands.by_a_worker is not None and model.workers else 0.0
+        own_s = max(model.own_s - touch_s, _LEAST_OWN * model.own_s)  # in memory that is used again and again
+        steps = replace(made.beside(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
 
-    def with_workers(self, workers: int, by_a_worker: tuple[Work, float, float] | None = None) -> LoopModel:
+    def with_workers(self, workers: int, by_a_worker: WorkerCosts | None = None) -> LoopModel:
         """Returns the loop with another number of workers; `by_a_worker` is as in `Demands`."""
         model = self.model
         share = workers / max(1, model.workers)
         starts = max(model.cpus, workers) / max(model.cpus, model.workers)  # all at once, as far as there are CPUs
         if not model.workers and by_a_worker is not None:
-            work, receive_s, start_s = by_a_worker
-            batches = tuple(batch + work for batch in model.batches)
-            model = replace(model, batches=batches, receive_s=receive_s, startup_s=start_s, restart_s=start_s)
+            start_s, receive_s = by_a_worker.start_s, by_a_worker.receive_s
+            batches = tuple(batch + by_a_worker.batch for batch in model.batches)
+            own_s = model.own_s + by_a_worker.touch_s
+            model = replace(
+                model, batches=batches, receive_s=receive_s, own_s=own_s, startup_s=start_s, restart_s=start_s
+            )
         return replace(
             model,
             workers=workers,
