@@ -230,16 +230,17 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         seen = replace(seen, decoded=(heights // count, widths // count))
     own_s = 0.0 if demands.on_device else costs_of(demands).model.own_s
     costs = measure_fastloader(seen, own_s, transforms=not keeps and not demands.timed_device)
+    if keeps:
+        which = "; the dataset's own transforms are left"
+    elif demands.timed_device:
+        which = "; their transforms are the device's work"
+    elif demands.transforms:
+        which = ", with the dataset's transforms"
+    else:
+        which = ", cropped and resized at random in place of the dataset's own code" * (seen.size != seen.stored)
     note = (
         f"a trial here: FastLoader takes {seconds_text(costs.batch.running_s)} of CPU for such a batch, of images of "
-        f"{seen.stored[0]}x{seen.stored[1]}"
-        + (
-            "; the dataset's own transforms are left"
-            if keeps
-            else "; their transforms are the device's work"
-            if demands.timed_device
-            else ", with transforms like those of the dataset"
-        )
+        f"{seen.stored[0]}x{seen.stored[1]}{which}"
     )
     notes = (*demands.notes, note)
     return judge(replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=notes))
