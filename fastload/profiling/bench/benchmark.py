@@ -83,12 +83,12 @@ class BenchResult:
         if self.options.cold:
             facts.append(("page cache", _cold_text(self.left_in_cache)))
         if (loop := self.loop) is not None:
-            beside = self._others(loop.others_cpus)
-            facts.append(("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}{beside}"))
+            taken = self._others(loop.others_cpus)
+            facts.append(("training", f"{loop.samples_per_s:,.0f} images/s, {loop.step}{taken}"))
             if loop.utilization is not None:
-                facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is}){beside}"))
+                facts.append(("utilization", f"{_percent(loop.utilization)} ({loop.utilization_is}){taken}"))
             wait = f"longest wait for a batch {seconds_text(loop.longest_wait_s)}"
-            facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}{beside}"))
+            facts.append(("stall share", f"{_percent(loop.stall_share)}, {wait}{taken}"))
             if self.headspace is not None:
                 rate = f"{self.headspace['base']['median']:,.0f} images/s on one cached batch"
                 ratio = f"with the loader {_ratio(self.headspace['ratio'])} of it"
@@ -114,8 +114,8 @@ class BenchResult:
             first, command=self.command, facts=(*self.facts, *killed), tables=tables, environment=self.environment
         )
         loops = [one.loop for one in (*self.rivals, *self.faults) if not isinstance(one, KillFigures)]
-        beside = (replace(loop.measured, command=self.command, facts=self._beside(loop)) for loop in loops if loop)
-        return [first, *beside]
+        more = (replace(loop.measured, command=self.command, facts=self._beside(loop)) for loop in loops if loop)
+        return [first, *more]
 
     def _beside(self, loop: LoopFigures) -> tuple[tuple[str, str], ...]:
         text = others_text(loop.others_cpus, self.cpus)
@@ -216,8 +216,8 @@ def rival_table(rivals: list[Rival], cpus: int) -> Table:
         ratio, busy = rival.ratio, rival.loop.utilization if rival.loop is not None else None
         times = f"{ratio['median']:.3g} times as fast ({ratio['lowest']:.3g} to {ratio['highest']:.3g})"
         row = (rival.name, f"{rival.samples_per_s['median']:,.0f}", times, f"{rival.cpu_s_per_1000:.3g}")
-        beside = others_text(ratio.get("others_cpus"), cpus) or "not known"
-        rows.append((*row, beside, "not known" if busy is None else _percent(busy)) if with_loops else (*row, beside))
+        others = others_text(ratio.get("others_cpus"), cpus) or "not known"
+        rows.append((*row, others, "not known" if busy is None else _percent(busy)) if with_loops else (*row, others))
     head = ("in turn with", "images/s", "FastLoader is", "CPU s/1,000", "other programs", "its utilization")
     return Table("Plain ways", head if with_loops else head[:-1], tuple(rows))
 
@@ -225,7 +225,7 @@ def rival_table(rivals: list[Rival], cpus: int) -> Table:
 def fault_facts(fault: FaultFigures | KillFigures, cpus: int) -> Facts:
     """Returns the lines about one injected fault, on so many CPUs."""
     used = fault.others_cpus if isinstance(fault, KillFigures) else fault.ratio.get("others_cpus")
-    beside = (text := others_text(used, cpus)) and f"; {text}"
+    others = (text := others_text(used, cpus)) and f"; {text}"
     if isinstance(fault, KillFigures):
         if not fault.error:
             said = f"process {fault.pid} was killed; all its batches were made by then, and none was lost"
@@ -234,7 +234,7 @@ def fault_facts(fault: FaultFigures | KillFigures, cpus: int) -> Facts:
         complete = "each exactly once" if fault.each_once else "NOT each exactly once"
         after = f"{seconds_text(fault.error_after_s)} and {fault.steps_until_error} batches later"
         return [
-            (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}{beside}"),
+            (fault.fault, f"process {fault.pid} killed; {after} the loop had a WorkerError, {named}{others}"),
             ("", f"state_dict() loaded again: the next batch {seconds_text(fault.resumed_after_s)} after iter()"),
             ("", f"{fault.samples:,} samples were loaded in all, {complete}"),
         ]
@@ -244,7 +244,7 @@ def fault_facts(fault: FaultFigures | KillFigures, cpus: int) -> Facts:
         delayed = "no read was delayed in that time (more --seconds would help)"
     waited = f"the step waited {_percent(loop.stall_share)} of the time, at longest {seconds_text(loop.longest_wait_s)}"
     facts = [
-        (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without{beside}"),
+        (fault.fault, f"{_rate(fault.samples_per_s)}, {_ratio(fault.ratio)} of the rate without{others}"),
         ("", f"{delayed}; {waited}"),
     ]
     if loop.utilization is not None:

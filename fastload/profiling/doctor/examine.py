@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import re
 import shlex
 import shutil
@@ -15,25 +13,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastload.profiling.doctor.command import Ended, Signals, run_command
-from fastload.profiling.doctor.kernel import WaitSampler, WaitShares
-from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.kernel import WaitSampler
+from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
-from fastload.profiling.doctor.making import explained, keeps_transform, seen_at_work, shares_its_waits, slow_samples
+from fastload.profiling.doctor.loop_demands import demands_of
+from fastload.profiling.doctor.making import keeps_transform
 from fastload.profiling.doctor.timeline import Span, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
-from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, our_name, seconds_text
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import BatchWork, Measured, Step, Verdict, Work, mean_stages
+from fastload.timing.results import Measured, Verdict, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
 _SHOWN_STEPS = 4000
-# The first steps of a run include compilation, allocation and warm-up.
-_WARM_UP = 2
-_MIN_STEPS = 10
+_OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
+_GOOD_PART = 0.1  # of a run, that a change to a loop that does not train has to save to be spoken of first
 
 
 @dataclass(frozen=True)
@@ -246,10 +244,6 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     return judge(replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=notes))
 
 
-_OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
-_GOOD_PART = 0.1  # of a run, that a change to a loop that does not train has to save to be spoken of first
-
-
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
     facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
     if rank := loader.process["rank"]:
@@ -299,124 +293,3 @@ def loader_that_binds(records: Records) -> LoaderRecord | None:
     names = ("id", "kind", "workers", "dataset")  # the same loader of another rank has the same
     same = [loader for loader in records.loaders if all(loader.facts[name] == most.facts[name] for name in names)]
     return max(same, key=lambda loader: loader.wait_s)
-
-
-def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = None) -> Demands:
-    """Returns what the loop over a loader, of at least one step, asks of the machine.
-
-    Its process, workers included, may use so many `cpus`. Waits that nothing else explains are divided as the kernel
-    saw them.
-    """
-    facts, trials = loader.facts, loader.trials
-    held_back = [(a["t"], b["t"]) for a, b in itertools.pairwise(trials) if b["limit"] and not a["limit"]]
-    undisturbed = [one for one in loader.steps.kept if not any(a <= one.step.begin_s < b for a, b in held_back)]
-    records = undisturbed or loader.steps.kept
-    steps = [record.step for record in records]
-    if len(steps) >= _MIN_STEPS:  # the first ones are limited to 3 times the usual, to leave out warm-up
-        usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
-        steps[:_WARM_UP] = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
-    gpu_s = [record.gpu_s for record in records if record.gpu_s is not None]
-    slow_s, slow_note = slow_samples(loader.fetches)
-    workers = facts["workers"]
-    notes = [
-        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {workers}"
-        + (", persistent" if facts["persistent"] else "")
-    ]
-    waits_at, places = seen_at_work(loader)
-    waits_shared, beside_others = False, list[str]()
-    if workers and loader.fetches and loader.fetch_stride == 1:
-        waits_shared, beside_others = shares_its_waits(loader.fetches)
-    notes += [*places, *beside_others]
-    fewer_workers = None
-    few, full = ([one for one in trials if bool(one["limit"]) == limited] for limited in (True, False))
-    if few and full:
-        few_s, full_s = (statistics.median(one["s"] / one["steps"] for one in ones) for ones in (few, full))
-        fewer_workers = few[0]["limit"], few_s, full_s
-        notes.append(
-            f"with {few[0]['limit']} of {workers} workers allowed to work at once a step took {seconds_text(few_s)}, "
-            f"with all {seconds_text(full_s)} (a trial while the script ran, in turn)"
-        )
-    return Demands(
-        batches=tuple(
-            _times(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s), loader.inner_per_batch)
-            for fetch in loader.fetches
-        ),
-        steps=tuple(steps),
-        workers=workers,
-        ahead=facts.get("ahead", round(workers * facts["prefetch"] / loader.inner_per_batch)),
-        cpus=cpus,
-        num_steps=len(steps) * loader.steps.stride,
-        epochs=tuple(loader.epochs),
-        starts_s=starts(loader),
-        receive_s=statistics.fmean(record.receive.running_s for record in records) if workers else 0.0,
-        receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in records) if workers else 0.0,
-        step_running_s=statistics.fmean(record.running_s for record in records),
-        step_runnable_s=statistics.fmean(record.runnable_s for record in records),
-        by_threads=facts.get("by_threads", False),
-        timed_device=bool(gpu_s),
-        device_s=statistics.median(gpu_s) if gpu_s else 0.0,
-        host_s=sorted(record.host_s for record in records)[len(records) // 10],
-        beside=beside(loader.fetches, loader.fetch_stride, steps) if workers else (),
-        fewer_workers=fewer_workers,
-        persistent=facts["persistent"],
-        is_fastload=facts["kind"].startswith("fastload."),
-        compression_ratio=facts.get("compression_ratio", 0.0),
-        waits_at=waits_at,
-        waits_shared=waits_shared,
-        root=facts.get("root", ""),
-        batch_size=facts["batch_size"],
-        transforms=tuple(map(our_name, facts.get("transforms", ()))),
-        waits_only=loader.unseen,
-        notes=(*notes, *slow_note),
-    )
-
-
-def starts(loader: LoaderRecord) -> tuple[float, ...]:
-    """Returns `Demands.starts_s` of a loop; empty if the making of each epoch's first batch was not seen."""
-    fetches = sorted((fetch for fetch in loader.fetches if fetch.wall_s > 0), key=lambda fetch: fetch.begin_s)
-    costs_s = sorted(_cost_s(fetch) for fetch in fetches)
-    begins = [fetch.begin_s for fetch in fetches]
-    found = []
-    for span in loader.passes:
-        number = bisect.bisect_left(begins, span.begin_s)
-        if number < len(fetches) and fetches[number].begin_s < span.end_s:
-            first = fetches[number]
-            usual_s = costs_s[int(0.9 * len(costs_s))]
-            found.append(first.begin_s - span.begin_s + max(0.0, _cost_s(first) - usual_s))
-    return tuple(found) if loader.fetch_stride == 1 and len(found) == len(loader.epochs) else ()
-
-
-def _cost_s(fetch: Fetch) -> float:
-    return sum(work.total_s for work in fetch.work.stages.values())
-
-
-def _times(work: BatchWork, count: float) -> BatchWork:
-    """Returns the cost of so many batches."""
-    stages = {name: Work(one.running_s * count, one.blocked_s * count) for name, one in work.stages.items()}
-    slow_s, lock_s, runnable_s = (count * seconds for seconds in (work.slow_s, work.lock_s, work.runnable_s))
-    return replace(work, stages=stages, slow_s=slow_s, lock_s=lock_s, runnable_s=runnable_s)
-
-
-def beside(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> tuple[float, ...]:
-    """Returns for each step the mean number of CPUs that makers of batches wanted while it did its own work.
-
-    Every `stride`-th batch is among the fetches. Empty: it is not known when batches were made.
-    """
-    spans = [(fetch.begin_s, fetch.begin_s + fetch.wall_s, fetch.work) for fetch in fetches if fetch.wall_s > 0]
-    if not spans:
-        return ()
-    spans.sort(key=lambda span: span[0])
-    begins, longest_s = [span[0] for span in spans], max(end - begin for begin, end, _ in spans)
-    found = []
-    for step in steps:
-        first_s, last_s = step.begin_s + step.wait_s, step.begin_s + step.duration_s
-        wanted_s = 0.0
-        for begin_s, end_s, work in spans[
-            bisect.bisect_left(begins, first_s - longest_s) : bisect.bisect_left(begins, last_s)
-        ]:
-            blocked_s = sum(stage.blocked_s for stage in work.stages.values())
-            running_s = sum(stage.running_s for stage in work.stages.values()) + work.runnable_s
-            together_s = min(end_s, last_s) - max(begin_s, first_s)
-            wanted_s += max(0.0, together_s) * (running_s / (running_s + blocked_s) if running_s else 0.0)
-        found.append(stride * wanted_s / max(last_s - first_s, 1e-9))
-    return tuple(found)

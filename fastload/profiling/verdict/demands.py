@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fastload.profiling.verdict.loop_model import Beside, LoopModel, fitted, own_time
+from fastload.profiling.verdict.loop_model import Contention, LoopModel, fitted, own_time
 from fastload.timing.results import STAGES, WAITING, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]
@@ -38,9 +38,9 @@ class FastLoaderCosts:
 
     batch: Work  # to make one, with the machine for itself
     start_s: float = 0.0  # until it begins on the first batch
-    slows: float = 1.0  # how many times as long a step takes beside its threads, CPUs shared in proportion left out
+    slows: float = 1.0  # how many times as long a step takes while its threads run, CPUs shared in proportion left out
 
-    def beside(self, own_s: float, own_cpus: float, cpus: int) -> LoopModel:
+    def loop(self, own_s: float, own_cpus: float, cpus: int) -> LoopModel:
         """Returns a long epoch over it, of steps that take so long alone, on so many CPUs."""
         return LoopModel(
             batches=(self.batch,),
@@ -58,7 +58,7 @@ class FastLoaderCosts:
         low, high = 1.0, _MOST_SLOWER
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if replace(self, slows=middle).beside(own_s, own_cpus, cpus).played().step_s < step_s:
+            if replace(self, slows=middle).loop(own_s, own_cpus, cpus).played().step_s < step_s:
                 low = middle
             else:
                 high = middle
@@ -105,7 +105,7 @@ class Demands:
     by_a_worker: WorkerCosts | None = None  # as measured in a trial; None: there was none
     keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
-    beside: tuple[float, ...] = ()
+    contending: tuple[float, ...] = ()
     others_cpus: float = 0.0  # CPUs, of those that the job may use, that other programs used meanwhile
     waits_only: str = ""  # why nobody saw what batches cost, and who does: a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
@@ -205,7 +205,7 @@ class Costs:
         model = self.without(*BY_FASTLOAD, "transform")
         touch_s = demands.by_a_worker.touch_s if demands.by_a_worker is not None and model.workers else 0.0
         own_s = max(model.own_s - touch_s, _LEAST_OWN * model.own_s)  # in memory that is used again and again
-        steps = replace(made.beside(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
+        steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
 
     def with_workers(self, workers: int, by_a_worker: WorkerCosts | None = None) -> LoopModel:
@@ -238,7 +238,7 @@ def costs_of(demands: Demands) -> Costs:
         statistics.fmean(getattr(step, name) for step in steps) for name in ("copy_s", "transform_s", "compute_s")
     )
     own_s = [step.copy_s + step.transform_s + step.compute_s for step in steps]
-    beside, device_s, host_s = Beside(), demands.device_s, demands.host_s
+    contention, device_s, host_s = Contention(), demands.device_s, demands.host_s
     # A batch that lies ready was copied and transformed before.
     ready_s = demands.alone_s + copy_s + transform_s if demands.alone_s else 0.0
     if ready_s and demands.timed_device:
@@ -249,9 +249,9 @@ def costs_of(demands: Demands) -> Costs:
     else:
         # An epoch's last batch may be a part of one.
         full = 0.9 * max(step.samples for step in steps)
-        wanted = demands.beside or _beside(demands)
+        wanted = demands.contending or _contending(demands)
         whole = [number for number, step in enumerate(steps) if step.samples >= full]
-        alone_s, beside = own_time(
+        alone_s, contention = own_time(
             [own_s[number] for number in whole], [wanted[number] for number in whole],
             demands.step_running_s, demands.cpus, ready_s,
         )  # fmt: skip
@@ -268,7 +268,7 @@ def costs_of(demands: Demands) -> Costs:
         own_s=alone_s,
         own_cpus=min(float(demands.cpus), own_cpus),
         device_s=device_s,
-        beside=beside,
+        contention=contention,
         startup_s=starts[0] if starts else 0.0,
         restart_s=statistics.fmean(starts[1:]) if len(starts) > 1 else 0.0,
         steps=max(1, round((demands.num_steps or len(steps)) / epochs)),
@@ -290,7 +290,7 @@ def costs_of(demands: Demands) -> Costs:
     )  # fmt: skip
 
 
-def _beside(demands: Demands) -> list[float]:
+def _contending(demands: Demands) -> list[float]:
     """Returns for each step about how many CPUs workers use: none where as many batches lie ready as ever."""
     steps = demands.steps
     mean_s = statistics.fmean(step.duration_s for step in steps)

@@ -2,8 +2,8 @@
 
 Workers make batches, the loop takes one after another, and all share the machine's CPUs. Time passes from one event to
 the next; in between each thread goes on at a constant rate. Where more threads want to run than there are CPUs, all
-take longer in proportion. The step itself may take longer still beside workers (`Beside`): each of its parallel parts
-ends with its last thread, which had to wait for a CPU.
+take longer in proportion. The step itself may take longer still while workers run (`Contention`): each of its parallel
+parts ends with its last thread, which had to wait for a CPU.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NONE_LEFT = 1e-9
 
 _ROUNDS = 8  # in which the CPUs are shared out
 
-_UNEVEN = 1.0  # of a loop that no worker ran beside
+_UNEVEN = 1.0  # of a loop without workers
 
-_HARDLY = 0.15  # CPUs of workers beside which a step counts as alone
+_HARDLY = 0.15  # CPUs of workers; a step with less has the machine for itself
 
 # Of `fitted`: how close is close, the least share of waits by which a scale can be found, and part of a step that has
 # to change with it, which scales, how precisely.
@@ -35,7 +35,7 @@ _CLOSE, _FEW_WAITS, _LITTLE, _SCALES, _HALVINGS = 0.01, 0.02, 0.3, (0.5, 2.5), 1
 
 
 @dataclass(frozen=True)
-class Beside:
+class Contention:
     """How much longer a step takes while workers use CPUs."""
 
     # 0: threads share CPUs in proportion; 1: those of a step wait for the one on the CPU with most threads
@@ -43,7 +43,7 @@ class Beside:
     drag: float = 0.0  # what it takes longer for each CPU that workers use, whatever the number of CPUs
 
     def slowdown(self, wanted: float, own_cpus: float, cpus: int) -> float:
-        """Returns the time of a step on so many CPUs beside workers that want so many, over that without them."""
+        """Returns the time of a step on so many CPUs while workers want so many, over that without them."""
         fair = max(1.0, (own_cpus + wanted) / cpus)
         threads, whole = max(1, round(own_cpus)), math.floor(wanted)
         # Of a number of workers between two whole ones, each is there part of the time.
@@ -66,7 +66,7 @@ class LoopModel:
     own_s: float = 0.0  # time of a step after its batch was received, with the machine for itself
     own_cpus: float = 1.0  # CPUs that it uses meanwhile
     device_s: float = 0.0  # time of a step on a device, which works while the loop goes on; 0: there is none
-    beside: Beside = Beside()
+    contention: Contention = Contention()
     startup_s: float = 0.0  # time until workers begin in the first epoch
     restart_s: float = 0.0  # in later ones
     end_s: float = 0.0  # wait at an epoch's end
@@ -214,7 +214,7 @@ class _Epoch:
             blocked_s = [cost.blocked_s for cost in costs if cost.total_s]
             wanted = sum(one / (one + other) for one, other in zip(running_s, blocked_s, strict=True))
             if self._stage == "own":
-                slowdown = model.beside.slowdown(wanted, own_cpus, model.cpus)
+                slowdown = model.contention.slowdown(wanted, own_cpus, model.cpus)
                 own = own_cpus * max(1.0, (wanted + own_cpus) / model.cpus) / slowdown  # threads wait for one another
             before, stretch = stretch, max(1.0, (wanted + own) / model.cpus)
             if stretch < before * (1 + _CLOSE):
@@ -249,29 +249,30 @@ def fitted(model: LoopModel, step_s: float) -> tuple[LoopModel, float]:
 
 
 def own_time(
-    own_s: Sequence[float], beside: Sequence[float], running_s: float, cpus: int, alone_s: float = 0.0
-) -> tuple[float, Beside]:
+    own_s: Sequence[float], contending: Sequence[float], running_s: float, cpus: int, alone_s: float = 0.0
+) -> tuple[float, Contention]:
     """Returns how long a step takes with the machine for itself, and how workers slow it down, from measured steps.
 
     Args:
         own_s: seconds of each step after its batch was received.
-        beside: CPUs that workers wanted meanwhile.
+        contending: CPUs that workers wanted meanwhile.
         running_s: mean CPU time of a step, of all its threads.
         cpus: of the machine.
         alone_s: how long one takes with the machine for itself, where that was measured; 0: it was not.
     """
-    alone = sorted(seconds for seconds, wanted in zip(own_s, beside, strict=True) if wanted < _HARDLY)
+    alone = sorted(seconds for seconds, wanted in zip(own_s, contending, strict=True) if wanted < _HARDLY)
     least = sorted(own_s)
     # Without steps that had the machine for themselves, the shortest ones; their CPU time has to fit in.
     free_s = alone_s or (alone[len(alone) // 2] if alone else max(least[len(least) // 10], running_s / cpus))
-    mean = sum(beside) / len(beside)
+    mean = sum(contending) / len(contending)
     if not free_s or mean < _HARDLY / 2:
-        return sum(own_s) / len(own_s), Beside(_UNEVEN)
+        return sum(own_s) / len(own_s), Contention(_UNEVEN)
     own_cpus = min(running_s / free_s, float(cpus))
     slower = sum(own_s) / len(own_s) / free_s
     fair, fullest = (
-        sum(Beside(uneven).slowdown(wanted, own_cpus, cpus) for wanted in beside) / len(beside) for uneven in (0, 1)
+        sum(Contention(uneven).slowdown(wanted, own_cpus, cpus) for wanted in contending) / len(contending)
+        for uneven in (0, 1)
     )
     uneven = min(1.0, max(0.0, (slower - fair) / (fullest - fair))) if fullest > fair else 0.0
     expected = fair + uneven * (fullest - fair)
-    return free_s, Beside(uneven, max(0.0, (slower / expected - 1) / mean))
+    return free_s, Contention(uneven, max(0.0, (slower / expected - 1) / mean))

@@ -16,8 +16,8 @@ import pytest
 
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import INJECT, environment_for
-from fastload.profiling.doctor.examine import demands_of
 from fastload.profiling.doctor.loader_records import Records
+from fastload.profiling.doctor.loop_demands import demands_of
 
 SCRIPT = """
     import os, pickle, sys, warnings

@@ -9,9 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastload.profiling.doctor.examine import demands_of, loader_that_binds
+from fastload.profiling.doctor.examine import loader_that_binds
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
+from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import shares_its_waits, slow_samples
 from fastload.profiling.verdict import judge
 from fastload.timing.results import BatchWork

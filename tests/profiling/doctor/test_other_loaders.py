@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from fastload.profiling.doctor.command import environment_for
-from fastload.profiling.doctor.examine import demands_of
 from fastload.profiling.doctor.loader_records import LoaderRecord, Records
+from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.verdict import judge
 
 # Modules of libraries that are not installed here, with loaders that are built as theirs are.

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 from simulated_machine import World, run
 
-from fastload.profiling.doctor.examine import beside, starts
 from fastload.profiling.doctor.loader_records import Fetch
+from fastload.profiling.doctor.loop_demands import contending, starts
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import PACKED
@@ -60,7 +60,7 @@ def demands_of(world, trace):
         timed_device=bool(world.device_s),
         device_s=world.device_s,
         host_s=sorted(own_s for _, _, own_s, _ in trace.steps)[len(steps) // 10],
-        beside=beside(fetches, 1, steps) if workers else (),
+        contending=contending(fetches, 1, steps) if workers else (),
     )
 
 
