@@ -173,21 +173,22 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
 
     packs = not demands.is_fastload
     with_transform = packs and demands.by_fastloader is not None and not demands.keeps_transform
+    seconds = {name: costs.stages.get(name, Work()).total_s for name in _MADE}
+    seconds["hand-over"] += model.receive_s + model.receive_blocked_s
+    seconds["copy to the device"] = costs.copy_s
     if packs:
         # One change takes all of them away; it is named after the one that costs most.
-        seconds = {name: costs.stages.get(name, Work()).total_s for name in (*PACKED, "transform")}
         cause = max(PACKED, key=seconds.__getitem__)
         if with_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
-        if costs.without(cause) != model:
+        if seconds[cause] > 0:
             yield remedy(cause, costs.packed(demands))
     for cause in (*_MADE, "copy to the device"):
         if cause == WAITING or (packs and cause in PACKED) or (with_transform and cause == "transform"):
             continue  # the one more workers hide; of the others there was one change
-        after = costs.without(cause)
         # Threads hand nothing over: the batch stays in the memory in which it was made.
-        if after != model and not (cause == "hand-over" and demands.by_threads):
-            yield remedy(cause, after)
+        if seconds[cause] > 0 and not (cause == "hand-over" and demands.by_threads):
+            yield remedy(cause, costs.without(cause))
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
         once = len(demands.startups_s) > 1
