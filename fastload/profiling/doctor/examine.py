@@ -209,20 +209,38 @@ class Recording:
 
 
 def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Verdict:
-    """Returns the verdict on a loop; if FastLoader or a first worker may be the cure, after trials of their costs."""
+    """Returns the verdict on a loop; if FastLoader or a first worker may be the cure, after trials of their costs.
+
+    A trial that fails is named in the evidence, and the verdict is the one without it.
+    """
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
     if demands.is_fastload or not verdict.worth_making:
         return verdict
-    if loader.sizes and not demands.by_threads:
-        demands = replace(demands, by_a_worker=measure_worker(loader.sizes))
-        verdict = judge(demands)
-    if not loader.shape:
-        return verdict
+    for what, trial in (("a worker", _with_worker_trial), ("FastLoader", _with_fastloader_trial)):
+        try:
+            tried = trial(demands, loader)
+        except Exception as error:  # noqa: BLE001  # whatever this machine lacks for it, torch among it
+            note = f"a trial of {what} failed, so that its costs are guessed: {type(error).__name__}: {error}"
+            tried = replace(demands, notes=(*demands.notes, note))
+        demands, verdict = (demands, verdict) if tried is demands else (tried, judge(tried))
+    return verdict
+
+
+def _with_worker_trial(demands: Demands, loader: LoaderRecord) -> Demands:
+    """Returns the demands with what a first worker costs."""
+    if not loader.sizes or demands.by_threads:
+        return demands
+    return replace(demands, by_a_worker=measure_worker(loader.sizes))
+
+
+def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
+    """Returns the demands with what a FastLoader costs, where it could take the dataset's place."""
     keeps = keeps_transform(loader)
     count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
-    if not count and (keeps or not demands.transforms):
-        return verdict  # nothing says that these are images which can be packed
+    # Where nothing is decoded and no transform is known, nothing says that these are images which can be packed.
+    if not loader.shape or not (count or (demands.transforms and not keeps)):
+        return demands
     seen = ImagesSeen(loader.shape, "float" in loader.dtype, demands.transforms)
     if count:
         seen = replace(seen, decoded=(heights // count, widths // count))
@@ -240,8 +258,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         f"a trial here: FastLoader takes {seconds_text(costs.batch.running_s)} of CPU for such a batch, of images of "
         f"{seen.stored[0]}x{seen.stored[1]}{which}"
     )
-    notes = (*demands.notes, note)
-    return judge(replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=notes))
+    return replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=(*demands.notes, note))
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:

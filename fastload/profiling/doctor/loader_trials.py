@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import math
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 _SECONDS = 0.6
 _MOST_BYTES = 128 * 2**20
+_MOST_HANDED = 8 * 2**20  # bytes; /dev/shm of a container holds 64 MiB, and three batches lie in it
 _LEAST_IMAGES = 16
 _PAGE = 4096  # bytes
 
@@ -77,9 +79,13 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
     from fastload.pack import pack_images
 
     height, width = seen.stored
-    batch_size = seen.batch[0]
-    most = max(2, min(4, _MOST_BYTES // max(1, batch_size * seen.channels * height * width)))
-    count = max(_LEAST_IMAGES, most * batch_size)
+    # Of batches that are too large for memory, a part is tried, and its time multiplied.
+    largest = max(seen.channels * height * width, 4 * seen.channels * math.prod(seen.size))
+    batch_size = max(1, min(seen.batch[0], _MOST_BYTES // largest))
+    share = batch_size / seen.batch[0]
+    seen, own_s = replace(seen, batch=(batch_size, *seen.batch[1:])), share * own_s
+    most = max(2, min(4, _MOST_BYTES // (batch_size * seen.channels * height * width)))
+    count = max(_LEAST_IMAGES, most * batch_size) if share == 1 else most * batch_size
     transform = _transforms(seen) if transforms else []
     with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:
         source, packed = Path(folder, "images.npz"), Path(folder, "images.h5")
@@ -99,7 +105,9 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
                     samples += len(batch[0])
             made_s = (time.process_time() - running_s) / samples * batch_size
             costs = FastLoaderCosts(Work(made_s), max(0.0, first_s - made_s))
-            return _beside_steps(loader, costs, seen, own_s) if own_s else costs
+            if own_s:
+                costs = _beside_steps(loader, costs, seen, own_s)
+            return replace(costs, batch=Work(made_s / share))
 
 
 def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, own_s: float) -> FastLoaderCosts:
@@ -164,18 +172,23 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
         return [*cropped, *[normalized] * seen.floating]
     found = []
     for one in seen.transforms:
-        name, _, words = one.rstrip(")").partition("(")
+        name, _, words = one.removesuffix(")").partition("(")
         if one_like_it := getattr(transforms, name, None):
-            arguments = ast.literal_eval(f"({words},)") if words else _ARGUMENTS.get(name, ())
-            with suppress(OptionError, TypeError):  # one that has to be told more than is known
+            with suppress(OptionError, TypeError, ValueError, SyntaxError):  # it has to be told more than is known
+                arguments = ast.literal_eval(f"({words},)") if words else _ARGUMENTS.get(name, ())
                 found.append(one_like_it(*arguments))
     return found
 
 
 def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
-    """Returns what a worker process of a `DataLoader` costs, for batches of tensors of so many bytes."""
+    """Returns what a worker process of a `DataLoader` costs, for batches of tensors of so many bytes.
+
+    Of batches that might not find room in memory twice, a part is handed over, and the time is multiplied.
+    """
     from torch.utils.data import DataLoader
 
+    times = max(1.0, sum(sizes) / _MOST_HANDED)
+    sizes = [round(size / times) for size in sizes]
     loader: DataLoader[Any] = DataLoader(_Ready(sizes), batch_size=None, num_workers=1)  # type: ignore[arg-type]
     begun_s = time.perf_counter()
     batches = iter(loader)
@@ -190,8 +203,9 @@ def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
         count += 1
         if time.perf_counter() - begun_s > _SECONDS / 2:
             break
-    receive_s = (time.thread_time() - running_s - touched_s) / count
-    return WorkerCosts(Work((time.perf_counter() - begun_s) / count), receive_s, touched_s / count, start_s)
+    receive_s = times * (time.thread_time() - running_s - touched_s) / count
+    hand_s = times * (time.perf_counter() - begun_s) / count
+    return WorkerCosts(Work(hand_s), receive_s, times * touched_s / count, start_s)
 
 
 class _Ready:

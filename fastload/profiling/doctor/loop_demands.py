@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
-from fastload.profiling.doctor.making import explained, seen_at_work, shares_its_waits, slow_samples
+from fastload.profiling.doctor.making import explained, first_of_workers, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.verdict import Demands
 from fastload.profiling.verdict.sentences import our_name, seconds_text
 from fastload.timing.results import BatchWork, Step, Work
@@ -35,8 +35,15 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
         steps[:_WARM_UP] = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
     gpu_s = [record.gpu_s for record in records if record.gpu_s is not None]
-    slow_s, slow_note = slow_samples(loader.fetches)
     workers = facts["workers"]
+    begun = first_of_workers(loader.fetches) if loader.fetch_stride == 1 else set()
+    later = [fetch for number, fetch in enumerate(loader.fetches) if number not in begun]
+    slow_s, slow_note = slow_samples(later)
+    # What a worker's first batch costs beyond others is part of its start: see `starts`.
+    later_s = statistics.median([fetch.cost_s for fetch in later] or [0.0])
+    parts = [
+        min(1.0, later_s / fetch.cost_s) if number in begun else 1.0 for number, fetch in enumerate(loader.fetches)
+    ]
     notes = [
         f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {workers}"
         + (", persistent" if facts["persistent"] else "")
@@ -57,8 +64,8 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         )
     return Demands(
         batches=tuple(
-            _times(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s), loader.inner_per_batch)
-            for fetch in loader.fetches
+            _times(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s), part * loader.inner_per_batch)
+            for fetch, part in zip(loader.fetches, parts, strict=True)
         ),
         steps=tuple(steps),
         workers=workers,
@@ -93,7 +100,8 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
 def starts(loader: LoaderRecord) -> tuple[float, ...]:
     """Returns `Demands.starts_s` of a loop; empty if the making of each epoch's first batch was not seen."""
     fetches = sorted((fetch for fetch in loader.fetches if fetch.wall_s > 0), key=lambda fetch: fetch.begin_s)
-    costs_s = sorted(_cost_s(fetch) for fetch in fetches)
+    begun = first_of_workers(fetches)
+    costs_s = sorted(fetch.cost_s for number, fetch in enumerate(fetches) if number not in begun)
     begins = [fetch.begin_s for fetch in fetches]
     found = []
     for span in loader.passes:
@@ -101,12 +109,8 @@ def starts(loader: LoaderRecord) -> tuple[float, ...]:
         if number < len(fetches) and fetches[number].begin_s < span.end_s:
             first = fetches[number]
             usual_s = costs_s[int(0.9 * len(costs_s))]
-            found.append(first.begin_s - span.begin_s + max(0.0, _cost_s(first) - usual_s))
+            found.append(first.begin_s - span.begin_s + max(0.0, first.cost_s - usual_s))
     return tuple(found) if loader.fetch_stride == 1 and len(found) == len(loader.epochs) else ()
-
-
-def _cost_s(fetch: Fetch) -> float:
-    return sum(work.total_s for work in fetch.work.stages.values())
 
 
 def _times(work: BatchWork, count: float) -> BatchWork:

@@ -16,6 +16,7 @@ from fastload.timing.results import WAITING, BatchWork, Work
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named
 _MOST_CALLS = 3
 _IMAGE_LIBRARIES = ("PIL.", "cv2.", "torchvision.", "albumentations.", "kornia.", "skimage.")
+_BEGINS = 2.0  # times as much as a usual batch costs a worker's first one, from which on it is part of its start
 _LEAST_FEW, _LEAST_MANY = 2, 10  # waits; of fewer nothing is concluded
 
 
@@ -80,6 +81,23 @@ def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:
     if max(few) >= statistics.quantiles(many, n=10)[0] or many_s < few_s * (1 + most / 2):
         return False, []
     return True, [f"beside few other workers a wait takes {seconds_text(few_s)}, beside all {seconds_text(many_s)}"]
+
+
+def first_of_workers(fetches: Sequence[Fetch]) -> set[int]:
+    """Returns the numbers of the first batches of each worker, where most cost far more than the others: it begins.
+
+    A worker that opens files with its first sample does so, for example.
+    """
+    firsts: dict[int, int] = {}
+    for number, fetch in sorted(enumerate(fetches), key=lambda one: one[1].begin_s):
+        firsts.setdefault(fetch.pid, number)
+    later = [fetch.cost_s for number, fetch in enumerate(fetches) if firsts[fetch.pid] != number]
+    if len(firsts) < 2 or len(later) < len(firsts):
+        return set()
+    usual_s, begun_s = (
+        statistics.median(costs) for costs in (later, [fetches[number].cost_s for number in firsts.values()])
+    )
+    return set(firsts.values()) if begun_s > _BEGINS * usual_s else set()
 
 
 def explained(fetch: Fetch, waits: WaitShares) -> BatchWork:

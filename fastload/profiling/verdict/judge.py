@@ -33,9 +33,11 @@ _LACKED = 0.15  # part of a batch's making, or of a step, in which it was ready 
 WORTH = 1.1
 """Gain below which a change is not worth making."""
 
-# Changing the number of workers is less effort than any other change, so it comes first if it saves at least this share
-# of the time that the best change saves. More workers only hide a cost, fewer remove one: hence the two shares.
-_SHARE_OF_BEST = {"too few workers": 0.85, "too many workers": 0.5, WAITING: 0.75}
+# Less effort than to pack: comes first if it saves at least this share of the time that the best change saves. More
+# workers only hide a cost, the others remove one: hence the shares.
+_SHARE_OF_BEST = {
+    "too few workers": 0.85, "too many workers": 0.5, WAITING: 0.75, "hand-over": 0.75, "worker start-up": 0.75,
+}  # fmt: skip
 
 # Costs that are small in a well-written loader. Where one of them takes more than _MUCH of a batch, more workers would
 # only hide it.
@@ -249,8 +251,8 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
     for remedy in remedies:
-        is_count = more_may_help if remedy.cause == "too few workers" else remedy.cause in ("too many workers", WAITING)
-        saves_most = is_count and step_s - remedy.step_s >= _SHARE_OF_BEST[remedy.cause] * (step_s - best.step_s)
+        share = _SHARE_OF_BEST.get(remedy.cause, 1.0) if remedy.cause != "too few workers" or more_may_help else 1.0
+        saves_most = share < 1 and step_s - remedy.step_s >= share * (step_s - best.step_s)
         tried = remedy.cause == "too many workers" and demands.fewer_workers is not None and remedy.gain >= _TRIED
         if remedy.gain >= WORTH and (saves_most or tried):
             return remedy

@@ -24,6 +24,11 @@ class Normalize:
     mean, std = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
 
 
+class ColorJitter:
+    def __init__(self, **ranges):
+        vars(self).update(ranges)
+
+
 class ToTensor:
     pass
 
@@ -48,6 +53,18 @@ def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos):
     assert facts_of(SimpleNamespace(dataset=SimpleNamespace(dataset=folder)))["root"] == "data/train", "of a Subset"
     for nothing in (SimpleNamespace(root="absent", names=["a", "b"], table=[1, 2]), [1, 2], object(), None):
         assert facts_of(nothing)["root"] == ""
+
+
+@pytest.mark.parametrize(
+    ("jitter", "written"),
+    [
+        (ColorJitter(brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=None, hue=None), "0.4, 0.4, 0.0"),
+        (ColorJitter(brightness=None, contrast=None, saturation=None, hue=(-0.1, 0.1)), "0.0, 0.0, 0.0, 0.1"),
+        (ColorJitter(brightness=0.2, contrast=0.3, saturation=0.1, hue=0.0), "0.2, 0.3, 0.1"),
+    ],
+)
+def test_a_jitter_is_written_with_its_strengths(jitter, written):
+    assert facts_of(SimpleNamespace(transform=jitter))["transforms"] == [f"ColorJitter({written})"]
 
 
 def test_transforms_are_written_as_they_would_be_typed():

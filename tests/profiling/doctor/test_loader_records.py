@@ -13,9 +13,9 @@ from fastload.profiling.doctor.examine import loader_that_binds
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import shares_its_waits, slow_samples
+from fastload.profiling.doctor.making import first_of_workers, shares_its_waits, slow_samples
 from fastload.profiling.verdict import judge
-from fastload.timing.results import BatchWork
+from fastload.timing.results import BatchWork, Work
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
           "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
@@ -163,6 +163,18 @@ def test_slow_samples_are_few_and_take_far_longer():
     at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.3)]
     assert slow_samples(at_once) == (pytest.approx(0.25 / 3), ["1 samples took 251 ms each, where most take 1.00 ms"])
     assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.2, 0.004))]) == (0.0, [])  # a slower batch
+
+
+def test_a_workers_first_batch_is_part_of_its_start_where_it_costs_far_more():
+    def made(pid: int, begin_s: float, cost_s: float) -> Fetch:
+        return Fetch(pid, begin_s, cost_s, BatchWork({"transform": Work(cost_s, 0.0)}))
+
+    # Two epochs of two workers each, that begin anew and open something.
+    opens = [made(pid, pid + 0.1 * number, 0.01 if number else 0.5) for number in range(5) for pid in (1, 2, 3, 4)]
+    assert first_of_workers(opens) == {0, 1, 2, 3}
+    assert first_of_workers([replace(one, pid=1) for one in opens]) == set(), "one slow batch of a loop is no start"
+    alike = [made(one.pid, one.begin_s, 0.01) for one in opens]
+    assert first_of_workers(alike) == first_of_workers([]) == set()
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

@@ -167,7 +167,8 @@ class _Looker:
                 continue
             finally:
                 del frame
-            if part == "transform" and any(name in _waits_in() for name in OUTWARD):
+            waits_in = _waits_in() if part == "transform" else b""
+            if any(name in waits_in for name in OUTWARD):
                 part = WAITING  # in a call that is not timed
                 seen["wait", line] += 1
             if line:

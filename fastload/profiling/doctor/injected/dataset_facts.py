@@ -52,8 +52,9 @@ def _listed(transform: Any) -> list[Any]:
 
 
 def _written(transform: Any) -> str:
-    """Returns a transform as a call with its size, or its mean and deviation."""
+    """Returns a transform as a call with its size, its mean and deviation, or how far it changes colours."""
     words = []
+    name = getattr(transform, "__name__", type(transform).__name__)
     size, mean, std = (getattr(transform, name, None) for name in ("size", "mean", "std"))
     if isinstance(size, int):
         words = [str(size)]
@@ -61,4 +62,16 @@ def _written(transform: Any) -> str:
         words = [str(size[0]) if len({*size}) == 1 else str(tuple(size))]
     elif isinstance(mean, (list, tuple)) and isinstance(std, (list, tuple)):
         words = [str(list(mean)), str(list(std))]
-    return f"{getattr(transform, '__name__', type(transform).__name__)}({', '.join(words)})"
+    elif name == "ColorJitter":
+        words = [
+            _strength(getattr(transform, one, None), one) for one in ("brightness", "contrast", "saturation", "hue")
+        ]
+        words = words[:3] if words[3] == "0.0" else words
+    return f"{name}({', '.join(words)})"
+
+
+def _strength(factors: Any, name: str) -> str:
+    """Returns the number from which a jitter's range of factors, or of shifts of `hue`, was made; "0.0": none is."""
+    if isinstance(factors, (list, tuple)) and len(factors) == 2 and isinstance(factors[1], (int, float)):
+        factors = factors[1] - (name != "hue")
+    return str(round(float(factors), 4)) if isinstance(factors, (int, float)) else "0.0"

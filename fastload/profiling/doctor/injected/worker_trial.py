@@ -71,7 +71,7 @@ class WorkerTrial:
     it.
     """
 
-    settle_s = 2.0
+    settle_s = 0.7
     turn_s = 0.8
     turns = 6
 
@@ -116,10 +116,11 @@ class WorkerTrial:
     def _take_turns(self) -> Generator[None, tuple[int, float, float], None]:
         """Takes the arguments of `step_begins` for each step of an epoch, and says how many workers may work."""
         _, begun, _ = yield
-        now, waited_s = begun, 0.0
-        while now - begun <= self.settle_s or waited_s <= 0.2 * (now - begun):  # does the loop wait for data?
+        now, waited_s, steps = begun, 0.0, 1
+        # Those of the first batches wait for one another. Does the loop wait for data?
+        while now - begun <= self.settle_s or steps < 3 * self.workers or waited_s <= 0.2 * (now - begun):
             _, now, waited = yield
-            waited_s += waited
+            waited_s, steps = waited_s + waited, steps + 1
         while True:
             for _ in range(self.workers):
                 _, since, _ = yield

@@ -1,0 +1,82 @@
+"""Trials of what other loaders would cost, on this machine."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import fastload
+from fastload.profiling.doctor import examine, loader_trials
+from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
+from tests.profiling.doctor.test_in_process import Waits
+
+
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch):
+    monkeypatch.setattr(loader_trials, "_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("seen", [
+    ImagesSeen((4, 3, 8, 8), True, ("Resize((12, 10))", "CenterCrop(8)", "Normalize([0, 0, 0], [1, 1, 1])")),
+    ImagesSeen((4, 8, 8, 1), False, (), decoded=(20, 30)),
+    ImagesSeen((4, 3, 8, 8), False, ("RandomErasing(value)", "Unknown()", "ColorJitter()"), decoded=(20, 30)),
+    ImagesSeen((1, 3, 8, 8), True, (), decoded=(20, 30)),
+])  # fmt: skip
+@pytest.mark.parametrize("own_s", [0.0, 0.002])
+def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
+    costs = measure_fastloader(seen, own_s, transforms=True)
+    assert costs.batch.running_s > 0
+    assert costs.start_s >= 0
+    assert costs.slows >= 1
+
+
+def test_of_batches_too_large_for_memory_a_part_is_tried_and_counts_for_all(monkeypatch):
+    tried = []
+    monkeypatch.setattr(loader_trials, "_MOST_BYTES", 16 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr(loader_trials, "_MOST_HANDED", 1000)
+    from fastload.loader.loader import FastLoader
+
+    init = FastLoader.__init__
+    monkeypatch.setattr(
+        FastLoader,
+        "__init__",
+        lambda self, file, size, **words: (tried.append(size), init(self, file, size, **words))[0],
+    )
+    costs = measure_fastloader(ImagesSeen((1 << 20, 3, 8, 8), True), 1000.0, transforms=True)
+    assert tried == [16]
+    assert costs.batch.running_s > 1e-9 * (1 << 20)
+    assert measure_worker([1 << 40, 1 << 20]).batch.total_s > 0
+
+
+@pytest.mark.parametrize("which", ["measure_worker", "measure_fastloader"])
+def test_a_trial_that_fails_is_named_and_the_verdict_stays(monkeypatch, which):
+    def fails(*_, **__):
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr(examine, which, fails)
+    monkeypatch.setattr(examine, "keeps_transform", lambda loader: False)
+    loader = DataLoader(Images(2000), 10, num_workers=2)
+    found = fastload.diagnose(loader, lambda batch: None, seconds=1.0)
+    assert found.verdict.cause
+    assert re.search(
+        "a trial of .* failed, .*: ModuleNotFoundError: No module named 'torch'", "\n".join(found.verdict.evidence)
+    )
+
+
+class Images(Waits):
+    transform = None
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.transform = ToTensor()
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], index
+
+
+class ToTensor:
+    def __call__(self, image):
+        return torch.as_tensor(image)
