@@ -102,6 +102,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Lane:
+    """When something in a run went on: a loop over a loader, or calls such as `torch.save`."""
+
+    name: str
+    spans_s: tuple[tuple[float, float], ...]  # begin and end of each time, in seconds since the run began
+
+
+@dataclass(frozen=True)
 class Measured:
     """Everything measured in one run.
 
@@ -113,6 +121,8 @@ class Measured:
         elapsed_s: seconds from asking for the first batch to the end.
         samples_per_s: mean rate over that time.
         epochs_s: when the first batch of each epoch was asked for, on the clock of `Step.begin_s`.
+        lanes: of a script, when its loops and its longest calls went on.
+        run_s: seconds of the script's run, from which `lanes` count; 0: there was no script.
         stages: mean cost of a batch by stage of `STAGES`, in the threads or processes that did the work.
         headspace_samples_per_s: rate of the same step without a loader; None: not known.
         headspace_how: how that is known, such as `measured on one cached batch`.
@@ -142,6 +152,8 @@ class Measured:
     tables: tuple[Table, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     epochs_s: tuple[float, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    run_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all of it as numbers, strings, lists and dicts; `version` is that of this layout."""

@@ -18,14 +18,14 @@ from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import keeps_transform
-from fastload.profiling.doctor.timeline import Span, timeline
+from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
 from fastload.system.machine import available_cpus
-from fastload.timing.results import Measured, Verdict, Work, mean_stages
+from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
@@ -117,13 +117,16 @@ class Recording:
         self._kernel.pids = family_of(pid)
         return True
 
-    def _in_its_run(self, loader: LoaderRecord, demands: Demands, run: Span) -> tuple[LoaderRecord, Demands, list[str]]:
-        """Returns the loop to judge, what it asks, and where the other time of the run went.
+    def _in_its_run(
+        self, loader: LoaderRecord, demands: Demands, run: Span
+    ) -> tuple[LoaderRecord, Demands, list[str], list[Lane]]:
+        """Returns the loop to judge, what it asks, and where the other time of the run went, in words and to be drawn.
 
         That is `loader`'s, unless the first change to another one saves more of the run, and a good part of it.
         """
         loops = [loader, *(one for one in self.records.loaders if one.process is loader.process and one is not loader)]
-        course = timeline(run, [one.passes for one in loops], self.records.calls.get(loader.process["pid"], ()))
+        calls = self.records.calls.get(loader.process["pid"], ())
+        course = timeline(run, [one.passes for one in loops], calls)
         judged = {}
         for one, seconds in zip(loops, course.loops, strict=True):
             if one is loader or seconds >= _OTHER_LOOP * course.total_s:
@@ -142,7 +145,11 @@ class Recording:
                 lines.append(f"{share:.0%} of the run: {name}" + (", judged here" if one is chosen else ""))
             if one is not chosen:
                 lines[-1] += f": {verdict.sentence}"
-        return chosen, judged[chosen][0], lines
+        drawn = [
+            (f"{one.facts['dataset']}, {one.steps.count:,} steps" + ", judged" * (one is chosen), one.passes)
+            for one in judged
+        ]
+        return chosen, judged[chosen][0], lines, lanes_of(run, drawn, calls)
 
     def readings_from(self, moment_s: float) -> tuple[Mapping[str, float], ...]:
         """Returns the readings from a moment on, counted from there: a script's imports are not part of its loop."""
@@ -172,10 +179,10 @@ class Recording:
         of the step on one cached batch, if that was measured.
         """
         self._stop_sampling()
-        demands, course, which = self.demands(loader), list[str](), ""
+        demands, course, which, lanes = self.demands(loader), list[str](), "", list[Lane]()
         if run is not None:
             trains = loader
-            loader, demands, course = self._in_its_run(loader, demands, run)
+            loader, demands, course, lanes = self._in_its_run(loader, demands, run)
             which = "" if loader is trains else f"in the loop over {loader.facts['dataset']}, "
         steps = [record.step for record in loader.steps.kept]
         begun_s = steps[0].begin_s
@@ -205,6 +212,8 @@ class Recording:
             verdict=verdict,
             facts=tuple(_facts(loader, self.records)),
             environment=environment() | {"the script's Python": loader.process["python"]},
+            lanes=tuple(lanes),
+            run_s=run.end_s - run.begin_s if run is not None else 0.0,
         )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fastload.timing.results import Lane
+
 BEFORE, BETWEEN, AFTER = "before its first loop", "between its loops", "after its last loop"
+
+_SEEN = 1 / 500  # of the run; a gap of less is not seen in a picture
+_LEAST_CALLS, _MOST_CALLS = 0.01, 3  # part of the run, number of functions
 
 
 @dataclass(frozen=True)
@@ -76,3 +81,23 @@ def timeline(run: Span, passes: Sequence[Sequence[Span]], calls: Sequence[tuple[
             if inside_s > 0:
                 named[where][name] = named[where].get(name, 0.0) + inside_s
     return Timeline(loops, outside, named)
+
+
+def lanes_of(run: Span, loops: Sequence[tuple[str, Sequence[Span]]], calls: Sequence[tuple[str, Span]]) -> list[Lane]:
+    """Returns the passes of each loop, by name, and the calls of functions that take long, to be drawn."""
+    total_s, by_name = run.end_s - run.begin_s, dict[str, list[Span]]()
+    for name, span in calls:
+        by_name.setdefault(name, []).append(span)
+    long = [(sum(one.end_s - one.begin_s for one in spans), name) for name, spans in by_name.items()]
+    kept = [name for seconds, name in sorted(long, reverse=True) if seconds >= _LEAST_CALLS * total_s][:_MOST_CALLS]
+    lanes = []
+    for name, spans in [*loops, *((name, by_name[name]) for name in kept)]:
+        drawn: list[tuple[float, float]] = []
+        for span in sorted(spans, key=lambda span: span.begin_s):
+            begin_s, end_s = span.begin_s - run.begin_s, span.end_s - run.begin_s
+            if drawn and begin_s - drawn[-1][1] < _SEEN * total_s:
+                drawn[-1] = drawn[-1][0], max(drawn[-1][1], end_s)
+            else:
+                drawn.append((begin_s, end_s))
+        lanes.append(Lane(name, tuple(drawn)))
+    return lanes

@@ -68,9 +68,9 @@ class Canvas:
     Ticks are (per cent from the left or the bottom, text), marks (per cent from the left, text, where it stands).
     """
 
-    def __init__(self, run: Measured, top: float, title: str, height: int, *, timed: bool = True) -> None:
+    def __init__(self, end_s: float, top: float, title: str, height: int, *, timed: bool = True) -> None:
         self.title, self.height, self.shapes = title, height, Markup()  # elements of the SVG
-        self._end_s, self._top = end_of(run), top or 1.0
+        self._end_s, self._top = end_s, top or 1.0
         unit_s, unit = (1, "s") if self._end_s < 600 else (60, "min") if self._end_s < 4 * 3600 else (3600, "h")
         times, values = ticks(self._end_s / unit_s, _X_TICKS) if timed else [], ticks(self._top, _Y_TICKS)
         self.x_ticks = [(100 * x * unit_s / self._end_s, f"{x:g} {unit}") for x in times]
@@ -136,7 +136,7 @@ def plot_steps(run: Measured) -> Plot:
     thin = into_columns(run.steps, COLUMNS)
     top_s = ceiling(thin)
     factor, unit = _unit(top_s)
-    canvas = Canvas(run, top_s * factor, f"{unit} a step", 210)
+    canvas = Canvas(end_of(run), top_s * factor, f"{unit} a step", 210)
     middles_s = (thin.edges_s[:-1] + thin.edges_s[1:]) / 2
     below = np.zeros_like(thin.mean_s)
     for part, values in zip(PARTS, thin.parts_s * factor, strict=True):
@@ -168,6 +168,20 @@ def plot_steps(run: Measured) -> Plot:
     return Plot(label, legend, [canvas])
 
 
+def plot_run(run: Measured) -> Plot:
+    """Plots when each loop of the run and each long call went on, one below another."""
+    canvas = Canvas(run.run_s, len(run.lanes), "", 26 * len(run.lanes) + 8)
+    canvas.y_ticks = []
+    for number, lane in enumerate(run.lanes):
+        low = len(run.lanes) - 1 - number
+        for begin_s, end_s in lane.spans_s:
+            upper, lower = ([(begin_s, low + part), (end_s, low + part)] for part in (0.85, 0.15))
+            canvas.area(upper, lower, f"line{number % LINES}")
+    times = (f"{lane.name} {seconds_text(sum(b - a for a, b in lane.spans_s))}" for lane in run.lanes)
+    legend = [(f"line{number % LINES}", lane.name) for number, lane in enumerate(run.lanes)]
+    return Plot(f"When each went on in a run of {seconds_text(run.run_s)}: {'; '.join(times)}.", legend, [canvas])
+
+
 def plot_rate(run: Measured) -> Plot:
     """Plots samples per second over the run, with the headspace as a dashed line."""
     headspace = run.headspace_samples_per_s
@@ -176,7 +190,7 @@ def plot_rate(run: Measured) -> Plot:
     usual = max(float(np.percentile(thin.samples_per_s, 95)), headspace or 0.0)
     # A few batches that were ready, and so took no time, must not make the rest of the plot flat.
     top = min(max(float(thin.samples_per_s.max()), usual), 1.5 * usual) * 1.1
-    canvas = Canvas(run, top, "samples/s", 160)
+    canvas = Canvas(end_of(run), top, "samples/s", 160)
     canvas.line(stairs(thin.edges_s, thin.samples_per_s), "rate")
     label = f"Samples a second over the run: {number_text(run.samples_per_s)} on average"
     legend = [("rate", f"this run, {number_text(run.samples_per_s)} on average")]
@@ -193,7 +207,7 @@ def plot_readings(run: Measured, panels: Sequence[Panel], label: str) -> Plot:
     for panel in panels:
         known = [series for key in panel.lines if (series := into_series(run.readings, key, COLUMNS // 2))]
         highest = max((float(series.high.max()) for series in known), default=0.0) * panel.factor
-        canvas = Canvas(run, panel.top or highest * 1.1, panel.title, 110, timed=panel is panels[-1])
+        canvas = Canvas(end_of(run), panel.top or highest * 1.1, panel.title, 110, timed=panel is panels[-1])
         for number, series in enumerate(known):
             colour = f"line{number % LINES}"
             low, mean, high = (

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastload.profiling.report.downsample import PARTS, into_series, names_of, parts_of
-from fastload.profiling.report.plots import Panel, Plot, in_order, plot_rate, plot_readings, plot_stages, plot_steps
+from fastload.profiling.report.plots import (
+    Panel,
+    Plot,
+    in_order,
+    plot_rate,
+    plot_readings,
+    plot_run,
+    plot_stages,
+    plot_steps,
+)
 from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
 from fastload.system.text import format_bytes
 from fastload.timing.results import Measured, Table, Work
@@ -24,6 +33,7 @@ NO_GPU = (
     "No GPU was read: there is no NVIDIA GPU, its driver gave no counters, or the package that asks it is missing "
     "(`pip install nvidia-ml-py`)."
 )
+_ALL_OF_IT = 0.9  # of a run; a picture of one loop that takes so much shows nothing
 NO_STEPS = "No step of a training loop was measured: the run ended before its second batch, or had no loop."
 
 
@@ -74,7 +84,7 @@ def shares(run: Measured) -> dict[str, float]:
 
 def sections(run: Measured) -> list[Section]:
     """Returns everything below the verdict, in order."""
-    found = [_steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
+    found = [*_run(run), _steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
     items = tuple(
         f"{remedy.change}: {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
         f"(takes away: {remedy.cause})" + (f"; to do it: {remedy.how}" if remedy.how else "")
@@ -89,6 +99,16 @@ def sections(run: Measured) -> list[Section]:
         found.append(Section("Further figures", "further", tables=(*facts, *run.tables)))
     missing = "" if environment else "Machine and versions were not recorded."
     return [*found, Section("Environment", "environment", missing=missing, tables=environment)]
+
+
+def _run(run: Measured) -> list[Section]:
+    """Returns the section on all of a script's run; none of a run that was one loop."""
+    if len(run.lanes) < 2 and sum(end_s - begin_s for lane in run.lanes for begin_s, end_s in lane.spans_s) > (
+        _ALL_OF_IT * run.run_s
+    ):
+        return []
+    note = "From top to bottom: the passes of each loop over a loader, then calls that take long. All else is empty."
+    return [Section("The whole run", "course", plot_run(run), note=note)] if run.lanes else []
 
 
 def _steps(run: Measured) -> Section:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.doctor.timeline import AFTER, BEFORE, BETWEEN, Span, timeline
+from fastload.profiling.doctor.timeline import AFTER, BEFORE, BETWEEN, Span, lanes_of, timeline
+from fastload.timing.results import Lane
 
 times = st.floats(0, 100)
 
@@ -43,3 +44,14 @@ def test_a_loop_within_another_one_has_its_own_time_and_calls_are_named_where_th
     ]
     nothing = timeline(Span(0, 5), [])
     assert nothing.outside[BEFORE] == 5 and nothing.loops == []
+
+
+def test_loops_and_long_calls_are_drawn_each_in_a_lane_and_passes_that_touch_are_one():
+    passes = [Span(110, 140), Span(140.01, 150), Span(180, 190)]
+    calls = [("torch.save", Span(150, 152)), ("torch.save", Span(190, 193)), ("torch.load", Span(100, 100.5))]
+    lanes = lanes_of(Span(100, 200), [("train", passes), ("check", [Span(152, 160)])], calls)
+    assert lanes == [
+        Lane("train", ((10, 50), (80, 90))),
+        Lane("check", ((52, 60),)),
+        Lane("torch.save", ((50, 52), (90, 93))),
+    ]

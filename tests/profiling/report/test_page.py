@@ -154,7 +154,7 @@ def test_what_was_not_measured_is_said_with_its_reason(pages):
 def test_each_plot_has_its_figures_as_text_and_utilization_never_stands_without_what_it_means(pages):
     page = Page(pages["usual"])
     labels = [attrs["aria-label"] or "" for _, attrs in page.tags if attrs.get("class") == "plot"]
-    assert len(labels) == 5
+    assert len(labels) == 6
     assert all(re.search(r"\d", label) for label in labels)
     assert "process 71 0.80 cores" in page.text() and "GPU 0 utilization 70.0 %" in page.text()
     for name in ("usual", "eight GPUs"):
@@ -216,3 +216,12 @@ def test_epochs_are_marked_in_the_plot_as_long_as_they_can_be_told_apart():
     for epochs_s in ((0.0,), tuple(0.01 * number for number in range(100))):
         plot = plot_steps(replace(run, epochs_s=epochs_s))
         assert "V1000" not in plot.panels[0].shapes and "epoch" not in dict(plot.legend)
+
+
+def test_a_run_of_several_loops_is_drawn_and_one_loop_that_is_all_of_it_is_not(pages):
+    whole = "When each went on in a run of"
+    labels = [attributes.get("aria-label") or "" for _, attributes in Page(pages["usual"]).tags]
+    assert any(re.fullmatch(whole + r" 3.\d+ s: train, judged 1.\d+ s; validate 200 ms\.", label) for label in labels)
+    assert whole not in pages["empty"]
+    run = usual()
+    assert whole not in make_page([replace(run, lanes=run.lanes[:1], run_s=run.elapsed_s)])
