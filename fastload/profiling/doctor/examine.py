@@ -183,7 +183,8 @@ class Recording:
         if run is not None:
             trains = loader
             loader, demands, course, lanes = self._in_its_run(loader, demands, run)
-            which = "" if loader is trains else f"in the loop over {loader.facts['dataset']}, "
+            name = f"{loader.facts['dataset']} with {loader.steps.count:,} steps"
+            which = "" if loader is trains else f"in the loop over {name}, "
         steps = [record.step for record in loader.steps.kept]
         begun_s = steps[0].begin_s
         elapsed_s = loader.elapsed_s

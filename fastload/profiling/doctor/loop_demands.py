@@ -45,7 +45,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         min(1.0, later_s / fetch.cost_s) if number in begun else 1.0 for number, fetch in enumerate(loader.fetches)
     ]
     notes = [
-        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size']}, num_workers {workers}"
+        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size'] or None}, num_workers {workers}"
         + (", persistent" if facts["persistent"] else "")
     ]
     waits_at, places = seen_at_work(loader)

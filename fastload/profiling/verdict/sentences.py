@@ -153,7 +153,7 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
         )
     if verdict.cause == "compute":
         how = "only " if verdict.stall_share < _LITTLE else "though "
-        free = f", a loader that costs nothing {all_gain:.2f} times" if all_gain > _MORE * gain else ""
+        free = f" (a loader that costs nothing {all_gain:.2f} times)" if all_gain > _MORE * gain else ""
         return (
             f"compute binds: {how}{waited} ({step} a step); the best change to the loading would bring "
             f"{gain:.2f} times{free} and is not worth making, and fastload would not help"

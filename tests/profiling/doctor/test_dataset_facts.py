@@ -43,7 +43,7 @@ def photos(tmp_path, monkeypatch):
     return sorted((tmp_path / "data" / "train").rglob("*.jpg"))
 
 
-def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos):
+def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos, monkeypatch):
     folder = SimpleNamespace(log_dir="logs", root="data/train", split="train")
     assert facts_of(folder)["root"] == "data/train"
     assert facts_of(SimpleNamespace(split="train", where="data/train"))["root"] == "data/train"
@@ -51,6 +51,11 @@ def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos):
     assert facts_of(SimpleNamespace(files=photos))["root"] == parent
     assert facts_of(SimpleNamespace(samples=[(str(path), 0) for path in photos]))["root"] == parent
     assert facts_of(SimpleNamespace(dataset=SimpleNamespace(dataset=folder)))["root"] == "data/train", "of a Subset"
+    beside = SimpleNamespace(images_dir="data/train/cat", mask_dir="data/train/dog", scale=0.5)
+    assert facts_of(beside)["root"] == "data/train", "of images and masks"
+    monkeypatch.setattr("tempfile.tempdir", os.path.abspath("logs"))
+    assert facts_of(SimpleNamespace(_lock_root="logs", where="data/train"))["root"] == "data/train"
+    assert facts_of(SimpleNamespace(_lock_root=os.path.abspath("logs")))["root"] == ""
     for nothing in (SimpleNamespace(root="absent", names=["a", "b"], table=[1, 2]), [1, 2], object(), None):
         assert facts_of(nothing)["root"] == ""
 

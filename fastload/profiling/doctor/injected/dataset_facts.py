@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from typing import Any
 
 _ROOTS = ("root", "root_dir", "data_dir", "data_root", "image_dir", "img_dir", "folder", "path", "directory")
+_TARGETS = "mask|label|target|annotation|segm"  # in the name of an attribute that is a folder of them
 _MOST_PATHS = 64  # of a list of files are looked at
 _MOST_TRANSFORMS = 16
 
@@ -27,10 +30,19 @@ def facts_of(dataset: Any) -> dict[str, Any]:
 
 def _root_of(held: dict[str, Any]) -> str:
     """Returns the folder among a dataset's attributes, or that of the files in one of its lists."""
-    named = [held[name] for name in _ROOTS if name in held]
-    for value in [*named, *held.values()]:
-        if isinstance(value, (str, os.PathLike)) and str(value) and os.path.isdir(value):
-            return os.fspath(value)
+    shared = {os.path.realpath(one) for one in (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)}
+    folders = {
+        name: os.fspath(value)
+        for name, value in held.items()
+        if isinstance(value, (str, os.PathLike)) and os.path.isdir(value) and os.path.realpath(value) not in shared
+    }
+    if named := [folders[name] for name in _ROOTS if name in folders]:
+        return named[0]
+    parents = {os.path.dirname(os.path.abspath(folder)) for folder in folders.values()}
+    if len(folders) > 1 and len(parents) == 1 and any(re.search(_TARGETS, name) for name in folders):
+        return os.path.dirname(next(iter(folders.values()))) or "."  # of images and masks, side by side
+    if folders:
+        return next(iter(folders.values()))
     for value in held.values():
         if isinstance(value, (list, tuple)) and value:
             some = value[:: max(1, len(value) // _MOST_PATHS)]
