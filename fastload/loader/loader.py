@@ -237,6 +237,11 @@ class FastLoader:
         self._epochs.set_epoch(epoch)
 
     @property
+    def dataset(self) -> Dataset[Any]:
+        """The samples' dataset, as of a `DataLoader`: `len(loader.dataset)` is their number on all ranks together."""
+        return self._options.data.dataset
+
+    @property
     def epoch(self) -> int:
         """The epoch of the next iteration if that is decided, else of the last one."""
         return self._epochs.epoch

@@ -157,33 +157,33 @@ class OtherInput:
     runs_python = True
 
     def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = cast(Any, dataset)
+        self.dataset = cast(Any, dataset)
         self.name = type(dataset).__name__
-        self.plan_rows = range(len(self._dataset))
+        self.plan_rows = range(len(self.dataset))
         # As torch does: some define it as None.
         self._many = getattr(dataset, "__getitems__", None)
         self.at_once = bool(self._many)
 
     def identity(self) -> str:
         """Returns the dataset's type and length: no more is known of it."""
-        kind = type(self._dataset)
+        kind = type(self.dataset)
         return f"{kind.__module__}.{kind.__qualname__}/{len(self.plan_rows)}"
 
     def check(self) -> None:
         """Raises OptionError if the dataset's length has changed."""
-        if len(self._dataset) != len(self.plan_rows):
+        if len(self.dataset) != len(self.plan_rows):
             raise OptionError(
                 f"{self.name}: had {len(self.plan_rows):,} samples when the loader was made and has "
-                f"{len(self._dataset):,} now. Make the loader again."
+                f"{len(self.dataset):,} now. Make the loader again."
             )
 
     def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of indices, in order."""
-        return self._many(rows.tolist()) if self._many else (self._dataset[index] for index in rows.tolist())
+        return self._many(rows.tolist()) if self._many else (self.dataset[index] for index in rows.tolist())
 
     def name_of(self, row: int) -> str:
         """Returns a sample's index, with its path for datasets that list (path, class) pairs, as torchvision's do."""
-        listed = getattr(self._dataset, "samples", None)
+        listed = getattr(self.dataset, "samples", None)
         entry = listed[row] if isinstance(listed, Sequence) and row < len(listed) else None
         path = entry[0] if isinstance(entry, (tuple, list)) and entry else None
         return f"{self.name}[{row}]" + (f" ({path})" if isinstance(path, (str, os.PathLike)) else "")

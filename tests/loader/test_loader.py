@@ -70,6 +70,13 @@ def test_a_batch_is_what_the_file_holds_at_its_rows(packed, pixels):
     assert len(batches) == len(loader) == 8 and loader.stats.fresh_samples == N
 
 
+def test_the_dataset_tells_the_number_of_samples_as_that_of_a_dataloader_does(packed):
+    dataset = PackedDataset(packed)
+    assert len(FastLoader(packed, 4).dataset) == len(FastLoader(dataset, 4).dataset) == len(dataset)
+    others = [(torch.zeros(3, 4, 4, dtype=torch.uint8), 0)] * 9
+    assert FastLoader(others, 4).dataset is others
+
+
 @pytest.mark.parametrize("read", ["map", "pread"])
 @pytest.mark.parametrize("shuffle", [True, False, "full", "chunk", ChunkWindow(2)])
 def test_order_is_the_plans_whatever_the_workers(packed, shuffle, read):

@@ -72,6 +72,14 @@ def test_a_jitter_is_written_with_its_strengths(jitter, written):
     assert facts_of(SimpleNamespace(transform=jitter))["transforms"] == [f"ColorJitter({written})"]
 
 
+@pytest.mark.parametrize(
+    ("held", "split"),
+    [({"train": True}, "train"), ({"train": False}, "test"), ({"image_set": "val"}, "val"), ({"split": 0.8}, "")],
+)
+def test_the_part_of_its_files_that_a_dataset_takes(held, split):
+    assert facts_of(SimpleNamespace(**held))["split"] == split
+
+
 def test_transforms_are_written_as_they_would_be_typed():
     crop, both = RandomResizedCrop((224, 224)), RandomResizedCrop([200, 100])
     dataset = SimpleNamespace(transform=Compose(crop, Compose(both, ToTensor()), Normalize()))

@@ -177,6 +177,10 @@ def test_each_change_says_what_to_type():
     assert judge(replace(base, root="", transforms=())).cures[0].how == (
         'fastload pack FOLDER packed.h5; then FastLoader("packed.h5", batch_size=32) in place of the DataLoader'
     )
+    assert (
+        'FastLoader(PackedDataset("train.h5", split="val"), batch_size=32'
+        in judge(replace(base, split="val")).cures[0].how
+    )
     assert judge(replace(base, is_fastload=True)).cures[0].how == ""
     slow = replace(base, batches=demands(decoding=(4, 0), transform=(90, 0)).batches)
     assert judge(slow).cause == "transform" and "transform=[RandomResizedCrop(224)" in judge(slow).cures[0].how

@@ -32,8 +32,11 @@ def _frames(frame: Any) -> Iterator[Any]:
         frame = frame.f_back
 
 
-def _is_packaged(name: str) -> bool:
-    return "site-packages" in name or "dist-packages" in name or name.startswith((_STDLIB, _OURS, "<frozen"))
+def is_packaged(name: str) -> bool:
+    """Returns whether a file of code is none of the user's."""
+    return (
+        "site-packages" in name or "dist-packages" in name or name.startswith((_STDLIB, _OURS, "<frozen", "<string>"))
+    )
 
 
 def _line_of(frame: Any) -> str:
@@ -43,7 +46,7 @@ def _line_of(frame: Any) -> str:
 
 def user_line(frame: Any) -> str:
     """Returns `function (file:line)` of the innermost frame that is not of an installed package; "" if none is."""
-    return next((_line_of(one) for one in _frames(frame) if not _is_packaged(one.f_code.co_filename)), "")
+    return next((_line_of(one) for one in _frames(frame) if not is_packaged(one.f_code.co_filename)), "")
 
 
 def place_of(frame: Any) -> tuple[str, str, str]:
@@ -57,7 +60,7 @@ def place_of(frame: Any) -> tuple[str, str, str]:
     inside = []
     for one in _frames(frame):
         code = one.f_code
-        if not _is_packaged(code.co_filename):
+        if not is_packaged(code.co_filename):
             users = users or one
         elif code.co_filename.startswith(_OURS):
             if code.co_name == "timed_call" and not part:

@@ -14,7 +14,7 @@ _MOST_TRANSFORMS = 16
 
 
 def facts_of(dataset: Any) -> dict[str, Any]:
-    """Returns `root`, "" where it is not known, and `transforms`, such as `RandomResizedCrop(224)`."""
+    """Returns `root` and `split`, "" where they are not known, and `transforms`, such as `RandomResizedCrop(224)`."""
     for _ in range(8):  # a Subset of a Subset, and the like
         inner = getattr(dataset, "dataset", None)
         if inner is None or inner is dataset:
@@ -25,7 +25,16 @@ def facts_of(dataset: Any) -> dict[str, Any]:
     transform = next(
         iter([*named, *(one for name, one in held.items() if "transform" in name and callable(one))]), None
     )
-    return {"root": _root_of(held), "transforms": [_written(one) for one in _listed(transform)[:_MOST_TRANSFORMS]]}
+    transforms = [_written(one) for one in _listed(transform)[:_MOST_TRANSFORMS]]
+    return {"root": _root_of(held), "split": _split_of(held), "transforms": transforms}
+
+
+def _split_of(held: dict[str, Any]) -> str:
+    """Returns the part of its files that a dataset takes, by the names that datasets give it."""
+    if isinstance(held.get("train"), bool):  # of torchvision's MNIST and CIFAR
+        return "train" if held["train"] else "test"
+    split = held.get("split", held.get("image_set"))
+    return split if split in ("train", "val", "test") else ""
 
 
 def _root_of(held: dict[str, Any]) -> str:

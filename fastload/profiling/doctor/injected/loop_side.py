@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
+from .code_lines import is_packaged
 from .copies import copied_in, moved, time_copy
 from .dataset_facts import facts_of
 from .event_file import clock, events, note_fault
@@ -68,7 +69,8 @@ class LoaderState:
             "persistent": bool(getattr(loader, "persistent_workers", False)),
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
-            "dataset": getattr(data, "name", None) or _place(type(loader if dataset is None else dataset)),
+            "dataset": getattr(data, "name", None)
+            or _place(type(loader if dataset is None else dataset), facts.get("root", "")),
             "length": length,
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": _place(getattr(loader, "collate_fn", None)),
@@ -166,13 +168,15 @@ class LoaderState:
         return ',"inside":' + json.dumps(inside)
 
 
-def _place(thing: Any) -> str:
-    """Returns `name (file:line)` of a class or function, as far as it is known."""
+def _place(thing: Any, root: str = "") -> str:
+    """Returns `name (file:line)` of a class or function, as far as it is known; a library's dataset by its folder."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     getting = getattr(thing, "__getitem__", None)
     if getattr(getting, "__module__", "") == "torch.utils.data.dataset":  # of a dataset that is only iterated
         getting = getattr(thing, "__iter__", None)
     code = getattr(thing, "__code__", None) or getattr(getattr(getting, _TIMED, getting), "__code__", None)
+    if root and (not code or is_packaged(code.co_filename)):
+        return f"{name} of {root}"
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
