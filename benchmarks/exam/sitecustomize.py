@@ -1,0 +1,148 @@
+"""Applies a change to the loaders of a script of the exam, and measures its loops. Python imports it at its start.
+
+EXAM_CHANGE: `workers=N`, `persistent`, `pack` (the loaders for which EXAM_PACK, a file that defines
+`replace(arguments)`, returns another one), or empty. EXAM_OUT gets one JSON object a loop: the dataset, whether a
+backward pass ran in it, its passes, steps and seconds, from the loader's `iter()` to the end of the pass.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import inspect
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+
+def install(change: str, pack: str, out: str) -> None:
+    """Changes torch's DataLoader and our FastLoader."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    loops: dict[int, dict[str, Any]] = {}
+    open_loops: list[dict[str, Any]] = []
+    kept: list[Any] = []  # objects whose id() is a key
+    owner = os.getpid()
+
+    def measured(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        if os.getpid() != owner:
+            yield from batches
+            return
+        if id(loader) not in loops:
+            kept.append(loader)
+            dataset = type(getattr(loader, "dataset", loader)).__name__
+            loops[id(loader)] = {"dataset": dataset, "passes": 0, "steps": 0, "seconds": 0.0, "backward": 0}
+        loop = loops[id(loader)]
+        loop["passes"] += 1
+        begun_s = time.perf_counter()
+        open_loops.append(loop)
+        try:
+            for batch in batches:
+                loop["steps"] += 1
+                yield batch
+        finally:
+            open_loops.remove(loop)
+            seconds = time.perf_counter() - begun_s
+            loop["seconds"] += seconds
+            for outer in open_loops[-1:]:  # in whose step it was
+                outer["seconds"] -= seconds
+
+    plain_iter = DataLoader.__iter__
+
+    def timed_iter(loader: Any) -> Any:
+        if getattr(loader, "_exam_inside", False):
+            return plain_iter(loader)
+        begun_s = time.perf_counter()
+        loader.__dict__["_exam_inside"] = True
+        try:
+            batches = plain_iter(loader)
+        finally:
+            loader.__dict__["_exam_inside"] = False
+        return Timed(measured(loader, batches), batches, begun_s)
+
+    class Timed:
+        """An iterator that is timed, and otherwise the one that it stands for."""
+
+        def __init__(self, timed: Iterator[Any], batches: Any, begun_s: float) -> None:
+            self._timed, self._batches, self._begun_s = timed, batches, begun_s
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> Any:
+            return next(self._timed)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._batches, name)
+
+    plain_init, plain_new = DataLoader.__init__, DataLoader.__new__
+    replace = None
+    if change == "pack":
+        spec = importlib.util.spec_from_file_location("exam_pack", pack)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        replace = module.replace
+
+    signature = inspect.signature(plain_init)
+    replacing: list[int] = []
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if replace is not None and not replacing:
+            given = dict(signature.bind_partial(None, *args, **kwargs).arguments)
+            given.pop("self", None)
+            replacing.append(1)
+            try:
+                other = replace(given)
+            finally:
+                replacing.pop()
+            if other is not None:
+                return other
+        return plain_new(cls)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        name, _, value = change.partition("=")
+        if name == "workers":
+            kwargs["num_workers"] = int(value)
+        elif name == "persistent":
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+            kwargs["persistent_workers"] = bool(given.get("num_workers"))
+        plain_init(self, *args, **kwargs)
+
+    DataLoader.__new__ = new
+    DataLoader.__init__ = init
+    DataLoader.__iter__ = timed_iter
+    if change == "pack":
+        from fastload import FastLoader
+
+        fast_iter = FastLoader.__iter__
+        FastLoader.__iter__ = lambda loader: measured(loader, fast_iter(loader))
+
+    plain_backward = torch.Tensor.backward
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for loop in open_loops:
+            loop["backward"] += 1
+        return plain_backward(self, *args, **kwargs)
+
+    torch.Tensor.backward = backward
+
+    def write() -> None:
+        if os.getpid() == owner and loops:
+            with open(out, "a") as file:
+                for loop in loops.values():
+                    file.write(json.dumps(loop) + "\n")
+
+    atexit.register(write)
+
+
+def is_script() -> bool:
+    """Whether this is the Python that trains, and not a worker or a helper that it starts."""
+    return "EXAM_OUT" in os.environ and os.environ.setdefault("EXAM_PID", str(os.getpid())) == str(os.getpid())
+
+
+if is_script():
+    install(os.environ.get("EXAM_CHANGE", ""), os.environ.get("EXAM_PACK", ""), os.environ["EXAM_OUT"])
