@@ -55,13 +55,15 @@ class Foreign:
         return said
 
     def step_s(self, change: str, verdict: dict[str, Any] | None = None) -> float:
-        """Runs it. The loop that trains is measured, the one with most steps, or another one if that was judged."""
+        """Runs it. The loop that trains is measured, that with most backward passes, or another if that was judged."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "loops.jsonl"
             self._run(EXAM_CHANGE=change, EXAM_OUT=str(out), PYTHONPATH=str(HOOK))
             loops = [json.loads(line) for line in out.read_text().splitlines()]
         trains = not (verdict or {}).get("sentence", "").startswith("in the loop over")
-        loop = max(loops, key=lambda loop: ((loop["backward"] > 0) == trains, loop["steps"]))
+        # A validation within a step of training may be taken for a part of it.
+        loops.sort(key=lambda loop: (loop["backward"], loop["steps"]))
+        loop = loops[-1] if trains else max(loops[:-1], key=lambda loop: loop["steps"])
         return float(loop["seconds"] / loop["steps"])
 
     def examined(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def install(change: str, pack: str, out: str) -> None:
     open_loops: list[dict[str, Any]] = []
     kept: list[Any] = []  # objects whose id() is a key
     owner = os.getpid()
+    spent = [0.0]  # seconds of all loops together
 
     def measured(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         if os.getpid() != owner:
@@ -37,18 +38,24 @@ def install(change: str, pack: str, out: str) -> None:
             loops[id(loader)] = {"dataset": dataset, "passes": 0, "steps": 0, "seconds": 0.0, "backward": 0}
         loop = loops[id(loader)]
         loop["passes"] += 1
-        begun_s = time.perf_counter()
         open_loops.append(loop)
         try:
+            since_s, spent_s = time.perf_counter(), spent[0]
             for batch in batches:
-                loop["steps"] += 1
                 yield batch
+                # A pass that nobody asks for more ends with its last whole step.
+                loop["steps"] += 1
+                since_s, spent_s = counted(loop, since_s, spent_s)
+            counted(loop, since_s, spent_s)
         finally:
             open_loops.remove(loop)
-            seconds = time.perf_counter() - begun_s
-            loop["seconds"] += seconds
-            for outer in open_loops[-1:]:  # in whose step it was
-                outer["seconds"] -= seconds
+
+    def counted(loop: dict[str, Any], since_s: float, spent_s: float) -> tuple[float, float]:
+        now_s = time.perf_counter()
+        own_s = now_s - since_s - (spent[0] - spent_s)  # without the loops within its step
+        loop["seconds"] += own_s
+        spent[0] += own_s
+        return now_s, spent[0]
 
     plain_iter = DataLoader.__iter__
 

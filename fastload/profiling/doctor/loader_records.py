@@ -354,6 +354,7 @@ class _File:
             shape = tuple(map(int, event["shape"]))
             loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])
             loader.sizes = tuple(map(int, event["bytes"]))
+            loader.facts |= {"masks": bool(event.get("masks"))}
         elif kind == "iter":
             loader.take(None)
             self._last[number] = event

@@ -91,6 +91,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         waits_shared=waits_shared,
         root=facts.get("root", ""),
         split=facts.get("split", ""),
+        masks=facts.get("masks", False),
         batch_size=facts["batch_size"],
         transforms=tuple(map(our_name, facts.get("transforms", ()))),
         waits_only=loader.unseen,

@@ -114,6 +114,7 @@ class Demands:
     waits_shared: bool = False  # whether workers were seen to wait longer the more of them did
     root: str = ""  # folder of the dataset's files; empty: not known
     split: str = ""  # the part of them that it takes, such as `train`; empty: all, or not known
+    masks: bool = False  # whether its images have masks
     batch_size: int = 0  # 0: not known
     transforms: tuple[str, ...] = ()  # classes of the dataset's transforms, in order
     notes: tuple[str, ...] = ()  # further evidence, a line each, such as the line of code that takes longest

@@ -38,6 +38,7 @@ WORTH = 1.1
 _SHARE_OF_BEST = {
     "too few workers": 0.85, "too many workers": 0.5, WAITING: 0.75, "hand-over": 0.75, "worker start-up": 0.75,
 }  # fmt: skip
+_SHARE_OF_OPEN = 0.5  # of what a change saves that says not how
 
 # Costs that are small in a well-written loader. Where one of them takes more than _MUCH of a batch, more workers would
 # only hide it.
@@ -250,8 +251,12 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     best = remedies[0]
     unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
+    # What is left of the Python code that is made cheaper, nobody knows: the best that it can bring was predicted.
+    is_open = best.cause == "transform" and not best.how
     for remedy in remedies:
-        share = _SHARE_OF_BEST.get(remedy.cause, 1.0) if remedy.cause != "too few workers" or more_may_help else 1.0
+        share = _SHARE_OF_BEST.get(remedy.cause, 1.0)
+        if remedy.cause == "too few workers":
+            share = 1.0 if not more_may_help else _SHARE_OF_OPEN if is_open else share
         saves_most = share < 1 and step_s - remedy.step_s >= share * (step_s - best.step_s)
         tried = remedy.cause == "too many workers" and demands.fewer_workers is not None and remedy.gain >= _TRIED
         if remedy.gain >= WORTH and (saves_most or tried):

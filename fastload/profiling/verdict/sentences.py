@@ -119,7 +119,10 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
     if demands.is_fastload or not (cause in PACKED or (cause == "transform" and known)):
         return ""
     packed = f"{PurePath(demands.root).name or 'packed'}.h5"
-    words = [f'PackedDataset("{packed}", split="{demands.split}")' if demands.split else f'"{packed}"']
+    parts = [f'split="{demands.split}"'] if demands.split else []
+    if demands.masks:
+        parts.append('fields=("images", "masks")')
+    words = [", ".join([f'PackedDataset("{packed}"', *parts]) + ")" if parts else f'"{packed}"']
     if demands.batch_size:
         words.append(f"batch_size={demands.batch_size}")
     if known:

@@ -14,12 +14,14 @@ import time
 import zlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.injected import batch_making, timed_calls
 from fastload.profiling.doctor.injected.batch_making import TimedDataset
 from fastload.profiling.doctor.injected.event_file import EventFile, events
+from fastload.profiling.doctor.injected.loop_side import LoaderState
 from fastload.profiling.doctor.injected.timed_calls import (
     DECODING,
     H5,
@@ -179,8 +181,20 @@ def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):
     turns = [event for event in written(folder) if event["e"] == "trial"]
     assert [turn["limit"] for turn in turns] == [0, 2, 0, 2, 0, 2] and trial.numbers[0] == 0
     assert all(turn["steps"] == pytest.approx(turn["s"] / 0.1) for turn in turns)
-    assert limits.index(2) > 20, "it begins when two seconds have shown that the loop waits"
+    assert limits.index(2) > 20, "it begins when the loop was seen to wait, after each worker's first batches"
     fed = WorkerTrial(4, 2)
     for number in range(1000):
         fed.step_begins(1, number / 10, 0.001)
     assert fed.left == WorkerTrial.turns and fed.numbers[0] == 0
+
+
+@pytest.mark.parametrize(("target", "masks"), [
+    ((8, 24, 32), True), ((8, 1, 24, 32), True), ((8,), False), ((8, 3, 24, 32), False), ((8, 4, 4), False),
+])  # fmt: skip
+def test_masks_are_what_has_the_size_of_the_images(folder, target, masks):
+    image, other = (np.zeros(shape, np.uint8) for shape in ((8, 3, 24, 32), target))
+    state = LoaderState(SimpleNamespace(dataset=[0]))
+    for batch in ((image, other), {"image": image, "mask": other}):
+        state.note_shape(batch)
+    noted = [event for event in written(folder) if event["e"] == "shape"]
+    assert [(event["shape"], event["masks"]) for event in noted] == [([8, 3, 24, 32], masks)] * 2

@@ -177,10 +177,8 @@ def test_each_change_says_what_to_type():
     assert judge(replace(base, root="", transforms=())).cures[0].how == (
         'fastload pack FOLDER packed.h5; then FastLoader("packed.h5", batch_size=32) in place of the DataLoader'
     )
-    assert (
-        'FastLoader(PackedDataset("train.h5", split="val"), batch_size=32'
-        in judge(replace(base, split="val")).cures[0].how
-    )
+    part = judge(replace(base, split="val", masks=True)).cures[0].how
+    assert 'FastLoader(PackedDataset("train.h5", split="val", fields=("images", "masks")), batch_size=32' in part
     assert judge(replace(base, is_fastload=True)).cures[0].how == ""
     slow = replace(base, batches=demands(decoding=(4, 0), transform=(90, 0)).batches)
     assert judge(slow).cause == "transform" and "transform=[RandomResizedCrop(224)" in judge(slow).cures[0].how

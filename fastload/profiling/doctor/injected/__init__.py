@@ -18,7 +18,7 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
                                                                  of a FastLoader's batch, its own figures too; of a
                                                                  loader around another, how many of its it took so far
     end      id, t, wait                                         the loader had no more batches
-    shape    id, shape, dtype                                    the images of its first batch
+    shape    id, shape, dtype, bytes, masks                      the images of its first batch, whether masks follow
     inner    id, pids, workers, dataset, ...                     a loader takes its batches from a DataLoader within it
     trains   id                                                  a step of its loop ran backward, for the first time
     call     name, t, s                                          a function was called that takes time between loops

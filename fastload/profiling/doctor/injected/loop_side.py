@@ -137,15 +137,19 @@ class LoaderState:
         )
 
     def note_shape(self, batch: Any) -> None:
-        """Records the bytes of each tensor in the first batch, and shape and type of the first images."""
-        self.shape, dtype, sizes = (0,), "", []
+        """Records the bytes of each tensor in the first batch, shape and type of the first images, and their masks."""
+        self.shape, dtype, sizes, has_masks = (0,), "", [], False
         for thing in _parts(batch):
             shape = getattr(thing, "shape", ())
             if isinstance(shape, tuple) and hasattr(thing, "nbytes"):
                 sizes.append(int(thing.nbytes))
                 if len(shape) == 4 and not dtype:
                     self.shape, dtype = tuple(map(int, shape)), str(thing.dtype)
-        events.write({"e": "shape", "id": self.id, "shape": self.shape, "dtype": dtype, "bytes": sizes})
+                elif dtype and len(shape) > 2 and shape[0] == self.shape[0] and shape[-2:] == self.shape[-2:]:
+                    has_masks = has_masks or len(shape) == 3 or shape[1] == 1
+        events.write({
+            "e": "shape", "id": self.id, "shape": self.shape, "dtype": dtype, "bytes": sizes, "masks": has_masks,
+        })  # fmt: skip
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
