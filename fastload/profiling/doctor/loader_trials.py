@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from fastload.transforms.spec import BaseTransform
 
 _SECONDS = 0.6
+_ROUNDS = 4  # other programs come and go: of a few turns the median
+_READY = 3  # batches that lie ready beside those being made
 _MOST_BYTES = 128 * 2**20
 _MOST_HANDED = 8 * 2**20  # bytes; /dev/shm of a container holds 64 MiB, and three batches lie in it
 _LEAST_IMAGES = 16
@@ -111,23 +114,33 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
 
 
 def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, own_s: float) -> FastLoaderCosts:
-    """Returns the costs with how far steps are slowed down, from steps with and without the loader."""
-    step = _Step(seen, own_s)
-    begun_s, running_s, count = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - begun_s < _SECONDS / 2 or not count:
+    """Returns the costs with how far steps are slowed down, from steps with and without the loader, in turn."""
+    step, batches, cpus = _Step(seen, own_s), _endless(loader), available_cpus()
+    alone_s, slower, own_cpus = [], [], []
+    for _ in range(_ROUNDS):
+        running_s, begun_s = time.process_time(), time.perf_counter()
+        alone_s.append(_mean_step_s(step, itertools.repeat(None), _SECONDS / 4))
+        own_cpus.append((time.process_time() - running_s) / (time.perf_counter() - begun_s))
+        for _ in range(cpus + _READY):  # made while the steps had no loader
+            next(batches)
+        slower.append(_mean_step_s(step, batches, _SECONDS / 2) / alone_s[-1])
+    usual_s = statistics.median(alone_s)
+    cpus_used = min(float(cpus), statistics.median(own_cpus))
+    return costs.fitted(statistics.median(slower) * usual_s, usual_s, cpus_used, cpus)
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _mean_step_s(step: Callable[[], None], batches: Iterator[Any], seconds: float) -> float:
+    begun_s, count = time.perf_counter(), 0
+    while time.perf_counter() - begun_s < seconds or not count:
+        next(batches)
         step()
         count += 1
-    alone_s = (time.perf_counter() - begun_s) / count
-    cpus = available_cpus()
-    own_cpus = min(float(cpus), (time.process_time() - running_s) / count / alone_s)
-    times_s: list[float] = []
-    while sum(times_s) < 2 * _SECONDS:
-        last_s = time.perf_counter()
-        for _ in loader:
-            step()
-            times_s.append(time.perf_counter() - last_s)
-            last_s += times_s[-1]
-    return costs.fitted(statistics.fmean(times_s), alone_s, own_cpus, cpus)
+    return (time.perf_counter() - begun_s) / count
 
 
 class _Step:
