@@ -39,6 +39,7 @@ class Subject(Protocol):
 
     name: str
     changes: Sequence[str]  # that are tried where the doctor says that none is worth making
+    can_be_cheaper: bool  # whether its samples can be made ahead
 
     def step_s(self, change: str, verdict: dict[str, Any] | None = None) -> float:
         """Runs it with a change, "" for none, and returns the mean seconds of a step of the loop that was judged."""
@@ -50,7 +51,7 @@ class Subject(Protocol):
 class Drawn:
     """A drawn script."""
 
-    changes = ALL
+    changes, can_be_cheaper = ALL, False
 
     def __init__(self, examiner: DrawnExaminer, number: int) -> None:
         self.name, self._examiner, self._number = f"drawn {number}", examiner, number
@@ -80,6 +81,7 @@ def examine(subject: Subject, load: str, pairs: int) -> dict[str, Any]:
         verdict = doctor["verdict"]
         asked = change_of(verdict)
         known = asked != "other" and verdict.get("cause") != "other programs"
+        known = known and (asked != "cheaper" or subject.can_be_cheaper)
         tried = ([asked] if asked else subject.changes) if known else []
         ratios: dict[str, list[float]] = {change: [] for change in tried}
         plain_s = []
@@ -109,7 +111,9 @@ def change_of(verdict: dict[str, Any]) -> str:
         return f"workers={found[1]}"
     if cure["cause"] == "worker start-up":
         return "persistent"
-    return "pack" if "fastload pack" in cure["how"] else "other"
+    if "fastload pack" in cure["how"]:
+        return "pack"
+    return "cheaper" if cure["cause"] == "transform" else "other"
 
 
 def is_right(record: dict[str, Any]) -> bool:

@@ -33,6 +33,8 @@ LIMIT_S = 400
 class Foreign:
     """A script by others, with one of its models."""
 
+    can_be_cheaper = True
+
     def __init__(self, folder: Path, model: str) -> None:
         self.name, self._folder, self._model = f"{folder.name} {model}", folder, model
         self._env = dict(os.environ) | {"EXAM_PACK": str(folder / "pack.py"), "PYTHON": sys.executable}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
+import time
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -34,6 +37,17 @@ def damage(path, *rows, field="images"):
 
 def loader_of(path, batch_size=8, fields=("images", "labels"), **options):
     return FastLoader(PackedDataset(path, fields=fields), batch_size, **{"workers": 1, "share": None, **options})
+
+
+def until_idle():
+    """Returns when the threads that read ahead wait for room; where the system does not say that, soon."""
+    idle_looks = 0
+    while idle_looks < 10:
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("fastload")]
+        states = [Path(f"/proc/self/task/{thread.native_id}/stat") for thread in threads]
+        asleep = all(state.read_text().rpartition(")")[2].split()[0] == "S" for state in states if state.exists())
+        idle_looks = idle_looks + 1 if asleep else 0
+        time.sleep(0.01)
 
 
 def pairs(loader):
@@ -66,6 +80,7 @@ def test_a_row_is_compared_once_or_always_or_never(packed_copy, check, found):
     loader = FastLoader(packed_copy, 8, check=check, workers=1, ends="pad", share=None)
     list(loader)
     list(loader)  # what was read ahead of this epoch is handed over
+    until_idle()  # between the two next lines the file looks edited
     damage(packed_copy, 3)
     os.utime(packed_copy, ns=(before.st_atime_ns, before.st_mtime_ns))  # bytes rot without anybody writing to the file
     if not found:
