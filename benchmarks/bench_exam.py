@@ -102,7 +102,7 @@ def main() -> None:
         try:
             records.append(bench_drawn.examine(script, load, options.pairs))
             journal.note(f"{name}-{model}-{load}-{number}", **records[-1])
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError, OSError) as error:
             print(error, file=sys.stderr)
     print("\n".join(bench_drawn.summary(records)))
 

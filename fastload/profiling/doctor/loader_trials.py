@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 _SECONDS = 0.6
 _ROUNDS = 4  # other programs come and go: of a few turns the median
 _READY = 3  # batches that lie ready beside those being made
-_MOST_BYTES = 128 * 2**20
+_MOST_BYTES, _SOME_BYTES, _MOST_BATCHES = 128 * 2**20, 16 * 2**20, 64
 _MOST_HANDED = 8 * 2**20  # bytes; /dev/shm of a container holds 64 MiB, and three batches lie in it
 _LEAST_IMAGES = 16
 _PAGE = 4096  # bytes
@@ -87,7 +87,9 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
     batch_size = max(1, min(seen.batch[0], _MOST_BYTES // largest))
     share = batch_size / seen.batch[0]
     seen, own_s = replace(seen, batch=(batch_size, *seen.batch[1:])), share * own_s
-    most = max(2, min(4, _MOST_BYTES // (batch_size * seen.channels * height * width)))
+    # An epoch of few batches, made in little time, is mostly its begin.
+    size = batch_size * seen.channels * height * width
+    most = max(2, min(4, _MOST_BYTES // size), min(_MOST_BATCHES, _SOME_BYTES // size))
     count = max(_LEAST_IMAGES, most * batch_size) if share == 1 else most * batch_size
     transform = _transforms(seen) if transforms else []
     with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import fastload
 from fastload.profiling.doctor import examine, loader_trials
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
-from tests.profiling.doctor.test_in_process import Waits
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +66,16 @@ def test_a_trial_that_fails_is_named_and_the_verdict_stays(monkeypatch, which):
     )
 
 
-class Images(Waits):
-    transform = None
-
+class Images(Dataset):
     def __init__(self, count):
-        super().__init__(count)
-        self.transform = ToTensor()
+        self.count, self.transform = count, ToTensor()
+
+    def __len__(self):
+        return self.count
 
     def __getitem__(self, index):
-        return super().__getitem__(index)[0], index
+        time.sleep(0.004)
+        return torch.zeros(3, 4, 4), index
 
 
 class ToTensor:
