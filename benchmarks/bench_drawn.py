@@ -83,6 +83,8 @@ def examine(subject: Subject, load: str, pairs: int) -> dict[str, Any]:
         known = asked != "other" and verdict.get("cause") != "other programs"
         known = known and (asked != "cheaper" or subject.can_be_cheaper)
         tried = ([asked] if asked else subject.changes) if known else []
+        for change in tried:
+            subject.step_s(change)  # what it packs is there then
         ratios: dict[str, list[float]] = {change: [] for change in tried}
         plain_s = []
         for turn in range(pairs if tried else 0):
@@ -125,7 +127,7 @@ def is_right(record: dict[str, Any]) -> bool:
     gains = record["measured"]
     if not record["change"]:
         return all(gain < 1.1 for gain in gains.values())
-    gain = gains.get(record["change"])  # of a change that nothing here can make, nothing is known
+    gain = gains.get(record["change"])  # None: nothing here can make that change, so it counts as wrong
     return gain is not None and 1 / WITHIN <= record["said"] / gain <= WITHIN
 
 

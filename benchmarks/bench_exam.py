@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import bench_drawn
+import fastload
 import harness
 
 HOOK = Path(__file__).resolve().parent / "exam"
@@ -38,12 +39,15 @@ class Foreign:
     def __init__(self, folder: Path, model: str) -> None:
         self.name, self._folder, self._model = f"{folder.name} {model}", folder, model
         self._env = dict(os.environ) | {"EXAM_PACK": str(folder / "pack.py"), "PYTHON": sys.executable}
+        home = str(Path(fastload.__file__).resolve().parents[1])
+        self._path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
         self.changes = [one for one in bench_drawn.ALL if one != "pack" or (self._folder / "pack.py").exists()]
 
     def _run(self, *words: str, **env: str) -> str:
         command = [*words, "bash", str(self._folder / "run.sh"), self._model]
+        paths = os.pathsep.join(filter(None, [env.pop("PYTHONPATH", ""), self._path]))
         child = subprocess.Popen(
-            command, env=self._env | env, start_new_session=True, text=True,
+            command, env=self._env | env | {"PYTHONPATH": paths}, start_new_session=True, text=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         try:
@@ -72,9 +76,13 @@ class Foreign:
         """Runs it under the doctor."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "doctor.json"
-            said = self._run(sys.executable, "-m", "fastload", "doctor", "--json", str(out), "--")
+            try:
+                said = self._run(sys.executable, "-m", "fastload", "doctor", "--json", str(out), "--")
+            except RuntimeError as error:  # it counts as a doctor who says nothing
+                return {"verdict": {}, "line": "", "said": str(error)}
             lines = [line for line in said.splitlines() if line.startswith("verdict:")]
-            return {"verdict": json.loads(out.read_text())["verdict"] or {}, "line": lines[-1], "said": said[-4000:]}
+            verdict = json.loads(out.read_text())["verdict"] or {}
+            return {"verdict": verdict, "line": lines[-1] if lines else "", "said": said[-4000:]}
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def install(change: str, pack: str, out: str) -> None:
     owner = os.getpid()
     spent = [0.0]  # seconds of all loops together
 
-    def measured(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    def measured(loader: Any, batches: Iterator[Any], since_s: float, spent_s: float) -> Iterator[Any]:
         if os.getpid() != owner:
             yield from batches
             return
@@ -43,7 +43,6 @@ def install(change: str, pack: str, out: str) -> None:
         loop["passes"] += 1
         open_loops.append(loop)
         try:
-            since_s, spent_s = time.perf_counter(), spent[0]
             for batch in batches:
                 yield batch
                 # A pass that nobody asks for more ends with its last whole step.
@@ -63,21 +62,15 @@ def install(change: str, pack: str, out: str) -> None:
     plain_iter = DataLoader.__iter__
 
     def timed_iter(loader: Any) -> Any:
-        if getattr(loader, "_exam_inside", False):
-            return plain_iter(loader)
-        begun_s = time.perf_counter()
-        loader.__dict__["_exam_inside"] = True
-        try:
-            batches = plain_iter(loader)
-        finally:
-            loader.__dict__["_exam_inside"] = False
-        return Timed(measured(loader, batches), batches, begun_s)
+        begun = time.perf_counter(), spent[0]
+        batches = plain_iter(loader)
+        return Timed(measured(loader, batches, *begun), batches)
 
     class Timed:
         """An iterator that is timed, and otherwise the one that it stands for."""
 
-        def __init__(self, timed: Iterator[Any], batches: Any, begun_s: float) -> None:
-            self._timed, self._batches, self._begun_s = timed, batches, begun_s
+        def __init__(self, timed: Iterator[Any], batches: Any) -> None:
+            self._timed, self._batches = timed, batches
 
         def __iter__(self) -> Any:
             return self
@@ -134,7 +127,12 @@ def install(change: str, pack: str, out: str) -> None:
         from fastload import FastLoader
 
         fast_iter = FastLoader.__iter__
-        FastLoader.__iter__ = lambda loader: measured(loader, fast_iter(loader))
+
+        def timed_fast_iter(loader: Any) -> Any:
+            begun = time.perf_counter(), spent[0]
+            return measured(loader, fast_iter(loader), *begun)
+
+        FastLoader.__iter__ = timed_fast_iter
 
     plain_backward = torch.Tensor.backward
 

@@ -106,7 +106,9 @@ class Lane:
     """When something in a run went on: a loop over a loader, or calls such as `torch.save`."""
 
     name: str
-    spans_s: tuple[tuple[float, float], ...]  # begin and end of each time, in seconds since the run began
+    seconds: float  # in all
+    # begin and end of each time, in seconds since the run began; times with hardly anything between them are one
+    spans_s: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,11 @@ class BatchWork:
     lock_s: float = 0.0  # part of their blocked time spent waiting for a lock of another thread or process
     slow_s: float = 0.0  # part of their time that slow samples took beyond the usual time of a sample
     runnable_s: float = 0.0  # additional time that the thread waited for a CPU
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all stages."""
+        return sum(work.total_s for work in self.stages.values())
 
     def __add__(self, other: BatchWork) -> BatchWork:
         names = {**self.stages, **other.stages}

@@ -67,11 +67,13 @@ def test_the_doctor_names_a_slow_transform_and_a_busy_accelerator(cases, tmp_pat
     found = bench_doctor.Examiner(options).examined(plant, 0)
     verdict = found["verdict"]
     assert bench_doctor.PLANTS[plant].causes[0] == cause, "the case is the one that it was"
-    if verdict["cause"] == "other programs":  # as they do where tests run side by side: then the costs say it
+    if verdict["cause"] == "other programs" and cause == "compute":  # then nothing is promised
+        assert not verdict["cures"]
+    elif verdict["cause"] == "other programs":  # as they do where tests run side by side: then the costs say it
         (making,) = (line for line in verdict["evidence"] if line.startswith("making a batch"))
         parts = re.findall(r"([a-z-]+) ([\d.]+) (µs|ms|s)\b", making.partition(": ")[2])
         costs = {name: float(value) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[unit] for name, value, unit in parts}
-        assert max(costs, key=costs.__getitem__) == cause == "transform", found
+        assert max(costs, key=costs.__getitem__) == cause, found
     else:
         assert verdict["cause"] == cause, found
     assert found["line"].startswith("verdict: ")

@@ -231,9 +231,10 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         try:
             tried = trial(demands, loader)
         except Exception as error:  # noqa: BLE001  # whatever this machine lacks for it, torch among it
-            note = f"a trial of {what} failed, so that its costs are guessed: {type(error).__name__}: {error}"
+            note = f"a trial of {what} failed, so that its costs count as none: {type(error).__name__}: {error}"
             tried = replace(demands, notes=(*demands.notes, note))
-        demands, verdict = (demands, verdict) if tried is demands else (tried, judge(tried))
+        if tried is not demands:
+            demands, verdict = tried, judge(tried)
     return verdict
 
 

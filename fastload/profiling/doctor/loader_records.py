@@ -45,11 +45,6 @@ class Fetch:
     waits: tuple[tuple[str, float], ...] = ()  # lines of the dataset's code that slept or waited for a socket; seconds
     first_wait: tuple[float, float] = (0.0, 0.0)  # of those: when the first began, and its seconds; 0: there was none
 
-    @property
-    def cost_s(self) -> float:
-        """Seconds of all its stages."""
-        return sum(work.total_s for work in self.work.stages.values())
-
 
 def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
     """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""

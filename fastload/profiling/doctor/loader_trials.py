@@ -19,6 +19,7 @@ import numpy as np
 from fastload.errors import OptionError
 from fastload.profiling.verdict.demands import FastLoaderCosts, WorkerCosts
 from fastload.system.machine import available_cpus
+from fastload.timing.probe import Probe
 from fastload.timing.results import Work
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -26,8 +27,11 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from fastload.transforms.spec import BaseTransform
 
 _SECONDS = 0.6
-_ROUNDS = 4  # other programs come and go: of a few turns the median
-_READY = 3  # batches that lie ready beside those being made
+_ROUNDS, _MOST_SECONDS = (
+    4,
+    10.0,
+)  # other programs come and go: of a few turns the median, as far as these take no longer
+_LOOK_S, _IDLE = 0.02, 0.1  # part of a look in which no thread of an idle process runs
 _MOST_BYTES, _SOME_BYTES, _MOST_BATCHES = 128 * 2**20, 16 * 2**20, 64
 _MOST_HANDED = 8 * 2**20  # bytes; /dev/shm of a container holds 64 MiB, and three batches lie in it
 _LEAST_IMAGES = 16
@@ -82,7 +86,7 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
     from fastload.pack import pack_images
 
     height, width = seen.stored
-    # Of batches that are too large for memory, a part is tried, and its time multiplied.
+    # Of large batches a part is tried, and its time multiplied.
     largest = max(seen.channels * height * width, 4 * seen.channels * math.prod(seen.size))
     batch_size = max(1, min(seen.batch[0], _MOST_BYTES // largest))
     share = batch_size / seen.batch[0]
@@ -117,18 +121,32 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
 
 def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, own_s: float) -> FastLoaderCosts:
     """Returns the costs with how far steps are slowed down, from steps with and without the loader, in turn."""
-    step, batches, cpus = _Step(seen, own_s), _endless(loader), available_cpus()
-    alone_s, slower, own_cpus = [], [], []
-    for _ in range(_ROUNDS):
+    step, cpus, probe = _Step(seen, own_s), available_cpus(), Probe(time.perf_counter)
+    next(loader.iterate(probe))
+    batches = _endless(loader)
+    alone_s, slower, own_cpus = list[float](), list[float](), list[float]()
+    end_s = time.perf_counter() + _MOST_SECONDS
+    while not slower or (len(slower) < _ROUNDS and time.perf_counter() < end_s):
+        _until_idle()  # it has read ahead
         running_s, begun_s = time.process_time(), time.perf_counter()
         alone_s.append(_mean_step_s(step, itertools.repeat(None), _SECONDS / 4))
         own_cpus.append((time.process_time() - running_s) / (time.perf_counter() - begun_s))
-        for _ in range(cpus + _READY):  # made while the steps had no loader
+        for _ in range(probe.worker_info.ahead):  # these cost nothing now
             next(batches)
         slower.append(_mean_step_s(step, batches, _SECONDS / 2) / alone_s[-1])
     usual_s = statistics.median(alone_s)
     cpus_used = min(float(cpus), statistics.median(own_cpus))
     return costs.fitted(statistics.median(slower) * usual_s, usual_s, cpus_used, cpus)
+
+
+def _until_idle() -> None:
+    """Returns when no thread of this process runs, within a second."""
+    end_s = time.perf_counter() + 1.0
+    while time.perf_counter() < end_s:
+        running_s = time.process_time()
+        time.sleep(_LOOK_S)
+        if time.process_time() - running_s < _IDLE * _LOOK_S:
+            return
 
 
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:
@@ -198,7 +216,7 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
 def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
     """Returns what a worker process of a `DataLoader` costs, for batches of tensors of so many bytes.
 
-    Of batches that might not find room in memory twice, a part is handed over, and the time is multiplied.
+    Of large batches a part is handed over, since several at once have to find room in /dev/shm; the time is multiplied.
     """
     from torch.utils.data import DataLoader
 

@@ -39,11 +39,6 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     begun = first_of_workers(loader.fetches) if loader.fetch_stride == 1 else set()
     later = [fetch for number, fetch in enumerate(loader.fetches) if number not in begun]
     slow_s, slow_note = slow_samples(later)
-    # What a worker's first batch costs beyond others is part of its start: see `starts`.
-    later_s = statistics.median([fetch.cost_s for fetch in later] or [0.0])
-    parts = [
-        min(1.0, later_s / fetch.cost_s) if number in begun else 1.0 for number, fetch in enumerate(loader.fetches)
-    ]
     notes = [
         f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size'] or None}, num_workers {workers}"
         + (", persistent" if facts["persistent"] else "")
@@ -65,7 +60,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     return Demands(
         batches=tuple(
             _times(replace(explained(fetch, waits or WaitShares()), slow_s=slow_s), part * loader.inner_per_batch)
-            for fetch, part in zip(loader.fetches, parts, strict=True)
+            for fetch, part in zip(loader.fetches, _later_parts(loader.fetches, begun), strict=True)
         ),
         steps=tuple(steps),
         workers=workers,
@@ -99,11 +94,21 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     )
 
 
+def _later_parts(fetches: Sequence[Fetch], begun: set[int]) -> list[float]:
+    """Returns 1.0 for each batch; for workers' first ones, `begun`, what of them a later one costs.
+
+    The rest is part of the worker's start: see `starts`.
+    """
+    costs_s = [fetch.work.total_s for fetch in fetches]
+    later_s = statistics.median([cost_s for number, cost_s in enumerate(costs_s) if number not in begun] or [0.0])
+    return [min(1.0, later_s / max(cost_s, 1e-9)) if number in begun else 1.0 for number, cost_s in enumerate(costs_s)]
+
+
 def starts(loader: LoaderRecord) -> tuple[float, ...]:
     """Returns `Demands.starts_s` of a loop; empty if the making of each epoch's first batch was not seen."""
     fetches = sorted((fetch for fetch in loader.fetches if fetch.wall_s > 0), key=lambda fetch: fetch.begin_s)
     begun = first_of_workers(fetches)
-    costs_s = sorted(fetch.cost_s for number, fetch in enumerate(fetches) if number not in begun)
+    costs_s = sorted(fetch.work.total_s for number, fetch in enumerate(fetches) if number not in begun)
     begins = [fetch.begin_s for fetch in fetches]
     found = []
     for span in loader.passes:
@@ -111,7 +116,7 @@ def starts(loader: LoaderRecord) -> tuple[float, ...]:
         if number < len(fetches) and fetches[number].begin_s < span.end_s:
             first = fetches[number]
             usual_s = costs_s[int(0.9 * len(costs_s))]
-            found.append(first.begin_s - span.begin_s + max(0.0, first.cost_s - usual_s))
+            found.append(first.begin_s - span.begin_s + max(0.0, first.work.total_s - usual_s))
     return tuple(found) if loader.fetch_stride == 1 and len(found) == len(loader.epochs) else ()
 
 

@@ -84,18 +84,18 @@ def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:
 
 
 def first_of_workers(fetches: Sequence[Fetch]) -> set[int]:
-    """Returns the numbers of the first batches of each worker, where most cost far more than the others: it begins.
+    """Returns the numbers of each worker's first batches if most of them cost far more than later ones; else none.
 
-    A worker that opens files with its first sample does so, for example.
+    These costs are part of a worker's start, as of one that opens files with its first sample.
     """
     firsts: dict[int, int] = {}
     for number, fetch in sorted(enumerate(fetches), key=lambda one: one[1].begin_s):
         firsts.setdefault(fetch.pid, number)
-    later = [fetch.cost_s for number, fetch in enumerate(fetches) if firsts[fetch.pid] != number]
+    later = [fetch.work.total_s for number, fetch in enumerate(fetches) if firsts[fetch.pid] != number]
     if len(firsts) < 2 or len(later) < len(firsts):
         return set()
     usual_s, begun_s = (
-        statistics.median(costs) for costs in (later, [fetches[number].cost_s for number in firsts.values()])
+        statistics.median(costs) for costs in (later, [fetches[number].work.total_s for number in firsts.values()])
     )
     return set(firsts.values()) if begun_s > _BEGINS * usual_s else set()
 

@@ -99,5 +99,5 @@ def lanes_of(run: Span, loops: Sequence[tuple[str, Sequence[Span]]], calls: Sequ
                 drawn[-1] = drawn[-1][0], max(drawn[-1][1], end_s)
             else:
                 drawn.append((begin_s, end_s))
-        lanes.append(Lane(name, tuple(drawn)))
+        lanes.append(Lane(name, sum(span.end_s - span.begin_s for span in spans), tuple(drawn)))
     return lanes

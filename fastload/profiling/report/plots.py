@@ -177,7 +177,7 @@ def plot_run(run: Measured) -> Plot:
         for begin_s, end_s in lane.spans_s:
             upper, lower = ([(begin_s, low + part), (end_s, low + part)] for part in (0.85, 0.15))
             canvas.area(upper, lower, f"line{number % LINES}")
-    times = (f"{lane.name} {seconds_text(sum(b - a for a, b in lane.spans_s))}" for lane in run.lanes)
+    times = (f"{lane.name} {seconds_text(lane.seconds)}" for lane in run.lanes)
     legend = [(f"line{number % LINES}", lane.name) for number, lane in enumerate(run.lanes)]
     return Plot(f"When each went on in a run of {seconds_text(run.run_s)}: {'; '.join(times)}.", legend, [canvas])
 

@@ -103,11 +103,12 @@ def sections(run: Measured) -> list[Section]:
 
 def _run(run: Measured) -> list[Section]:
     """Returns the section on all of a script's run; none of a run that was one loop."""
-    if len(run.lanes) < 2 and sum(end_s - begin_s for lane in run.lanes for begin_s, end_s in lane.spans_s) > (
-        _ALL_OF_IT * run.run_s
-    ):
+    if len(run.lanes) < 2 and sum(lane.seconds for lane in run.lanes) > _ALL_OF_IT * run.run_s:
         return []
-    note = "From top to bottom: the passes of each loop over a loader, then calls that take long. All else is empty."
+    note = (
+        "From top to bottom: the passes of each loop over a loader, then calls that take long. Loops of less than 5 % "
+        "of the run, and other processes, are not drawn."
+    )
     return [Section("The whole run", "course", plot_run(run), note=note)] if run.lanes else []
 
 

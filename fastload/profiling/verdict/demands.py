@@ -126,7 +126,7 @@ class Demands:
             return ()
         if self.starts_s:
             return tuple(start_s + end_s for start_s, (_, end_s) in zip(self.starts_s, self.epochs, strict=True))
-        if made_s := [batch.runnable_s + _whole_s(batch) for batch in self.batches if batch.stages]:
+        if made_s := [batch.runnable_s + batch.total_s for batch in self.batches if batch.stages]:
             usual_s = self.receive_s + self.receive_blocked_s + statistics.median(made_s)
         else:
             usual_s = statistics.median([step.wait_s for step in self.steps] or [0.0])
@@ -307,7 +307,7 @@ def _contending(demands: Demands) -> list[float]:
 def _with_causes(demands: Demands) -> tuple[dict[str, Work], ...]:
     """Returns the stages of each batch, and what lock contention and slow samples take of them."""
     found = []
-    slow_s = _beyond_level([_whole_s(batch) for batch in demands.batches], sum(one.slow_s for one in demands.batches))
+    slow_s = _beyond_level([batch.total_s for batch in demands.batches], sum(one.slow_s for one in demands.batches))
     for batch, slow in zip(demands.batches, slow_s, strict=True):
         stages = dict.fromkeys(MAKING_STAGES, Work()) | dict(batch.stages)
         # A FastLoader reads without a lock: what looks like one is its threads waiting for the GIL, or for the disk.
@@ -328,10 +328,6 @@ def _beyond_level(times_s: Sequence[float], excess_s: float) -> list[float]:
             break
         above += count * (this - below)
     return [max(0.0, time - level) for time in times_s]
-
-
-def _whole_s(batch: BatchWork) -> float:
-    return sum(work.total_s for work in batch.stages.values())
 
 
 def _move(stages: dict[str, Work], cause: str, cost_s: float, *, running: bool) -> None:

@@ -33,12 +33,14 @@ _LACKED = 0.15  # part of a batch's making, or of a step, in which it was ready 
 WORTH = 1.1
 """Gain below which a change is not worth making."""
 
-# Less effort than to pack: comes first if it saves at least this share of the time that the best change saves. More
-# workers only hide a cost, the others remove one: hence the shares.
+# Changes that take less effort than to pack come first if they save at least this share of the time that the best
+# change saves. More workers only hide a cost, the others remove one: hence the shares.
 _SHARE_OF_BEST = {
     "too few workers": 0.85, "too many workers": 0.5, WAITING: 0.75, "hand-over": 0.75, "worker start-up": 0.75,
 }  # fmt: skip
-_SHARE_OF_OPEN = 0.5  # of what a change saves that says not how
+# "Make this Python code cheaper" names no concrete step, and its predicted gain is an upper limit: more workers come
+# first if they save this share of it.
+_SHARE_OF_LIMIT = 0.5
 
 # Costs that are small in a well-written loader. Where one of them takes more than _MUCH of a batch, more workers would
 # only hide it.
@@ -251,15 +253,15 @@ def _choose(demands: Demands, costs: Costs, remedies: list[Remedy], step_s: floa
     best = remedies[0]
     unusual_s = max(costs.stages.get(cause, Work()).total_s for cause in _UNUSUAL)
     more_may_help = demands.workers < demands.cpus and unusual_s < _MUCH * costs.make_s
-    # What is left of the Python code that is made cheaper, nobody knows: the best that it can bring was predicted.
-    is_open = best.cause == "transform" and not best.how
+    is_limit = best.cause == "transform" and not best.how
     for remedy in remedies:
         share = _SHARE_OF_BEST.get(remedy.cause, 1.0)
         if remedy.cause == "too few workers":
-            share = 1.0 if not more_may_help else _SHARE_OF_OPEN if is_open else share
+            share = 1.0 if not more_may_help else _SHARE_OF_LIMIT if is_limit else share
         saves_most = share < 1 and step_s - remedy.step_s >= share * (step_s - best.step_s)
         tried = remedy.cause == "too many workers" and demands.fewer_workers is not None and remedy.gain >= _TRIED
         if remedy.gain >= WORTH and (saves_most or tried):
             return remedy
     # More workers than CPUs would only hide what the workers wait for; that wait is the cause.
-    return next((remedy for remedy in remedies if remedy.cause != "too few workers"), None)
+    waits = [remedy for remedy in remedies if remedy.cause == WAITING and _waits_most(demands, costs)]
+    return next(iter(waits or [remedy for remedy in remedies if remedy.cause != "too few workers"]), None)

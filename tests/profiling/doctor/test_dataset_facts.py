@@ -53,6 +53,10 @@ def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos, monk
     assert facts_of(SimpleNamespace(dataset=SimpleNamespace(dataset=folder)))["root"] == "data/train", "of a Subset"
     beside = SimpleNamespace(images_dir="data/train/cat", mask_dir="data/train/dog", scale=0.5)
     assert facts_of(beside)["root"] == "data/train", "of images and masks"
+    assert facts_of(SimpleNamespace(image_dir="data/train/cat/", mask_dir="data/train/dog"))["root"] == "data/train"
+    monkeypatch.setenv("HOME", os.path.abspath("data"))
+    os.mkdir("data/masks")
+    assert facts_of(SimpleNamespace(mask_dir="data/masks", image_dir="data/train"))["root"] == "data/train", "not home"
     monkeypatch.setattr("tempfile.tempdir", os.path.abspath("logs"))
     assert facts_of(SimpleNamespace(_lock_root="logs", where="data/train"))["root"] == "data/train"
     assert facts_of(SimpleNamespace(_lock_root=os.path.abspath("logs")))["root"] == ""
@@ -63,9 +67,14 @@ def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos, monk
 @pytest.mark.parametrize(
     ("jitter", "written"),
     [
-        (ColorJitter(brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=None, hue=None), "0.4, 0.4, 0.0"),
-        (ColorJitter(brightness=None, contrast=None, saturation=None, hue=(-0.1, 0.1)), "0.0, 0.0, 0.0, 0.1"),
-        (ColorJitter(brightness=0.2, contrast=0.3, saturation=0.1, hue=0.0), "0.2, 0.3, 0.1"),
+        (ColorJitter(brightness=(0.6, 1.4), contrast=(0.6, 1.4), saturation=None, hue=None), "0.4, 0.4, 0, 0"),
+        (ColorJitter(brightness=None, contrast=None, saturation=None, hue=(-0.1, 0.1)), "0, 0, 0, 0.1"),
+        (ColorJitter(brightness=0.2, contrast=0.3, saturation=0.1, hue=0.0), "0.2, 0.3, 0.1, 0"),
+        (
+            ColorJitter(brightness=(0.5, 0.8), contrast=(0.9, 1.4), saturation=0, hue=None),
+            "(0.5, 0.8), (0.9, 1.4), 0, 0",
+        ),
+        (ColorJitter(brightness=object(), contrast=0.1, saturation=0.1, hue=0.1), ""),
     ],
 )
 def test_a_jitter_is_written_with_its_strengths(jitter, written):
@@ -74,9 +83,18 @@ def test_a_jitter_is_written_with_its_strengths(jitter, written):
 
 @pytest.mark.parametrize(
     ("held", "split"),
-    [({"train": True}, "train"), ({"train": False}, "test"), ({"image_set": "val"}, "val"), ({"split": 0.8}, "")],
+    [
+        ({"train": True}, "train"),
+        ({"train": False}, "test"),
+        ({"image_set": "val"}, "val"),
+        ({"split": 0.8}, ""),
+        ({"split": "val", "root": "data"}, "val"),
+        ({"split": "val", "root": "data/val"}, ""),  # packed, this folder has no such split
+    ],
 )
-def test_the_part_of_its_files_that_a_dataset_takes(held, split):
+def test_the_part_of_its_files_that_a_dataset_takes(tmp_path, monkeypatch, held, split):
+    (tmp_path / "data" / "val").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     assert facts_of(SimpleNamespace(**held))["split"] == split
 
 

@@ -188,13 +188,14 @@ def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):
     assert fed.left == WorkerTrial.turns and fed.numbers[0] == 0
 
 
-@pytest.mark.parametrize(("target", "masks"), [
-    ((8, 24, 32), True), ((8, 1, 24, 32), True), ((8,), False), ((8, 3, 24, 32), False), ((8, 4, 4), False),
+@pytest.mark.parametrize(("channels", "target", "masks"), [
+    (3, (8, 24, 32), True), (3, (8, 1, 24, 32), True), (3, (8,), False), (3, (8, 3, 24, 32), False),
+    (3, (8, 4, 4), False), (1, (8, 24, 32), True), (1, (8, 1, 24, 32), False),
 ])  # fmt: skip
-def test_masks_are_what_has_the_size_of_the_images(folder, target, masks):
-    image, other = (np.zeros(shape, np.uint8) for shape in ((8, 3, 24, 32), target))
+def test_masks_are_what_has_the_size_of_the_images(folder, channels, target, masks):
+    image, other = (np.zeros(shape, np.uint8) for shape in ((8, channels, 24, 32), target))
     state = LoaderState(SimpleNamespace(dataset=[0]))
     for batch in ((image, other), {"image": image, "mask": other}):
         state.note_shape(batch)
     noted = [event for event in written(folder) if event["e"] == "shape"]
-    assert [(event["shape"], event["masks"]) for event in noted] == [([8, 3, 24, 32], masks)] * 2
+    assert [(event["shape"], event["masks"]) for event in noted] == [([8, channels, 24, 32], masks)] * 2

@@ -226,10 +226,14 @@ def test_workers_are_seen_inside_whoever_started_them(recorded, loader):
 def test_batches_that_are_cut_anew_cost_as_many_of_those_that_were_made(recorded):
     found = recorded["DataPipeline(DataLoader(Stream(), 4, num_workers=1), anew)"]
     assert found.inner_per_batch == pytest.approx(4, rel=0.1)
-    made_s = sum(work.total_s for fetch in found.fetches for work in fetch.work.stages.values()) / len(found.fetches)
     demands = demands_of(found, cpus=2)
-    cost_s = sum(work.total_s for batch in demands.batches for work in batch.stages.values()) / len(demands.batches)
-    assert cost_s == pytest.approx(found.inner_per_batch * made_s) and demands.ahead < 2
+    made_s = [found.inner_per_batch * fetch.work.total_s for fetch in found.fetches]
+    firsts = {
+        number for number, one in enumerate(found.fetches) if one.pid not in {f.pid for f in found.fetches[:number]}
+    }
+    for number, batch in enumerate(demands.batches):  # of workers' first ones, a part may count as their start
+        assert number in firsts or batch.total_s == pytest.approx(made_s[number])
+    assert demands.ahead < 2
 
 
 @pytest.mark.parametrize("loader, name", [("DALIGenericIterator(6)", "DALI"), ("Loader(6)", "FFCV")])

@@ -56,7 +56,7 @@ def usual(
         (("first batch", "80 ms"),),
         (Table("Slowest steps", ("step", "took"), (("7", "21 ms"),)),),
         {"machine": "x86-64, 2 cores", "torch": "2.13.0"},
-        lanes=(Lane("train, judged", ((1.0, 1.0 + at_s),)), Lane("validate", ((1.2 + at_s, 1.4 + at_s),))),
+        lanes=(Lane("train, judged", at_s, ((1.0, 1.0 + at_s),)), Lane("validate", 0.2, ((1.2 + at_s, 1.4 + at_s),))),
         run_s=at_s + 2.0,
     )
 
@@ -86,6 +86,6 @@ def hostile() -> Measured:
         ((IMG, SCRIPT),),
         (Table(IMG, (IMG, SCRIPT), ((IMG, SCRIPT),)),),
         {IMG: SCRIPT, "file": "photo\udcff.h5"},
-        lanes=(Lane(IMG, ((0.1, 0.7),)), Lane(SCRIPT, ((0.7, 0.8), (0.9, 1.0)))),
+        lanes=(Lane(IMG, 0.6, ((0.1, 0.7),)), Lane(SCRIPT, 0.2, ((0.7, 0.8), (0.9, 1.0)))),
         run_s=1.0,
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import fastload
 from fastload.profiling.verdict import CAUSES, Demands, judge
+from fastload.profiling.verdict.demands import WorkerCosts
 from fastload.profiling.verdict.sentences import _OURS
 from fastload.timing.results import WAITING, BatchWork, Step, Work
 
@@ -145,6 +146,11 @@ def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_lin
     # They need no CPU of those that other programs take.
     assert judge(replace(base, others_cpus=1.9)).cause == WAITING
     assert "keep a copy on this machine" in judge(replace(base, waits_shared=True)).sentence
+    # A run of few steps, in which their start takes as long as they save.
+    slow_start = WorkerCosts(Work(0.001, 0.0), 0.001, 0.0, start_s=60.0)
+    brief = demands(wait=100, workers=0, transform=(1, 0), compute=1, **{WAITING: (0, 99)})
+    verdict = judge(replace(brief, by_a_worker=slow_start))
+    assert verdict.cause == WAITING and not verdict.worth_making
     # More of them were tried, and got no more: what they wait for serves one at a time.
     crowd = replace(demands(wait=45, workers=4, transform=(4, 0), **{WAITING: (0, 196)}))
     for few_s, many in ((0.051, False), (0.099, True)):

@@ -33,10 +33,8 @@ def _frames(frame: Any) -> Iterator[Any]:
 
 
 def is_packaged(name: str) -> bool:
-    """Returns whether a file of code is none of the user's."""
-    return (
-        "site-packages" in name or "dist-packages" in name or name.startswith((_STDLIB, _OURS, "<frozen", "<string>"))
-    )
+    """Returns whether a file of code belongs to an installed package, to Python or to fastload."""
+    return "site-packages" in name or "dist-packages" in name or name.startswith((_STDLIB, _OURS, "<frozen"))
 
 
 def _line_of(frame: Any) -> str:

@@ -11,6 +11,7 @@ _ROOTS = ("root", "root_dir", "data_dir", "data_root", "image_dir", "img_dir", "
 _TARGETS = "mask|label|target|annotation|segm"  # in the name of an attribute that is a folder of them
 _MOST_PATHS = 64  # of a list of files are looked at
 _MOST_TRANSFORMS = 16
+_CLOSE = 1e-6
 
 
 def facts_of(dataset: Any) -> dict[str, Any]:
@@ -26,15 +27,18 @@ def facts_of(dataset: Any) -> dict[str, Any]:
         iter([*named, *(one for name, one in held.items() if "transform" in name and callable(one))]), None
     )
     transforms = [_written(one) for one in _listed(transform)[:_MOST_TRANSFORMS]]
-    return {"root": _root_of(held), "split": _split_of(held), "transforms": transforms}
+    root = _root_of(held)
+    return {"root": root, "split": _split_of(held, root), "transforms": transforms}
 
 
-def _split_of(held: dict[str, Any]) -> str:
-    """Returns the part of its files that a dataset takes, by the names that datasets give it."""
+def _split_of(held: dict[str, Any], root: str) -> str:
+    """Returns the part of its files that a dataset takes, if the packed file of its folder has such a split."""
     if isinstance(held.get("train"), bool):  # of torchvision's MNIST and CIFAR
         return "train" if held["train"] else "test"
-    split = held.get("split", held.get("image_set"))
-    return split if split in ("train", "val", "test") else ""
+    split = held.get("image_set", held.get("split"))  # the former is that of torchvision's VOC
+    if split not in ("train", "val", "test"):
+        return ""
+    return split if "image_set" in held or os.path.isdir(os.path.join(root, split)) else ""
 
 
 def _root_of(held: dict[str, Any]) -> str:
@@ -45,11 +49,12 @@ def _root_of(held: dict[str, Any]) -> str:
         for name, value in held.items()
         if isinstance(value, (str, os.PathLike)) and os.path.isdir(value) and os.path.realpath(value) not in shared
     }
+    if len(folders) > 1 and any(re.search(_TARGETS, name) for name in folders):  # images and masks, side by side
+        parents = {os.path.dirname(os.path.normpath(folder)) or "." for folder in folders.values()}
+        if len(parents) == 1 and not shared.intersection(map(os.path.realpath, parents)):
+            return parents.pop()
     if named := [folders[name] for name in _ROOTS if name in folders]:
         return named[0]
-    parents = {os.path.dirname(os.path.abspath(folder)) for folder in folders.values()}
-    if len(folders) > 1 and len(parents) == 1 and any(re.search(_TARGETS, name) for name in folders):
-        return os.path.dirname(next(iter(folders.values()))) or "."  # of images and masks, side by side
     if folders:
         return next(iter(folders.values()))
     for value in held.values():
@@ -84,15 +89,25 @@ def _written(transform: Any) -> str:
     elif isinstance(mean, (list, tuple)) and isinstance(std, (list, tuple)):
         words = [str(list(mean)), str(list(std))]
     elif name == "ColorJitter":
-        words = [
-            _strength(getattr(transform, one, None), one) for one in ("brightness", "contrast", "saturation", "hue")
-        ]
-        words = words[:3] if words[3] == "0.0" else words
+        names = ("brightness", "contrast", "saturation", "hue")
+        strengths = [_strength(getattr(transform, one, None), one) for one in names]
+        words = [one for one in strengths if one] if all(strengths) else []
     return f"{name}({', '.join(words)})"
 
 
 def _strength(factors: Any, name: str) -> str:
-    """Returns the number from which a jitter's range of factors, or of shifts of `hue`, was made; "0.0": none is."""
-    if isinstance(factors, (list, tuple)) and len(factors) == 2 and isinstance(factors[1], (int, float)):
-        factors = factors[1] - (name != "hue")
-    return str(round(float(factors), 4)) if isinstance(factors, (int, float)) else "0.0"
+    """Returns how far a jitter changes colours, as one would type it; "" where it is not known.
+
+    torchvision keeps the range of factors, and of shifts of `hue`.
+    """
+    if factors is None:
+        return "0"
+    if isinstance(factors, (int, float)):
+        return f"{factors:g}"
+    if not (isinstance(factors, (list, tuple)) and len(factors) == 2):
+        return ""
+    low, high = factors
+    if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):
+        return ""
+    usual = 0.0 if name == "hue" else 1.0
+    return f"{high - usual:g}" if abs(low + high - 2 * usual) < _CLOSE else f"({low:g}, {high:g})"

@@ -138,17 +138,19 @@ class LoaderState:
 
     def note_shape(self, batch: Any) -> None:
         """Records the bytes of each tensor in the first batch, shape and type of the first images, and their masks."""
-        self.shape, dtype, sizes, has_masks = (0,), "", [], False
+        images: tuple[int, ...] = (0,)
+        dtype, sizes, has_masks = "", [], False
         for thing in _parts(batch):
             shape = getattr(thing, "shape", ())
             if isinstance(shape, tuple) and hasattr(thing, "nbytes"):
                 sizes.append(int(thing.nbytes))
                 if len(shape) == 4 and not dtype:
-                    self.shape, dtype = tuple(map(int, shape)), str(thing.dtype)
-                elif dtype and len(shape) > 2 and shape[0] == self.shape[0] and shape[-2:] == self.shape[-2:]:
-                    has_masks = has_masks or len(shape) == 3 or shape[1] == 1
+                    images, dtype = tuple(map(int, shape)), str(thing.dtype)
+                elif dtype and len(shape) > 2 and shape[0] == images[0] and shape[-2:] == images[-2:]:
+                    has_masks = has_masks or len(shape) == 3 or shape[1] == 1 != images[1]
+        self.shape = images
         events.write({
-            "e": "shape", "id": self.id, "shape": self.shape, "dtype": dtype, "bytes": sizes, "masks": has_masks,
+            "e": "shape", "id": self.id, "shape": images, "dtype": dtype, "bytes": sizes, "masks": has_masks,
         })  # fmt: skip
 
     def told(self, now: float) -> str:
