@@ -134,7 +134,8 @@ def test_ctrl_c_says_that_the_same_command_continues(image_folder, tmp_path):
             time.sleep(0.01)
 
     _, error = commands.interrupted(*words, when=begun)
-    assert error.splitlines() == ["error: interrupted; the same command continues where it stopped."]
+    # On a slow machine, lines of progress come before it.
+    assert error.splitlines()[-1] == "error: interrupted; the same command continues where it stopped."
     assert not (tmp_path / "a.h5").exists()
     assert "packed 2,000 images" in commands.run(*words).stdout
 
