@@ -31,7 +31,8 @@ WITHIN = 1.2
 BUSY = "while True: pass"
 # Those that are tried where the doctor says that no change is worth making.
 ALL = ("pack", "workers=2", "persistent")
-PACKED = ("reading", "decoding", "collate", "hand-over", "lock contention")
+# Changes that only some scripts can be run with.
+SPECIAL = ("cheaper", "one tensor")
 
 
 class Subject(Protocol):
@@ -39,7 +40,7 @@ class Subject(Protocol):
 
     name: str
     changes: Sequence[str]  # that are tried where the doctor says that none is worth making
-    can_be_cheaper: bool  # whether its samples can be made ahead
+    special: Sequence[str]  # those of SPECIAL that it can be run with
 
     def step_s(self, change: str, verdict: dict[str, Any] | None = None) -> float:
         """Runs it with a change, "" for none, and returns the mean seconds of a step of the loop that was judged."""
@@ -51,7 +52,7 @@ class Subject(Protocol):
 class Drawn:
     """A drawn script."""
 
-    changes, can_be_cheaper = ALL, False
+    changes, special = ALL, ()
 
     def __init__(self, examiner: DrawnExaminer, number: int) -> None:
         self.name, self._examiner, self._number = f"drawn {number}", examiner, number
@@ -81,10 +82,14 @@ def examine(subject: Subject, load: str, pairs: int) -> dict[str, Any]:
         verdict = doctor["verdict"]
         asked = change_of(verdict)
         known = asked != "other" and verdict.get("cause") != "other programs"
-        known = known and (asked != "cheaper" or subject.can_be_cheaper)
-        tried = ([asked] if asked else subject.changes) if known else []
-        for change in tried:
-            subject.step_s(change)  # what it packs is there then
+        known = known and (asked not in SPECIAL or asked in subject.special)
+        tried = ([asked] if asked else list(subject.changes)) if known else []
+        for change in tuple(tried):
+            try:
+                subject.step_s(change)  # what it packs is there then
+            except RuntimeError as error:  # it cannot be made: if that was offered, it counts as wrong
+                print(error, file=sys.stderr)
+                tried.remove(change)
         ratios: dict[str, list[float]] = {change: [] for change in tried}
         plain_s = []
         for turn in range(pairs if tried else 0):
@@ -113,8 +118,10 @@ def change_of(verdict: dict[str, Any]) -> str:
         return f"workers={found[1]}"
     if cure["cause"] == "worker start-up":
         return "persistent"
-    if "fastload pack" in cure["how"]:
+    if "fastload pack" in cure["change"] + cure["how"]:
         return "pack"
+    if "one tensor" in cure["change"]:
+        return "one tensor"
     return "cheaper" if cure["cause"] == "transform" else "other"
 
 

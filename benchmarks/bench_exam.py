@@ -34,7 +34,7 @@ LIMIT_S = 400
 class Foreign:
     """A script by others, with one of its models."""
 
-    can_be_cheaper = True
+    special = bench_drawn.SPECIAL
 
     def __init__(self, folder: Path, model: str) -> None:
         self.name, self._folder, self._model = f"{folder.name} {model}", folder, model
@@ -61,15 +61,13 @@ class Foreign:
         return said
 
     def step_s(self, change: str, verdict: dict[str, Any] | None = None) -> float:
-        """Runs it. The loop that trains is measured, that with most backward passes, or another if that was judged."""
+        """Runs it. The loop is measured that was judged, by its number of steps; before that, the one that trains."""
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "loops.jsonl"
             self._run(EXAM_CHANGE=change, EXAM_OUT=str(out), PYTHONPATH=str(HOOK))
             loops = [json.loads(line) for line in out.read_text().splitlines()]
-        trains = not (verdict or {}).get("sentence", "").startswith("in the loop over")
-        # A validation within a step of training may be taken for a part of it.
-        loops.sort(key=lambda loop: (loop["backward"], loop["steps"]))
-        loop = loops[-1] if trains else max(loops[:-1], key=lambda loop: loop["steps"])
+        count = (verdict or {}).get("num_steps", 0)
+        loop = min(loops, key=lambda loop: (count and abs(loop["steps"] - count), -loop["backward"]))
         return float(loop["seconds"] / loop["steps"])
 
     def examined(self) -> dict[str, Any]:
@@ -81,7 +79,8 @@ class Foreign:
             except RuntimeError as error:  # it counts as a doctor who says nothing
                 return {"verdict": {}, "line": "", "said": str(error)}
             lines = [line for line in said.splitlines() if line.startswith("verdict:")]
-            verdict = json.loads(out.read_text())["verdict"] or {}
+            measured = json.loads(out.read_text())
+            verdict = (measured["verdict"] or {}) | {"num_steps": measured["num_steps"]}
             return {"verdict": verdict, "line": lines[-1] if lines else "", "said": said[-4000:]}
 
 

@@ -1,7 +1,8 @@
 """Applies a change to the loaders of a script of the exam, and measures its loops. Python imports it at its start.
 
 EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some thousand samples, made before, are handed out again and again),
-`pack` (the loaders for which EXAM_PACK, a file that defines `replace(arguments)`, returns another one), or empty.
+`one tensor` (workers hand each batch over as one tensor, which the loop takes apart), `pack` (the loaders for which
+EXAM_PACK, a file that defines `replace(arguments)`, returns another one), or empty.
 EXAM_OUT gets one JSON object a loop: the dataset, its backward passes, passes, steps and seconds, from the loader's
 `iter()` to the end of the pass, without those of loops within its steps.
 """
@@ -12,12 +13,16 @@ import atexit
 import importlib.util
 import inspect
 import json
+import math
 import os
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 MOST_KEPT = 2048
+ALIGNED = 16  # bytes
 
 
 def install(change: str, pack: str, out: str) -> None:
@@ -44,7 +49,7 @@ def install(change: str, pack: str, out: str) -> None:
         open_loops.append(loop)
         try:
             for batch in batches:
-                yield batch
+                yield batch.apart() if isinstance(batch, OneTensor) else batch
                 # A pass that nobody asks for more ends with its last whole step.
                 loop["steps"] += 1
                 since_s, spent_s = counted(loop, since_s, spent_s)
@@ -86,6 +91,7 @@ def install(change: str, pack: str, out: str) -> None:
     if change == "pack":
         spec = importlib.util.spec_from_file_location("exam_pack", pack)
         assert spec is not None and spec.loader is not None
+        sys.path.append(os.path.dirname(pack))
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         replace = module.replace
@@ -119,6 +125,8 @@ def install(change: str, pack: str, out: str) -> None:
             given = signature.bind_partial(self, *args, **kwargs).arguments
             kwargs["persistent_workers"] = bool(given.get("num_workers"))
         plain_init(self, *args, **kwargs)
+        if change == "one tensor" and self.num_workers:
+            self.collate_fn = AsOneTensor(self.collate_fn)
 
     DataLoader.__new__ = new
     DataLoader.__init__ = init
@@ -171,10 +179,71 @@ class Kept:
         return getattr(self._dataset, name)
 
 
+class AsOneTensor:
+    """A `collate_fn` whose batches are one tensor each."""
+
+    def __init__(self, collate: Any) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return OneTensor(self._collate(samples))
+
+
+class OneTensor:
+    """The tensors of a batch in one tensor, and all else that it has."""
+
+    def __init__(self, batch: Any) -> None:
+        import torch
+
+        self._size, tensors = 0, []  # each with its first byte
+
+        def placed(tensor: Any) -> Place:
+            tensors.append((self._size, tensor))
+            place = Place(self._size, tuple(tensor.shape), tensor.dtype)
+            self._size += -(-tensor.nbytes // ALIGNED) * ALIGNED
+            return place
+
+        self._rest = mapped(placed, torch.Tensor, batch)
+        self._bytes = torch.empty(self._size, dtype=torch.uint8)
+        for begin, tensor in tensors:
+            self._bytes[begin : begin + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)
+
+    def apart(self) -> Any:
+        """Returns the batch, whose tensors lie in the one."""
+        return mapped(self._found, Place, self._rest)
+
+    def _found(self, place: Place) -> Any:
+        size = place.dtype.itemsize * math.prod(place.shape)
+        return self._bytes[place.begin : place.begin + size].view(place.dtype).view(place.shape)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    begin: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def mapped(function: Any, kind: type, thing: Any) -> Any:
+    """Returns dicts, lists and tuples with the function's result for each object of a kind."""
+    if isinstance(thing, kind):
+        return function(thing)
+    if isinstance(thing, dict):
+        return {name: mapped(function, kind, one) for name, one in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return type(thing)([mapped(function, kind, one) for one in thing])
+    return thing
+
+
 def is_script() -> bool:
     """Whether this is the Python that trains, and not a worker or a helper that it starts."""
     return "EXAM_OUT" in os.environ and os.environ.setdefault("EXAM_PID", str(os.getpid())) == str(os.getpid())
 
 
 if is_script():
-    install(os.environ.get("EXAM_CHANGE", ""), os.environ.get("EXAM_PACK", ""), os.environ["EXAM_OUT"])
+    try:
+        install(os.environ.get("EXAM_CHANGE", ""), os.environ.get("EXAM_PACK", ""), os.environ["EXAM_OUT"])
+    except Exception as error:  # site would print it, and go on without the change
+        raise SystemExit(f"the change cannot be made: {error!r}") from error

@@ -227,7 +227,12 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     verdict = judge(demands)
     if demands.is_fastload or not verdict.worth_making:
         return verdict
-    for what, trial in (("a worker", _with_worker_trial), ("FastLoader", _with_fastloader_trial)):
+    trials = {
+        "a worker": _with_worker_trial,
+        "batches of one tensor": _with_one_tensor_trial,
+        "FastLoader": _with_fastloader_trial,
+    }
+    for what, trial in trials.items():
         try:
             tried = trial(demands, loader)
         except Exception as error:  # noqa: BLE001  # whatever this machine lacks for it, torch among it
@@ -245,18 +250,31 @@ def _with_worker_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     return replace(demands, by_a_worker=measure_worker(loader.sizes))
 
 
+def _with_one_tensor_trial(demands: Demands, loader: LoaderRecord) -> Demands:
+    """Returns the demands with what batches of one tensor cost to hand over, where batches of several cost much."""
+    if len(loader.sizes) < 2 or all(cure.cause != "hand-over" for cure in judge(demands).cures):
+        return demands
+    costs = measure_worker([sum(loader.sizes)])
+    note = (
+        f"a trial here: as one tensor such a batch costs a worker {seconds_text(costs.batch.total_s)}, and the loop "
+        f"{seconds_text(costs.receive_s)}"
+    )
+    return replace(demands, as_one_tensor=costs, notes=(*demands.notes, note))
+
+
 def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what a FastLoader costs, where it could take the dataset's place."""
     keeps = keeps_transform(loader)
-    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
+    count, heights, widths = loader.decoded
     # Where nothing is decoded and no transform is known, nothing says that these are images which can be packed.
     if not loader.shape or not (count or (demands.transforms and not keeps)):
         return demands
     seen = ImagesSeen(loader.shape, "float" in loader.dtype, demands.transforms)
     if count:
         seen = replace(seen, decoded=(heights // count, widths // count))
-    own_s = 0.0 if demands.on_device else costs_of(demands).model.own_s
-    costs = measure_fastloader(seen, own_s, transforms=not keeps and not demands.timed_device)
+    model = costs_of(demands).model
+    own_s = 0.0 if demands.on_device else model.own_s
+    costs = measure_fastloader(seen, own_s, model.own_cpus, transforms=not keeps and not demands.timed_device)
     if keeps:
         which = "; the dataset's own transforms are left"
     elif demands.timed_device:

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,10 +74,10 @@ class ImagesSeen:
         return (self.batch[2], self.batch[3]) if first else (self.batch[1], self.batch[2])
 
 
-def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> FastLoaderCosts:
+def measure_fastloader(seen: ImagesSeen, own_s: float, own_cpus: float, *, transforms: bool) -> FastLoaderCosts:
     """Returns what a `FastLoader` takes for a batch, and how far it slows down steps that take `own_s` alone.
 
-    A small network is trained on the CPUs for so long in each step; 0: the steps are a device's, and none is tried.
+    A small network is trained on so many CPUs for so long in each step; 0: the steps are a device's, and none is tried.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -115,7 +115,8 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, *, transforms: bool) -> F
             made_s = (time.process_time() - running_s) / samples * batch_size
             costs = FastLoaderCosts(Work(made_s), max(0.0, first_s - made_s))
             if own_s:
-                costs = _beside_steps(loader, costs, seen, own_s)
+                with _threads(max(1, round(own_cpus))):
+                    costs = _beside_steps(loader, costs, seen, own_s)
             return replace(costs, batch=Work(made_s / share))
 
 
@@ -137,6 +138,19 @@ def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, 
     usual_s = statistics.median(alone_s)
     cpus_used = min(float(cpus), statistics.median(own_cpus))
     return costs.fitted(statistics.median(slower) * usual_s, usual_s, cpus_used, cpus)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads for a step, as the loop's does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _until_idle() -> None:

@@ -103,6 +103,7 @@ class Demands:
     alone_s: float = 0.0
     by_fastloader: FastLoaderCosts | None = None  # as measured in a trial; None: there was none
     by_a_worker: WorkerCosts | None = None  # as measured in a trial; None: there was none
+    as_one_tensor: WorkerCosts | None = None  # the same of a batch that is one tensor
     keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     contending: tuple[float, ...] = ()
@@ -116,6 +117,8 @@ class Demands:
     split: str = ""  # the part of them that it takes, such as `train`; empty: all, or not known
     masks: bool = False  # whether its images have masks
     batch_size: int = 0  # 0: not known
+    tensors: int = 0  # in a batch; 0: not known
+    images: bool = True  # False: its batches are known to hold none, so that nothing could be packed
     transforms: tuple[str, ...] = ()  # classes of the dataset's transforms, in order
     notes: tuple[str, ...] = ()  # further evidence, a line each, such as the line of code that takes longest
 
@@ -137,6 +140,11 @@ class Demands:
         """Whether a device does the work of a step: it was timed, or the loop's process hardly runs meanwhile."""
         own_s = sum(step.duration_s - step.wait_s for step in self.steps) / len(self.steps)
         return self.timed_device or self.step_running_s + self.step_runnable_s < 0.5 * own_s
+
+    @property
+    def packs_transform(self) -> bool:
+        """Whether a FastLoader was tried that would do the dataset's transforms, too."""
+        return self.by_fastloader is not None and not self.keeps_transform and not self.is_fastload
 
     @property
     def ended_s(self) -> float:
@@ -209,6 +217,12 @@ class Costs:
         own_s = max(model.own_s - touch_s, _LEAST_OWN * model.own_s)  # in memory that is used again and again
         steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
+
+    def with_one_tensor(self, costs: WorkerCosts) -> LoopModel:
+        """Returns the loop whose batches are handed over as one tensor each, at such costs."""
+        model = self.without("hand-over")
+        batches = tuple(batch + costs.batch for batch in model.batches)
+        return replace(model, batches=batches, receive_s=costs.receive_s)
 
     def with_workers(self, workers: int, by_a_worker: WorkerCosts | None = None) -> LoopModel:
         """Returns the loop with another number of workers; `by_a_worker` is as in `Demands`."""

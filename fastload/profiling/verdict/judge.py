@@ -92,7 +92,7 @@ def judge(demands: Demands) -> Verdict:
         stall_share=stall_share,
         cures=() if first is None else (first, *others),
         worth_making=worth_making,
-        fastload_helps=cause in FASTLOAD_HELPS and not demands.is_fastload,
+        fastload_helps=cause in FASTLOAD_HELPS and demands.images and not demands.is_fastload,
         free_step_s=best_s,
     )
     evidence = (*evidence_of(verdict, demands, costs), *demands.notes)
@@ -176,24 +176,24 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         how = how_to(cause, demands, workers)
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
-    packs = not demands.is_fastload
-    with_transform = packs and demands.by_fastloader is not None and not demands.keeps_transform
+    packs = demands.images and not demands.is_fastload
     seconds = {name: costs.stages.get(name, Work()).total_s for name in _MADE}
     seconds["hand-over"] += model.receive_s + model.receive_blocked_s
     seconds["copy to the device"] = costs.copy_s
     if packs:
         # One change takes all of them away; it is named after the one that costs most.
         cause = max(PACKED, key=seconds.__getitem__)
-        if with_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
+        if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
         if seconds[cause] > 0:
             yield remedy(cause, costs.packed(demands))
     for cause in (*_MADE, "copy to the device"):
-        if cause == WAITING or (packs and cause in PACKED) or (with_transform and cause == "transform"):
+        if cause == WAITING or (packs and cause in PACKED) or (demands.packs_transform and cause == "transform"):
             continue  # the one more workers hide; of the others there was one change
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if seconds[cause] > 0 and not (cause == "hand-over" and demands.by_threads):
-            yield remedy(cause, costs.without(cause))
+            one_tensor = demands.as_one_tensor if cause == "hand-over" else None
+            yield remedy(cause, costs.with_one_tensor(one_tensor) if one_tensor else costs.without(cause))
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
         once = len(demands.startups_s) > 1

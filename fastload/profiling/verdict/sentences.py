@@ -38,6 +38,17 @@ CAUSES = (
 )  # fmt: skip
 """The causes that a verdict can name."""
 
+# Of batches without images, which cannot be packed.
+_OTHER_CHANGES = {
+    "reading": "read from a faster disk, or read more at once and keep it in memory",
+    "decoding": "decode once, and keep what comes of it",
+    "collate": "return tensors of one shape and let torch's default_collate stack them",
+    "hand-over": "return a few tensors a batch, not arrays or Python objects that are pickled",
+    "copy to the device": "copy while the step runs: pin_memory=True with .to(device, non_blocking=True)",
+    "transform": "make this Python code cheaper: work on whole batches, or one call for all of it that frees the GIL",
+    "lock contention": "read without the lock: give each worker a file of its own, or read whole batches at once",
+}
+
 _FASTLOADER_CHANGES = {
     "reading": "a faster disk, more memory for the page cache, or smaller images (fastload pack --size)",
     "transform": "let the GPU do it (device='cuda'), give it more workers, or pack smaller images (--size)",
@@ -69,7 +80,11 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
         return f"{name}={workers} instead of {demands.workers}"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
         return "make it cheaper: import less in the script that workers import again, or judge a longer run"
-    if cause == "transform" and demands.by_fastloader is not None and not demands.keeps_transform:
+    if cause == "hand-over" and demands.as_one_tensor is not None and demands.tensors > 1:
+        return f"hand each batch over as one tensor, and take it apart in the loop: it has {demands.tensors} now"
+    if not demands.images and not demands.is_fastload and cause in _OTHER_CHANGES:
+        return _OTHER_CHANGES[cause]
+    if cause == "transform" and demands.packs_transform:
         return "pack the images (fastload pack), and let FastLoader transform them"
     if cause == "transform" and not demands.is_fastload and not demands.on_device:
         return "make this Python code cheaper: smaller images, or one call for all of it that frees the GIL"
@@ -116,7 +131,10 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
     if cause == "worker start-up" and len(demands.startups_s) > 1:
         return "DataLoader(..., persistent_workers=True)"
     known = [one for one in demands.transforms if is_known(one) and one.partition("(")[0] not in _NOT_NEEDED]
-    if demands.is_fastload or not (cause in PACKED or (cause == "transform" and known)):
+    others = [one.partition("(")[0] for one in demands.transforms if not is_known(one)]
+    moves = demands.packs_transform or (known and (demands.on_device or not others))
+    packs = cause in PACKED or (cause == "transform" and moves)
+    if demands.is_fastload or not demands.images or not packs:
         return ""
     packed = f"{PurePath(demands.root).name or 'packed'}.h5"
     parts = [f'split="{demands.split}"'] if demands.split else []
@@ -127,7 +145,6 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
         words.append(f"batch_size={demands.batch_size}")
     if known:
         words.append(f"transform=[{', '.join(known)}]")
-    others = [one.partition("(")[0] for one in demands.transforms if not is_known(one)]
     source = shlex.quote(demands.root) if demands.root else "FOLDER"
     return (
         f"fastload pack {source} {shlex.quote(packed)}; then FastLoader({', '.join(words)}) in place of the DataLoader"

@@ -60,6 +60,12 @@ def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos, monk
     monkeypatch.setattr("tempfile.tempdir", os.path.abspath("logs"))
     assert facts_of(SimpleNamespace(_lock_root="logs", where="data/train"))["root"] == "data/train"
     assert facts_of(SimpleNamespace(_lock_root=os.path.abspath("logs")))["root"] == ""
+    shards = [str(photos[0].parent.parent / name) for name in ("0.tar", "1.tar")]
+    for name in shards:
+        open(name, "w").close()
+    stages = [SimpleNamespace(urls=shards), SimpleNamespace(args=())]
+    assert facts_of(SimpleNamespace(pipeline=stages))["root"] == parent, "of a WebDataset"
+    assert facts_of(SimpleNamespace(pipeline=[SimpleNamespace(urls=["pipe:cat 0.tar"])]))["root"] == ""
     for nothing in (SimpleNamespace(root="absent", names=["a", "b"], table=[1, 2]), [1, 2], object(), None):
         assert facts_of(nothing)["root"] == ""
 

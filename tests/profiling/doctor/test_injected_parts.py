@@ -199,3 +199,13 @@ def test_masks_are_what_has_the_size_of_the_images(folder, channels, target, mas
         state.note_shape(batch)
     noted = [event for event in written(folder) if event["e"] == "shape"]
     assert [(event["shape"], event["masks"]) for event in noted] == [([8, channels, 24, 32], masks)] * 2
+
+
+def test_waits_for_a_cpu_that_no_clock_of_a_sample_saw_are_taken_from_the_slowest_ones():
+    fetch = OpenFetch()
+    fetch.samples = [0.001] * 20 + [0.006, 0.011]
+    # 22 samples in 37 ms, of which the process had no CPU for 14.
+    event = batch_making._event(fetch, {}, 0.0, (0.037, 0.023, 0.014))
+    assert event["slow"] == [] and event["samples"][:2] == [22, pytest.approx(0.023)]
+    event = batch_making._event(fetch, {}, 0.0, (0.037, 0.033, 0.004))
+    assert event["slow"] == pytest.approx([0.006, 0.007]), "the rest is their own"

@@ -27,7 +27,7 @@ def shorter(monkeypatch):
 ])  # fmt: skip
 @pytest.mark.parametrize("own_s", [0.0, 0.002])
 def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
-    costs = measure_fastloader(seen, own_s, transforms=True)
+    costs = measure_fastloader(seen, own_s, 1.0, transforms=True)
     assert costs.batch.running_s > 0
     assert costs.start_s >= 0
     assert costs.slows >= 1
@@ -45,7 +45,7 @@ def test_of_batches_too_large_for_memory_a_part_is_tried_and_counts_for_all(monk
         "__init__",
         lambda self, file, size, **words: (tried.append(size), init(self, file, size, **words))[0],
     )
-    costs = measure_fastloader(ImagesSeen((1 << 20, 3, 8, 8), True), 1000.0, transforms=True)
+    costs = measure_fastloader(ImagesSeen((1 << 20, 3, 8, 8), True), 1000.0, 1.0, transforms=True)
     assert tried == [16]
     assert costs.batch.running_s > 1e-9 * (1 << 20)
     assert measure_worker([1 << 40, 1 << 20]).batch.total_s > 0
@@ -64,6 +64,23 @@ def test_a_trial_that_fails_is_named_and_the_verdict_stays(monkeypatch, which):
     assert re.search(
         "a trial of .* failed, .*: ModuleNotFoundError: No module named 'torch'", "\n".join(found.verdict.evidence)
     )
+
+
+def test_many_tensors_a_batch_are_tried_as_one(monkeypatch):
+    tried = []
+    monkeypatch.setattr(examine, "measure_worker", lambda sizes: (tried.append(sizes), measure_worker(sizes))[1])
+    found = fastload.diagnose(DataLoader(Rows(), None, num_workers=1), lambda batch: None, seconds=1.5)
+    assert [len(sizes) for sizes in tried] == [40, 1] and sum(tried[0]) == tried[1][0] == 40 * 4 * 8
+    assert "a trial here: as one tensor such a batch costs a worker" in "\n".join(found.verdict.evidence)
+    assert "fastload pack" not in found.verdict.sentence, "these are no images"
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 20_000
+
+    def __getitem__(self, index):
+        return [torch.full((8,), float(index)) for _ in range(40)]
 
 
 class Images(Dataset):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fastload
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.profiling.verdict.demands import WorkerCosts
+from fastload.profiling.verdict.demands import FastLoaderCosts, WorkerCosts
 from fastload.profiling.verdict.sentences import _OURS
 from fastload.timing.results import WAITING, BatchWork, Step, Work
 
@@ -131,6 +131,25 @@ def test_a_fastloader_is_not_told_to_use_fastload():
     assert not any(words in verdict.sentence for words in ("decode once", "not needed", "more workers"))
 
 
+def test_batches_that_hold_no_images_are_not_to_be_packed():
+    base = replace(demands(wait=45, workers=2, reading=(1, 90), decoding=(30, 0)), root="text")
+    assert "fastload pack" in judge(base).sentence and judge(base).fastload_helps
+    verdict = judge(replace(base, images=False))
+    assert verdict.cause == "reading" and not verdict.fastload_helps and verdict.cures[0].how == ""
+    assert "pack" not in verdict.sentence and verdict.sentence.endswith("fastload is not needed for that")
+    assert verdict.cures[0].gain < judge(base).cures[0].gain, "the decoding stays"
+
+
+def test_a_batch_of_many_tensors_is_to_be_handed_over_as_one_at_the_costs_that_were_tried():
+    base = replace(demands(wait=50, transform=(10, 0), hand_over=(90, 0)), receive_s=10 * MS, tensors=40)
+    free = judge(base).cures[0]
+    assert free.cause == "hand-over" and "a few tensors" in free.change
+    tried = judge(replace(base, as_one_tensor=WorkerCosts(Work(20 * MS), 2 * MS, 0.0, 0.0))).cures[0]
+    assert tried.change == "hand each batch over as one tensor, and take it apart in the loop: it has 40 now"
+    # Two workers take 10 + 20 ms a batch.
+    assert tried.step_s == pytest.approx(0.015, rel=0.1) and tried.step_s > free.step_s
+
+
 def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_line():
     base = demands(wait=45, transform=(4, 0), compute=5, **{WAITING: (0, 96)})
     verdict = judge(replace(base, waits_at="fetch (train.py:9)", num_steps=5000))
@@ -189,6 +208,11 @@ def test_each_change_says_what_to_type():
     slow = replace(base, batches=demands(decoding=(4, 0), transform=(90, 0)).batches)
     assert judge(slow).cause == "transform" and "transform=[RandomResizedCrop(224)" in judge(slow).cures[0].how
     assert judge(replace(slow, transforms=("GaussianBlur()",))).cures[0].how == ""
+    on_cpus = judge(replace(slow, step_running_s=5 * MS)).cures[0]
+    assert on_cpus.change.startswith("make this Python code cheaper") and on_cpus.how == ""
+    # The dataset's own code was tried in another form.
+    tried = replace(slow, transforms=(), by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False)
+    assert judge(tried).cures[0].how.startswith("fastload pack 'my data/train' train.h5; then FastLoader(")
     few = judge(demands(wait=45, workers=1, decoding=(24, 0), transform=(23, 0), compute=20))
     assert few.cures[0].how == "DataLoader(..., num_workers=2)"
     starts = judge(demands(wait=45, transform=(3, 0), startups=(600, 600, 600, 600)))

@@ -128,9 +128,13 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         event["samples"] = [count, together, together / count]
     elif durations:
         middle = durations[len(durations) // 2]
-        # Samples timed by one clock: a wait for a CPU falls into one of them, most of the time.
+        # Samples timed by one clock: waits for a CPU fall into a few of them, most of the time.
         unseen = max(0.0, min(delay, sum(durations) - (wall - delay)))
-        durations[-1] = max(middle, durations[-1] - unseen)
+        for number in range(len(durations) - 1, len(durations) // 2, -1):
+            taken_s = min(unseen, durations[number] - middle)
+            durations[number] -= taken_s
+            unseen -= taken_s
+        durations.sort()
         event["samples"] = [len(durations), sum(durations), middle]
         event["slow"] = [value for value in durations[-_MAX_TOP:] if value > 3 * middle]
     return event

@@ -57,7 +57,10 @@ def _root_of(held: dict[str, Any]) -> str:
         return named[0]
     if folders:
         return next(iter(folders.values()))
-    for value in held.values():
+    # The stages of a WebDataset; the one that lists the shards has their addresses.
+    stages = held.get("pipeline")
+    shards = [getattr(stage, "urls", None) for stage in stages] if isinstance(stages, list) else []
+    for value in (*held.values(), *shards):
         if isinstance(value, (list, tuple)) and value:
             some = value[:: max(1, len(value) // _MOST_PATHS)]
             paths = [one[0] if isinstance(one, (list, tuple)) and one else one for one in some]
