@@ -118,7 +118,7 @@ class Demands:
     masks: bool = False  # whether its images have masks
     batch_size: int = 0  # 0: not known
     tensors: int = 0  # in a batch; 0: not known
-    images: bool = True  # False: its batches are known to hold none, so that nothing could be packed
+    images: bool = True  # False: its batches are known to hold no images of one size, which could be packed
     transforms: tuple[str, ...] = ()  # classes of the dataset's transforms, in order
     notes: tuple[str, ...] = ()  # further evidence, a line each, such as the line of code that takes longest
 

@@ -38,7 +38,7 @@ CAUSES = (
 )  # fmt: skip
 """The causes that a verdict can name."""
 
-# Of batches without images, which cannot be packed.
+# Of batches that hold no images, or images of sizes of their own in a list: a FastLoader would not give the same ones.
 _OTHER_CHANGES = {
     "reading": "read from a faster disk, or read more at once and keep it in memory",
     "decoding": "decode once, and keep what comes of it",

@@ -42,7 +42,15 @@ def _split_of(held: dict[str, Any], root: str) -> str:
 
 
 def _root_of(held: dict[str, Any]) -> str:
-    """Returns the folder among a dataset's attributes, or that of the files in one of its lists."""
+    """Returns the folder among a dataset's attributes, or that of the files in one of its lists.
+
+    Empty for one that holds shards of MosaicML Streaming or LitData, which nothing here reads.
+    """
+    root = _found_root(held)
+    return "" if root and os.path.isfile(os.path.join(root, "index.json")) else root
+
+
+def _found_root(held: dict[str, Any]) -> str:
     shared = {os.path.realpath(one) for one in (tempfile.gettempdir(), os.path.expanduser("~"), os.sep)}
     folders = {
         name: os.fspath(value)
