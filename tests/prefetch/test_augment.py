@@ -149,9 +149,12 @@ def test_the_switch_interval_is_short_while_threads_transform_or_compare_rows(pa
         del batches
         assert sys.getswitchinterval() == pytest.approx(before_s)
     loader = FastLoader(packed, 8)
-    for _ in range(3):  # after two all rows were compared, and it is known
+    for _ in range(9):  # after one all rows were compared, and it is known to epochs that are planned from then on
         short = [sys.getswitchinterval() < before_s / 2 for _ in loader]
-    assert not any(short)
+        if not any(short):
+            break
+    else:
+        pytest.fail("rows that were compared keep it short")
     loader.close()
 
 
