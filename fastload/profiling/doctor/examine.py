@@ -135,15 +135,16 @@ class Recording:
                 gain = verdict.cures[0].gain if verdict.worth_making else 1.0
                 judged[one] = asked, verdict, seconds / course.total_s, seconds * (1 - 1 / gain)
         chosen = max(judged, key=lambda one: (judged[one][3], one is loader))
-        # What a loop would gain that ran beside other programs is not known.
-        if judged[loader][1].cause == OTHER_PROGRAMS or judged[chosen][3] < _GOOD_PART * course.total_s:
+        # What loops would gain that ran beside other programs is not known.
+        is_held = judged[loader][1].cause == OTHER_PROGRAMS
+        if is_held or judged[chosen][3] < _GOOD_PART * course.total_s:
             chosen = loader
         lines = course.described()
         for one, (_, verdict, share, _) in judged.items():
             name = f"the loop over {one.facts['dataset']} with {one.steps.count:,} steps"
             if len(judged) > 1 or lines:
                 lines.append(f"{share:.0%} of the run: {name}" + (", judged here" if one is chosen else ""))
-            if one is not chosen:
+            if one is not chosen and not is_held:
                 lines[-1] += f": {verdict.sentence}"
         drawn = [
             (f"{one.facts['dataset']}, {one.steps.count:,} steps" + ", judged" * (one is chosen), one.passes)
