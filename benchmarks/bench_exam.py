@@ -65,7 +65,7 @@ class Foreign:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "loops.jsonl"
             self._run(EXAM_CHANGE=change, EXAM_OUT=str(out), PYTHONPATH=str(HOOK))
-            loops = [json.loads(line) for line in out.read_text().splitlines()]
+            loops = [loop for line in out.read_text().splitlines() if (loop := json.loads(line))["steps"]]
         count = (verdict or {}).get("num_steps", 0)
         loop = min(loops, key=lambda loop: (count and abs(loop["steps"] - count), -loop["backward"]))
         return float(loop["seconds"] / loop["steps"])

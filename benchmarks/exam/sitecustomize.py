@@ -1,8 +1,9 @@
 """Applies a change to the loaders of a script of the exam, and measures its loops. Python imports it at its start.
 
 EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some thousand samples, made before, are handed out again and again),
-`one tensor` (workers hand each batch over as one tensor, which the loop takes apart), `pack` (the loaders for which
-EXAM_PACK, a file that defines `replace(arguments)`, returns another one), or empty.
+`one tensor` (workers hand each batch over as one tensor, which the loop takes apart), `channels_last` (a batch's images
+are brought into the memory format of FastLoader's), `pack` (the loaders for which EXAM_PACK, a file that defines
+`replace(arguments)`, returns another one), or empty.
 EXAM_OUT gets one JSON object a loop: the dataset, its backward passes, passes, steps and seconds, from the loader's
 `iter()` to the end of the pass, without those of loops within its steps.
 """
@@ -49,7 +50,9 @@ def install(change: str, pack: str, out: str) -> None:
         open_loops.append(loop)
         try:
             for batch in batches:
-                yield batch.apart() if isinstance(batch, OneTensor) else batch
+                if isinstance(batch, OneTensor):
+                    batch = batch.apart()
+                yield mapped(channels_last, torch.Tensor, batch) if change == "channels_last" else batch
                 # A pass that nobody asks for more ends with its last whole step.
                 loop["steps"] += 1
                 since_s, spent_s = counted(loop, since_s, spent_s)
@@ -215,6 +218,13 @@ class OneTensor:
     def _found(self, place: Place) -> Any:
         size = place.dtype.itemsize * math.prod(place.shape)
         return self._bytes[place.begin : place.begin + size].view(place.dtype).view(place.shape)
+
+
+def channels_last(tensor: Any) -> Any:
+    """Returns images (B, C, H, W) in channels_last memory, any other tensor as it is."""
+    import torch
+
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 @dataclass(frozen=True)
