@@ -133,7 +133,7 @@ def is_right(record: dict[str, Any]) -> bool:
         return False
     gains = record["measured"]
     if not record["change"]:
-        return all(gain < 1.1 for gain in gains.values())
+        return bool(gains) and all(gain < 1.1 for gain in gains.values())
     gain = gains.get(record["change"])  # None: nothing here can make that change, so it counts as wrong
     return gain is not None and 1 / WITHIN <= record["said"] / gain <= WITHIN
 

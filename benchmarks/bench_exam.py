@@ -103,7 +103,7 @@ def main() -> None:
     names = options.only or sorted(run.parent.name for run in options.scripts.glob("*/run.sh"))
     if options.quick:
         names, options.models, options.loads, options.pairs = names[:1], ["light"], ["quiet"], 1
-    journal, records = harness.Journal(options.out, quick=options.quick), []
+    journal, records = harness.Journal(options.out, quick=options.quick, pairs=options.pairs), []
     for name, number, model, load in itertools.product(names, range(options.runs), options.models, options.loads):
         script = Foreign((options.scripts / name).resolve(), model)
         try:

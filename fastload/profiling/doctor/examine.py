@@ -266,7 +266,7 @@ def _with_one_tensor_trial(demands: Demands, loader: LoaderRecord) -> Demands:
 def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what a FastLoader costs, where it could take the dataset's place."""
     keeps = keeps_transform(loader)
-    count, heights, widths = loader.decoded
+    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
     # Where nothing is decoded and no transform is known, nothing says that these are images which can be packed.
     if not loader.shape or not (count or (demands.transforms and not keeps)):
         return demands

@@ -210,12 +210,6 @@ class LoaderRecord:
         return inner if inner and not 0.8 < inner < 1.25 else 1.0
 
     @property
-    def decoded(self) -> tuple[int, int, int]:
-        """How many images were decoded, as far as that was seen, their heights and their widths together."""
-        count, heights, widths = (sum(fetch.decoded[number] for fetch in self.fetches) for number in range(3))
-        return count, heights, widths
-
-    @property
     def unseen(self) -> str:
         """Why nobody saw what its batches cost, and what to do; empty: somebody did."""
         return "" if self.fetches else _MAKERS.get(self.facts["kind"].split(".")[0], "")

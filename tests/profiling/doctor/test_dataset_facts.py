@@ -66,8 +66,10 @@ def test_the_folder_is_the_one_named_so_or_any_or_that_of_the_files(photos, monk
     stages = [SimpleNamespace(urls=shards), SimpleNamespace(args=())]
     assert facts_of(SimpleNamespace(pipeline=stages))["root"] == parent, "of a WebDataset"
     assert facts_of(SimpleNamespace(pipeline=[SimpleNamespace(urls=["pipe:cat 0.tar"])]))["root"] == ""
-    open("logs/index.json", "w").close()
-    assert facts_of(SimpleNamespace(local="logs"))["root"] == "", "of shards of Streaming"
+    for index, root in (('{"shards": []}', ""), ('{"chunks": []}', ""), ('{"cat": 0}', "data/train")):
+        with open("data/train/index.json", "w") as file:
+            file.write(index)
+        assert facts_of(SimpleNamespace(local="data/train"))["root"] == root, index
     for nothing in (SimpleNamespace(root="absent", names=["a", "b"], table=[1, 2]), [1, 2], object(), None):
         assert facts_of(nothing)["root"] == ""
 

@@ -9,13 +9,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastload.profiling.doctor.examine import loader_that_binds
+from fastload.profiling.doctor import examine
+from fastload.profiling.doctor.examine import Recording, loader_that_binds
 from fastload.profiling.doctor.injected.loop_side import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import first_of_workers, shares_its_waits, slow_samples
+from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import judge
-from fastload.timing.results import BatchWork, Work
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
+from fastload.timing.results import BatchWork, Verdict, Work
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
           "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
@@ -221,3 +224,26 @@ def test_the_gpus_time_of_a_step_is_read_when_it_is_known_and_never_waited_for()
     marks[0].elapsed_time.assert_called_once_with(marks[1])
     assert all(mark.record.call_count == 1 for mark in marks)
     gpu.cuda.Event.assert_called_with(enable_timing=True)
+
+
+def test_the_batch_size_of_a_loader_that_does_not_know_it_is_that_of_its_first_batch(tmp_path):
+    loader = LOADER | {"batch_size": 0}
+    shape = {"e": "shape", "id": 1, "shape": [24, 3, 8, 8], "dtype": "float", "bytes": [24 * 192 * 4]}
+    write(tmp_path, 1, loader, shape, *loop(1, [step(0.01)] * 4))
+    [found] = read_records(tmp_path).loaders
+    assert demands_of(found, cpus=2).batch_size == 24
+
+
+def test_beside_other_programs_nothing_is_said_of_what_other_loops_would_gain(tmp_path, monkeypatch):
+    trains, checks = loop(1, [step(0.01)] * 4), loop(2, [step(0.01)] * 4, begin=1.0)
+    write(tmp_path, 1, LOADER, LOADER | {"id": 2, "dataset": "Val"}, {"e": "trains", "id": 1}, *trains, *checks)
+    with Recording() as recording:
+        recording.records = read_records(tmp_path)
+        loader = loader_that_binds(recording.records)
+        asked = recording.demands(loader)
+        for cause, is_told in ((OTHER_PROGRAMS, False), ("compute", True)):
+            verdict = Verdict(cause, "It is so.", (), step_s=1.0, stall_share=0.0)
+            monkeypatch.setattr(examine, "judge", lambda _, verdict=verdict: verdict)
+            chosen, _, lines, _ = recording._in_its_run(loader, asked, Span(0.0, 1.5))
+            assert chosen is loader and any("Val" in line for line in lines)
+            assert any(line.endswith("It is so.") for line in lines) == is_told

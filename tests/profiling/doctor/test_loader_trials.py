@@ -33,6 +33,16 @@ def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
     assert costs.slows >= 1
 
 
+def test_the_step_beside_it_uses_as_many_threads_as_the_loop_does_and_torch_gets_its_own_number_back(monkeypatch):
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(
+        loader_trials, "_beside_steps", lambda loader, costs, *_: (seen.append(torch.get_num_threads()), costs)[1]
+    )
+    for own_cpus in (0.2, 2.6):
+        measure_fastloader(ImagesSeen((4, 3, 8, 8), True), 0.002, own_cpus, transforms=True)
+    assert seen == [1, 3] and torch.get_num_threads() == before
+
+
 def test_of_batches_too_large_for_memory_a_part_is_tried_and_counts_for_all(monkeypatch):
     tried = []
     monkeypatch.setattr(loader_trials, "_MOST_BYTES", 16 * 3 * 8 * 8 * 4)

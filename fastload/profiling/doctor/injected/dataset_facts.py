@@ -12,6 +12,7 @@ _TARGETS = "mask|label|target|annotation|segm"  # in the name of an attribute th
 _MOST_PATHS = 64  # of a list of files are looked at
 _MOST_TRANSFORMS = 16
 _CLOSE = 1e-6
+_BEGIN = 64  # bytes of the index of shards, in which it says what it lists
 
 
 def facts_of(dataset: Any) -> dict[str, Any]:
@@ -47,7 +48,12 @@ def _root_of(held: dict[str, Any]) -> str:
     Empty for one that holds shards of MosaicML Streaming or LitData, which nothing here reads.
     """
     root = _found_root(held)
-    return "" if root and os.path.isfile(os.path.join(root, "index.json")) else root
+    try:
+        with open(os.path.join(root, "index.json"), "rb") as file:
+            begin = file.read(_BEGIN)
+    except OSError:
+        return root
+    return "" if b'"shards"' in begin or b'"chunks"' in begin else root
 
 
 def _found_root(held: dict[str, Any]) -> str:
