@@ -32,7 +32,7 @@ BUSY = "while True: pass"
 # Those that are tried where the doctor says that no change is worth making.
 ALL = ("pack", "workers=2", "persistent")
 # Changes that only some scripts can be run with.
-SPECIAL = ("cheaper", "one tensor")
+SPECIAL = ("cheaper", "one tensor", "channels_last")
 
 
 class Subject(Protocol):
@@ -120,6 +120,8 @@ def change_of(verdict: dict[str, Any]) -> str:
         return "persistent"
     if "fastload pack" in cure["change"] + cure["how"]:
         return "pack"
+    if cure["cause"] == "compute":
+        return "channels_last"
     if "one tensor" in cure["change"]:
         return "one tensor"
     return "cheaper" if cure["cause"] == "transform" else "other"

@@ -18,6 +18,7 @@ from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import keeps_transform
+from fastload.profiling.doctor.network_trial import Layer, measure_formats
 from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
@@ -226,14 +227,17 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     """
     demands = replace(demands, notes=(*demands.notes, *course))
     verdict = judge(demands)
-    if demands.is_fastload or not verdict.worth_making:
+    if demands.is_fastload or verdict.cause == OTHER_PROGRAMS:
         return verdict
     trials = {
+        "the network's layers": _with_format_trial,
         "a worker": _with_worker_trial,
         "batches of one tensor": _with_one_tensor_trial,
         "FastLoader": _with_fastloader_trial,
     }
     for what, trial in trials.items():
+        if not verdict.worth_making and trial is not _with_format_trial:
+            continue
         try:
             tried = trial(demands, loader)
         except Exception as error:  # noqa: BLE001  # whatever this machine lacks for it, torch among it
@@ -242,6 +246,19 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         if tried is not demands:
             demands, verdict = tried, judge(tried)
     return verdict
+
+
+def _with_format_trial(demands: Demands, loader: LoaderRecord) -> Demands:
+    """Returns the demands with what the network costs by the memory format of its images, where it works on CPUs."""
+    if demands.on_device or not loader.layers:
+        return demands
+    model = costs_of(demands).model
+    costs = measure_formats([Layer(**layer) for layer in loader.layers], model.own_s, model.own_cpus)
+    note = (
+        f"a trial here: the network's layers take {seconds_text(costs.contiguous_s)} a step for images that lie as in "
+        f"these batches, {seconds_text(costs.channels_last_s)} for images in channels_last memory"
+    )
+    return replace(demands, by_format=costs, notes=(*demands.notes, note))
 
 
 def _with_worker_trial(demands: Demands, loader: LoaderRecord) -> Demands:

@@ -160,17 +160,6 @@ def _lock_of_h5py(event: Event) -> float:
     return min(busy, event["wall"]) * (1 - 1 / together) if together > 1.1 else 0.0
 
 
-# Packages whose loaders make batches where nothing is timed, by the first part of their name.
-_MAKERS = {
-    "nvidia": "what for was not seen, because DALI makes the batches outside of Python: try more num_threads, a larger "
-    "prefetch_queue_depth or decoding on the GPU (device='mixed')",
-    "ffcv": "what for was not seen, because FFCV makes the batches in compiled code: try more num_workers, "
-    "os_cache=True or smaller images",
-    "torchdata": "what for was not seen, because the nodes make the batches on threads and processes of their own: try "
-    "more num_workers in the ParallelMapper that takes longest",
-}
-
-
 @dataclass(eq=False)
 class LoaderRecord:
     """One loader of one process, over all its epochs; `fetches` and `lines` after `Records.read_making`."""
@@ -191,6 +180,7 @@ class LoaderRecord:
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
     sizes: tuple[int, ...] = ()  # in bytes, of all tensors in it
+    layers: tuple[Event, ...] = ()  # that a step called, as in `network_trial.Layer`
     inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
     in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
     num_nexts: int = 0  # batches that the loop got
@@ -208,11 +198,6 @@ class LoaderRecord:
         """How many batches of the DataLoader within it are one of its own; 1.0 unless it cuts them anew."""
         inner = self.inner / max(1, self.num_nexts)
         return inner if inner and not 0.8 < inner < 1.25 else 1.0
-
-    @property
-    def unseen(self) -> str:
-        """Why nobody saw what its batches cost, and what to do; empty: somebody did."""
-        return "" if self.fetches else _MAKERS.get(self.facts["kind"].split(".")[0], "")
 
     def take(self, record: StepRecord | None) -> None:
         """Adds a step that has ended; None: none follows it for now."""
@@ -345,6 +330,8 @@ class _File:
             loader.facts |= found | {"batch_size": loader.facts["batch_size"] or found["batch_size"]}
         elif kind == "trains":
             loader.trains = True
+        elif kind == "layers":
+            loader.layers = tuple(event["layers"])
         elif kind == "shape":
             shape = tuple(map(int, event["shape"]))
             loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])

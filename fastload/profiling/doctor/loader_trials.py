@@ -115,7 +115,7 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, own_cpus: float, *, trans
             made_s = (time.process_time() - running_s) / samples * batch_size
             costs = FastLoaderCosts(Work(made_s), max(0.0, first_s - made_s))
             if own_s:
-                with _threads(max(1, round(own_cpus))):
+                with torch_threads(max(1, round(own_cpus))):
                     costs = _beside_steps(loader, costs, seen, own_s)
             return replace(costs, batch=Work(made_s / share))
 
@@ -141,7 +141,7 @@ def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, 
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Lets torch use so many threads for a step, as the loop's does."""
     import torch
 

@@ -10,7 +10,14 @@ from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
-from fastload.profiling.doctor.making import explained, first_of_workers, seen_at_work, shares_its_waits, slow_samples
+from fastload.profiling.doctor.making import (
+    explained,
+    first_of_workers,
+    seen_at_work,
+    shares_its_waits,
+    slow_samples,
+    unseen,
+)
 from fastload.profiling.verdict import Demands
 from fastload.profiling.verdict.sentences import our_name, seconds_text
 from fastload.timing.results import BatchWork, Step, Work
@@ -89,9 +96,10 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         masks=facts.get("masks", False),
         batch_size=facts["batch_size"] or (*loader.shape, 0)[0],
         tensors=len(loader.sizes),
+        channels=loader.shape[1] if loader.shape else 0,
         images=bool(loader.shape or not (loader.sizes and loader.fetches)),
         transforms=tuple(map(our_name, facts.get("transforms", ()))),
-        waits_only=loader.unseen,
+        waits_only=unseen(loader),
         notes=(*notes, *slow_note),
     )
 

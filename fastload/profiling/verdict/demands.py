@@ -33,6 +33,15 @@ class WorkerCosts:
 
 
 @dataclass(frozen=True)
+class FormatCosts:
+    """What the layers of a network cost in a step on the CPUs, by the memory format of the images, in seconds."""
+
+    contiguous_s: float
+    channels_last_s: float
+    convert_s: float  # to bring a batch's images from the first format into the second
+
+
+@dataclass(frozen=True)
 class FastLoaderCosts:
     """What a `FastLoader` would cost, in seconds."""
 
@@ -66,7 +75,7 @@ class FastLoaderCosts:
 
 
 _MOST_SLOWER, _HALVINGS = 4.0, 9
-_LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory
+_LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory, nor saved by another memory format
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,8 @@ class Demands:
     alone_s: float = 0.0
     by_fastloader: FastLoaderCosts | None = None  # as measured in a trial; None: there was none
     by_a_worker: WorkerCosts | None = None  # as measured in a trial; None: there was none
+    by_format: FormatCosts | None = None  # of its network, as measured in a trial; None: there was none
+    channels: int = 3  # of its images
     as_one_tensor: WorkerCosts | None = None  # the same of a batch that is one tensor
     keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
@@ -208,15 +219,31 @@ class Costs:
         do are left, in worker processes as before.
         """
         made = demands.by_fastloader or FastLoaderCosts(Work())
+        saved_s = self.saved_by_channels_last_s(demands)
         if demands.keeps_transform:
             model = self.without(*BY_FASTLOAD)
             batches = tuple(batch + made.batch for batch in model.batches)
-            return replace(model, batches=batches, restart_s=0.0, end_s=0.0)
+            return replace(model, batches=batches, own_s=model.own_s - saved_s, restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
         touch_s = demands.by_a_worker.touch_s if demands.by_a_worker is not None and model.workers else 0.0
-        own_s = max(model.own_s - touch_s, _LEAST_OWN * model.own_s)  # in memory that is used again and again
+        # In memory that is used again and again.
+        own_s = max(model.own_s - touch_s - saved_s, _LEAST_OWN * model.own_s)
         steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
+
+    def with_channels_last(self, demands: Demands) -> LoopModel:
+        """Returns the loop that brings each batch's images into channels_last memory first."""
+        convert_s = demands.by_format.convert_s if demands.by_format is not None else 0.0
+        return replace(self.model, own_s=self.model.own_s + convert_s - self.saved_by_channels_last_s(demands))
+
+    def saved_by_channels_last_s(self, demands: Demands) -> float:
+        """Returns what a step saves on images in channels_last memory, in which those of FastLoader lie."""
+        costs = demands.by_format
+        if costs is None or costs.contiguous_s <= 0:
+            return 0.0
+        # One by one, layers may take longer than in the step of which they are a part.
+        part = min(1.0, self.model.own_s / costs.contiguous_s)
+        return min(part * (costs.contiguous_s - costs.channels_last_s), (1 - _LEAST_OWN) * self.model.own_s)
 
     def with_one_tensor(self, costs: WorkerCosts) -> LoopModel:
         """Returns the loop whose batches are handed over as one tensor each, at such costs."""

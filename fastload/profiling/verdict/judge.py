@@ -37,6 +37,7 @@ WORTH = 1.1
 # change saves. More workers only hide a cost, the others remove one: hence the shares.
 _SHARE_OF_BEST = {
     "too few workers": 0.85, "too many workers": 0.5, WAITING: 0.75, "hand-over": 0.75, "worker start-up": 0.75,
+    "compute": 0.75,
 }  # fmt: skip
 # "Make this Python code cheaper" names no concrete step, and its predicted gain is an upper limit: more workers come
 # first if they save this share of it.
@@ -81,7 +82,7 @@ def judge(demands: Demands) -> Verdict:
     if not worth_making and total_gain >= WORTH and not is_explained:
         cause = ""  # the costs of the batches were not measured, or do not say why the loop waits
     started_s = demands.per_step(sum(demands.startups_s))
-    if cause in ("", "compute") and stall_share >= 1 - 1 / WORTH and 2 * started_s > waited_s:
+    if not worth_making and cause in ("", "compute") and stall_share >= 1 - 1 / WORTH and 2 * started_s > waited_s:
         return _started(demands, costs, step_s, stall_share, best_s)
     others = [remedy for remedy in remedies if remedy is not first and remedy.gain >= WORTH]
     verdict = Verdict(
@@ -170,9 +171,10 @@ def _judged_by_waits(demands: Demands, step_s: float, waited_s: float) -> Verdic
 def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> Iterable[Remedy]:
     """Yields every change that saves any time, with the predicted time of a step after it, `best_s` at best."""
     model = costs.model
+    saved_s = costs.saved_by_channels_last_s(demands)
 
-    def remedy(cause: str, after: LoopModel, workers: int = 0) -> Remedy:
-        after_s = max(best_s, min(step_s, costs.step_s(after)))
+    def remedy(cause: str, after: LoopModel, workers: int = 0, *, channels_last: bool = False) -> Remedy:
+        after_s = max(best_s - channels_last * saved_s, min(step_s, costs.step_s(after)))
         how = how_to(cause, demands, workers)
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
@@ -186,7 +188,9 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
         if seconds[cause] > 0:
-            yield remedy(cause, costs.packed(demands))
+            yield remedy(cause, costs.packed(demands), channels_last=True)
+    if demands.by_format is not None and demands.channels > 1 and saved_s > demands.by_format.convert_s:
+        yield remedy("compute", costs.with_channels_last(demands), channels_last=True)
     for cause in (*_MADE, "copy to the device"):
         if cause == WAITING or (packs and cause in PACKED) or (demands.packs_transform and cause == "transform"):
             continue  # the one more workers hide; of the others there was one change

@@ -78,6 +78,8 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
     if cause in ("too few workers", "too many workers", WAITING):
         name = "workers" if demands.is_fastload else "num_workers"
         return f"{name}={workers} instead of {demands.workers}"
+    if cause == "compute":
+        return "bring each batch's images into channels_last memory, in which this network's layers take less time"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
         return "make it cheaper: import less in the script that workers import again, or judge a longer run"
     if cause == "hand-over" and demands.as_one_tensor is not None and demands.tensors > 1:
@@ -128,6 +130,8 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
     if workers and not demands.is_fastload:
         how = f"DataLoader(..., num_workers={workers})"
         return f"{how}; as fast if what they wait for answers {workers} at once" if cause == WAITING else how
+    if cause == "compute":
+        return "images = images.contiguous(memory_format=torch.channels_last), first in the loop"
     if cause == "worker start-up" and len(demands.startups_s) > 1:
         return "DataLoader(..., persistent_workers=True)"
     known = [one for one in demands.transforms if is_known(one) and one.partition("(")[0] not in _NOT_NEEDED]
@@ -171,8 +175,14 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
             f"the data binds: {waited} ({step} a step); what making a batch costs was not seen, because its workers "
             f"were started too early to be looked at, or by a class of their own"
         )
+    how = "only " if verdict.stall_share < _LITTLE else "though "
+    if verdict.cause == "compute" and verdict.worth_making:
+        first = verdict.cures[0]
+        return (
+            f"compute binds: {how}{waited} ({step} a step); first {first.change}: a step would take about "
+            f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast; those of FastLoader lie there already"
+        )
     if verdict.cause == "compute":
-        how = "only " if verdict.stall_share < _LITTLE else "though "
         free = f" (a loader that costs nothing {all_gain:.2f} times)" if all_gain > _MORE * gain else ""
         return (
             f"compute binds: {how}{waited} ({step} a step); the best change to the loading would bring "

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fastload.profiling.doctor import injected
-from fastload.profiling.doctor.injected import batch_making, timed_calls
+from fastload.profiling.doctor.injected import batch_making, timed_calls, worker_trial
 from fastload.profiling.doctor.injected.batch_making import TimedDataset
 from fastload.profiling.doctor.injected.event_file import EventFile, events
 from fastload.profiling.doctor.injected.loop_side import LoaderState
@@ -186,6 +186,49 @@ def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):
     for number in range(1000):
         fed.step_begins(1, number / 10, 0.001)
     assert fed.left == WorkerTrial.turns and fed.numbers[0] == 0
+
+
+def test_workers_rest_in_a_long_epoch_while_as_many_batches_are_used_and_none_once_that_took_its_share(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(WorkerTrial, "longest_wait_s", 0.01)
+    trial, limits, at_s = WorkerTrial(2, 0), [], 0.0
+    trial.numbers[3] = 1  # of a worker that never comes back
+    for number in range(2000):
+        at_s += 0.01 if number > 1 and limits[-1] else 0.1
+        trial.step_begins(1, at_s, 0.09)
+        limits.append(trial.numbers[0])
+    begins = [number for number, (before, now) in enumerate(itertools.pairwise([0, *limits])) if now and not before]
+    assert limits.count(-1) == 2 * WorkerTrial.rests == 2 * len(begins)
+    assert all(limits[one : one + 3] == [-1, -1, 0] for one in begins)
+    assert begins[0] >= 10 * WorkerTrial.rests_after_s
+    assert trial.numbers[0] == 0 and not [event for event in written(folder) if event["e"] == "trial"]
+    slow = WorkerTrial(2, 0)  # whose first rest took its share of a long time
+    for number in range(100):
+        slow.step_begins(1, float(number), 0.9)
+    assert slow.rests_left > 0
+
+
+def test_a_worker_rests_until_it_may_go_on_and_says_whether_it_makes_a_batch(folder, monkeypatch):
+    trial = WorkerTrial(2, 0)
+    monkeypatch.setenv("FASTLOAD_DOCTOR_TRIAL", trial.path)
+    monkeypatch.setattr(worker_trial, "worker_id", lambda: 1)
+    turns, fetcher, slots = worker_trial._Turns(), SimpleNamespace(), []
+    slots.append(turns.wait(fetcher))
+    assert list(trial.numbers) == [0, 0, 0, 0, 1]
+    turns.done(slots[0])
+    assert list(trial.numbers) == [0, 0, 1, 0, 0]
+    trial.numbers[0] = -1
+    other = threading.Thread(target=lambda: slots.append(turns.wait(fetcher)))
+    other.start()
+    while slots[1:] == [] and trial.numbers[0]:  # it looks again and again
+        if trial.numbers[4] == 0:
+            trial.numbers[0] = 0
+    other.join()
+    assert slots == [2, 2] and trial.numbers[4] == 1
+    monkeypatch.setattr(turns, "longest_rest_s", 0.0)
+    trial.numbers[0] = -1  # of a loop that is gone
+    assert turns.wait(fetcher) == 2
 
 
 @pytest.mark.parametrize(("channels", "target", "masks"), [

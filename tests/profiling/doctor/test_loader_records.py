@@ -11,7 +11,7 @@ import pytest
 
 from fastload.profiling.doctor import examine
 from fastload.profiling.doctor.examine import Recording, loader_that_binds
-from fastload.profiling.doctor.injected.loop_side import Gpu
+from fastload.profiling.doctor.injected.copies import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import first_of_workers, shares_its_waits, slow_samples

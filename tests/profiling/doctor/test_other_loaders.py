@@ -13,6 +13,7 @@ import pytest
 from fastload.profiling.doctor.command import environment_for
 from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
+from fastload.profiling.doctor.making import unseen
 from fastload.profiling.verdict import judge
 
 # Modules of libraries that are not installed here, with loaders that are built as theirs are.
@@ -213,7 +214,7 @@ def test_a_loaders_steps_are_those_of_the_loop_over_it(recorded, loader):
     # No step does nothing, and none is two bodies of the loop: its work is that of one body.
     assert all(record.host_s > 0.0045 for record in found.steps.kept)
     assert min(2 * steps, fetches) <= len(found.fetches) <= fetches
-    assert bool(found.unseen) == (fetches == 0)
+    assert bool(unseen(found)) == (fetches == 0)
 
 
 @pytest.mark.parametrize("loader", [name for name in LOADERS if "num_workers" in name])
@@ -239,7 +240,7 @@ def test_batches_that_are_cut_anew_cost_as_many_of_those_that_were_made(recorded
 @pytest.mark.parametrize("loader, name", [("DALIGenericIterator(6)", "DALI"), ("Loader(6)", "FFCV")])
 def test_of_loaders_that_work_outside_of_python_the_waits_are_judged(recorded, loader, name):
     found = recorded[loader]
-    assert found.samples == 96 and name in found.unseen
+    assert found.samples == 96 and name in unseen(found)
     demands = demands_of(found, cpus=2)
     assert judge(demands).cause == "compute"
     starved = replace(demands, steps=tuple(replace(step, wait_s=9 * step.compute_s) for step in demands.steps))

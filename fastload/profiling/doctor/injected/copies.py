@@ -1,4 +1,4 @@
-"""Times copies of a batch to a device, by the loop's thread within a step."""
+"""Times copies of a batch to a device, by the loop's thread within a step, and a GPU's own work."""
 
 from __future__ import annotations
 
@@ -66,3 +66,33 @@ def copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Whether `tensor.copy_(source)` crossed to another device."""
     source = args[0] if args else kwargs.get("src")
     return bool(getattr(source, "device", None) != tensor.device)
+
+
+class Gpu:
+    """The GPU's own time between two marks, read when it is available; None where CUDA was never initialized."""
+
+    def __init__(self) -> None:
+        self.cuda: Any = None
+        self._open: list[tuple[Any, Any]] = []
+        self._last: float | None = None
+
+    def mark(self) -> Any:
+        """Records an event on the current stream."""
+        if self.cuda is None or not self.cuda.is_initialized():
+            return None
+        event = self.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def step_s(self, begin: Any) -> float | None:
+        """Ends the step that began at a mark; returns the seconds of the latest step that has finished."""
+        if begin is None:
+            return None
+        self._open.append((begin, self.mark()))
+        while self._open and self._open[0][1].query():
+            first, second = self._open.pop(0)
+            self._last = first.elapsed_time(second) / 1e3
+        return self._last
+
+
+gpu = Gpu()

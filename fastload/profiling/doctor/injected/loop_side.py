@@ -14,9 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from .code_lines import is_packaged
-from .copies import copied_in, moved, time_copy
+from .copies import copied_in, gpu, moved, time_copy
 from .dataset_facts import facts_of
 from .event_file import clock, events, note_fault
+from .network_layers import LayerRecorder
 from .timed_calls import Span, metering, thread, waited_s
 from .worker_trial import WorkerTrial, worker_id
 
@@ -49,6 +50,8 @@ class LoaderState:
         self.probe: Any = None  # records what a FastLoader reports of its batches
         self.shape: tuple[int, ...] = ()  # of the first batch's images
         self.trains = False  # whether a step of its loop ran backward
+        self.recorder: LayerRecorder | None = None  # of the layers that this step calls
+        self.knows_layers = False
         self.passes = 0  # epochs that began
         self.is_open = False  # whether one of them has not come to its end
         self.inner = 0  # batches that it took from a loader within it
@@ -90,6 +93,7 @@ class LoaderState:
         """Records that an epoch's iterator was made, from `begin` on."""
         self.passes += 1
         self.is_open, self.returned = True, 0.0
+        self.end_layers()  # that step may have been left by break
         pids = [worker.pid for worker in workers or ()]
         events.write({"e": "iter", "id": self.id, "t": begin, "s": clock() - begin, "pids": pids})
 
@@ -121,6 +125,7 @@ class LoaderState:
 
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
+        self.end_layers()
         epochs, nexts, next_s = self.seen
         if not self.returned or self.epochs != epochs or self.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
@@ -152,6 +157,19 @@ class LoaderState:
         events.write({
             "e": "shape", "id": self.id, "shape": images, "dtype": dtype, "bytes": sizes, "masks": has_masks,
         })  # fmt: skip
+
+    def record_layers(self, batch: Any) -> None:
+        """Records the layers that are called in one step of a loop that trains."""
+        if self.trains and not self.knows_layers:
+            self.knows_layers = True
+            images = [thing for thing in _parts(batch) if len(getattr(thing, "shape", ())) == 4]
+            self.recorder = LayerRecorder.of(self.id, images[0]) if images else None
+
+    def end_layers(self) -> None:
+        """Writes down the layers of the step that is over, if they were recorded."""
+        if self.recorder is not None:
+            self.recorder.end()
+            self.recorder = None
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
@@ -331,6 +349,7 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
             state.trial.step_begins(state.id, now, wait)
         if not state.shape:
             state.note_shape(batch)
+        state.record_layers(batch)
         state.step_begins()
     except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
         note_fault("next")
@@ -349,36 +368,6 @@ def training(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return backward
-
-
-class Gpu:
-    """The GPU's own time between two marks, read when it is available; None where CUDA was never initialized."""
-
-    def __init__(self) -> None:
-        self.cuda: Any = None
-        self._open: list[tuple[Any, Any]] = []
-        self._last: float | None = None
-
-    def mark(self) -> Any:
-        """Records an event on the current stream."""
-        if self.cuda is None or not self.cuda.is_initialized():
-            return None
-        event = self.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def step_s(self, begin: Any) -> float | None:
-        """Ends the step that began at a mark; returns the seconds of the latest step that has finished."""
-        if begin is None:
-            return None
-        self._open.append((begin, self.mark()))
-        while self._open and self._open[0][1].query():
-            first, second = self._open.pop(0)
-            self._last = first.elapsed_time(second) / 1e3
-        return self._last
-
-
-gpu = Gpu()
 
 
 def _handed_over(batch: Any) -> int:

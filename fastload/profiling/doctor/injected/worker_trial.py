@@ -1,9 +1,12 @@
-"""A trial while the script runs: would fewer workers do better?
+"""Trials while the script runs: would fewer workers do better, and how long does a step take with none at work?
 
-While a loop waits for data with more workers than CPUs, only some may work, in turn with all of them. Order and content
-of the batches stay. Loop and workers share a file of 64-bit numbers: how many batches may be made at once (0: any), and
-for each worker how many of this epoch's it has made. Batches are dealt out in turn: a worker's n-th is number
-`worker + n * workers` of the epoch.
+While a loop waits for data with more workers than CPUs, only some may work, in turn with all of them. And in an epoch
+whose end does not come soon, where workers would have nothing left to do, all of them rest for a few steps now and
+then, with batches that lie ready. Order and content of the batches stay.
+
+Loop and workers share a file of 64-bit numbers: how many batches may be made at once (0: any, -1: none), for each
+worker how many of this epoch's it has made, and then for each whether it makes one. Batches are dealt out in turn: a
+worker's n-th is number `worker + n * workers` of the epoch.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from .event_file import available_cpus, clock, events
 
 VARIABLE = "FASTLOAD_DOCTOR_TRIAL"
 
+_NONE = -1
+_LOOK_S = 0.0005
+
 
 def worker_id() -> int:
     """Returns the number of this worker of a `DataLoader`; -1 in any other process."""
@@ -31,6 +37,7 @@ class _Turns:
     """A worker's side: it waits to make its batch until few enough batches before it are unfinished."""
 
     longest_s = 0.5  # whoever was counted wrong goes on after that
+    longest_rest_s = 2.0
 
     def __init__(self) -> None:
         self._path = ""
@@ -44,21 +51,28 @@ class _Turns:
             with suppress(OSError, ValueError):
                 self._numbers = _mapped(path, os.O_RDWR)
         numbers = self._numbers
-        if numbers is None or not 0 < worker + 1 < len(numbers):
+        workers = len(numbers) // 2 if numbers is not None else 0
+        if not 0 <= worker < workers:
             return 0
         made = getattr(fetcher, "_fastload_made", 0)
         fetcher._fastload_made = made + 1
         if made == 0:
             numbers[worker + 1] = 0
-        number, until = worker + made * (len(numbers) - 1), clock() + self.longest_s
-        while numbers[0] and number >= sum(numbers[1:]) + numbers[0] and clock() < until:
-            time.sleep(0.0005)
+        number, since = worker + made * workers, clock()
+        numbers[workers + worker + 1] = 1  # before it looks, so that a rest is not taken for complete
+        while (limit := numbers[0]) and (limit == _NONE or number >= sum(numbers[1 : workers + 1]) + limit):
+            if clock() - since > (self.longest_rest_s if limit == _NONE else self.longest_s):
+                break
+            numbers[workers + worker + 1] = 0
+            time.sleep(_LOOK_S)
+            numbers[workers + worker + 1] = 1
         return worker + 1
 
     def done(self, slot: int) -> None:
         """Counts the batch as made."""
         if slot and self._numbers is not None:
             self._numbers[slot] += 1
+            self._numbers[len(self._numbers) // 2 + slot] = 0
 
 
 turns = _Turns()
@@ -67,24 +81,30 @@ turns = _Turns()
 class WorkerTrial:
     """The loop's side.
 
-    Each turn lasts for the steps that fill `turn_s`, after as many as there are workers, whose batches were made before
-    it.
+    Each turn of fewer workers, or of all, lasts for the steps that fill `turn_s`, after as many as there are workers,
+    whose batches were made before it. A rest lasts for as many steps as there are workers, each of which has just made
+    a batch.
     """
 
     settle_s = 0.7
     turn_s = 0.8
     turns = 6
+    rests = 4
+    rests_after_s = 3.0  # of an epoch; the last batches of a shorter one are used while its workers rest
+    rest_share = 0.04  # of the time since the first epoch began, which rests may take
+    longest_wait_s = 1.0  # until the workers have made their batches
 
     def __init__(self, workers: int, limit: int) -> None:
-        self.workers, self.limit = workers, limit
+        self.workers, self.limit = workers, limit  # 0: no trial of fewer
         self.path = os.path.join(events.folder, f"{os.getpid()}-{time.monotonic_ns()}.trial")
-        self.numbers = _mapped(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, bytes(8 * (workers + 1)))
-        self.left = self.turns
+        self.numbers = _mapped(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, bytes(8 * (2 * workers + 1)))
+        self.left = self.turns if limit else 0
+        self.rests_left, self._rested_s = self.rests, 0.0
         self.epoch_ends()
 
     @staticmethod
     def of(loader: Any, before: WorkerTrial | None) -> WorkerTrial | None:
-        """Returns the trial of a loader with more workers than CPUs, about to be started; None for others."""
+        """Returns the trial of a loader with workers, about to be started; None where there can be none."""
         os.environ.pop(VARIABLE, None)
         if before is not None:
             before.epoch_ends()  # it may have been left by break
@@ -93,10 +113,10 @@ class WorkerTrial:
             return None  # its environment is that of the first loader
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
         limit = available_cpus() // (int(ranks) if ranks.isdigit() and int(ranks) else 1)
-        if not 0 < limit < workers:
+        if not (type(workers) is int and workers > 0 and limit > 0):
             return None
         try:
-            trial = before or WorkerTrial(workers, limit)
+            trial = before or WorkerTrial(workers, limit if limit < workers else 0)
         except (OSError, ValueError):
             return None
         os.environ[VARIABLE] = trial.path
@@ -109,8 +129,8 @@ class WorkerTrial:
         next(self._course)
 
     def step_begins(self, loader: int, now: float, waited: float) -> None:
-        """Notes that a batch was received, `waited` seconds after it was asked for."""
-        if self.left:
+        """Notes that a batch was received, `waited` seconds after it was asked for. Waits where a rest begins."""
+        if self.left or self.rests_left:
             self._course.send((loader, now, waited))
 
     def _take_turns(self) -> Generator[None, tuple[int, float, float], None]:
@@ -121,7 +141,7 @@ class WorkerTrial:
         while now - begun <= self.settle_s or steps < 3 * self.workers or waited_s <= 0.2 * (now - begun):
             _, now, waited = yield
             waited_s, steps = waited_s + waited, steps + 1
-        while True:
+        while self.left:
             for _ in range(self.workers):
                 _, since, _ = yield
             steps = 0
@@ -131,6 +151,19 @@ class WorkerTrial:
             limit, self.left = self.numbers[0], self.left - 1
             events.write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": steps, "s": now - since})
             self.numbers[0] = 0 if limit or not self.left else self.limit
+        while self.rests_left:
+            _, now, _ = yield
+            if now - begun < self.rests_after_s or self._rested_s > self.rest_share * (now - begun):
+                continue
+            self.numbers[0] = _NONE
+            while any(self.numbers[self.workers + 1 :]) and clock() < now + self.longest_wait_s:
+                time.sleep(_LOOK_S)
+            for _ in range(self.workers):
+                _, end, _ = yield
+            self.numbers[0] = 0
+            self.rests_left, self._rested_s = self.rests_left - 1, self._rested_s + end - now
+        while True:
+            yield
 
 
 def _start_method(loader: Any) -> str:
