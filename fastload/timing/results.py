@@ -63,6 +63,7 @@ class Remedy:
     step_s: float  # mean seconds a step would take after it
     gain: float  # speed of a step after it over the present one, as predicted
     how: str = ""  # what to type; empty: the clause says all
+    least_gain: float = 0.0  # if the dataset's own transforms have to be kept, of which nothing is known; 0: known
 
 
 @dataclass(frozen=True)

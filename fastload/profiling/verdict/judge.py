@@ -188,7 +188,11 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
         if seconds[cause] > 0:
-            yield remedy(cause, costs.packed(demands), channels_last=True)
+            packed = remedy(cause, costs.packed(demands), channels_last=True)
+            if demands.packs_transform and not demands.transforms:
+                kept = remedy(cause, costs.packed(replace(demands, keeps_transform=True)), channels_last=True)
+                packed = replace(packed, least_gain=min(packed.gain, kept.gain))
+            yield packed
     if demands.by_format is not None and demands.channels > 1 and saved_s > demands.by_format.convert_s:
         yield remedy("compute", costs.with_channels_last(demands), channels_last=True)
     for cause in (*_MADE, "copy to the device"):

@@ -197,9 +197,11 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     place = f", at {demands.waits_at}" if verdict.cause == WAITING and demands.waits_at else ""
     own = demands.is_fastload or verdict.fastload_helps or verdict.cause == "transform"
     aid = "" if own else "; fastload is not needed for that"
+    is_range = 0 < first.least_gain < first.gain / _APART
+    least = f" ({first.least_gain:.1f} times if the dataset's own transforms are kept)" if is_range else ""
     return (
         f"{verdict.cause} binds{place}: {waited} ({step} a step); first {first.change}: a step would take about "
-        f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast{aid}"
+        f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast{least}{aid}"
     )
 
 

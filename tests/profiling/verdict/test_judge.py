@@ -240,6 +240,21 @@ def test_each_change_says_what_to_type():
     assert starts.cures[0].how == "DataLoader(..., persistent_workers=True)"
 
 
+def test_where_nothing_is_known_of_the_transforms_a_gain_is_said_for_either_case():
+    base = replace(
+        demands(wait=45, decoding=(60, 0), transform=(30, 0)),
+        by_fastloader=FastLoaderCosts(Work(4 * MS)), keeps_transform=False,
+    )  # fmt: skip
+    verdict = judge(base)
+    kept = judge(replace(base, keeps_transform=True)).cures[0].gain
+    assert verdict.cures[0].least_gain == pytest.approx(kept) and 1.1 * kept < verdict.cures[0].gain
+    assert f"({kept:.1f} times if the dataset's own transforms are kept)" in verdict.sentence
+    known = judge(replace(base, transforms=("Resize(224)",)))
+    assert known.cures[0].least_gain == 0 and "are kept" not in known.sentence
+    cheap = replace(base, batches=demands(decoding=(90, 0), transform=(0, 0)).batches)
+    assert "are kept" not in judge(cheap).sentence
+
+
 @pytest.mark.parametrize("name", sorted(_OURS))
 def test_transforms_that_are_offered_exist(name):
     pytest.importorskip("torch")
