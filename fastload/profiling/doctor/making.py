@@ -40,7 +40,8 @@ def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
     looks, notes = loader.seen["look",], []
     if lines := loader.seen_at("line").most_common(1):
         (line,), count = lines[0]
-        notes.append(f"workers were at {line} in {count / looks:.0%} of {looks} looks")
+        if count >= _SHARES * looks:
+            notes.append(f"workers were at {line} in {count / looks:.0%} of {looks} looks")
     calls = loader.seen_at("call")
     for part in ("decoding", "transform"):
         shares = {call: count / looks for (at, call), count in calls.most_common() if at == part and call}
