@@ -173,7 +173,8 @@ def test_what_cannot_be_written_is_lost_and_a_file_that_got_our_number_is_not_wr
     assert (folder / "mine").read_bytes() == b"" and len(list(folder.glob("*.jsonl"))) == 2
 
 
-def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):
+def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder, monkeypatch):
+    monkeypatch.setattr(WorkerTrial, "rest_share", -1.0)
     trial, limits = WorkerTrial(4, 2), []
     while trial.left:
         trial.step_begins(1, 0.1 * len(limits), 0.09)
@@ -188,25 +189,30 @@ def test_a_trial_takes_turns_once_the_loop_waits_and_then_lets_all_work(folder):
     assert fed.left == WorkerTrial.turns and fed.numbers[0] == 0
 
 
-def test_workers_rest_in_a_long_epoch_while_as_many_batches_are_used_and_none_once_that_took_its_share(
-    folder, monkeypatch
-):
-    monkeypatch.setattr(WorkerTrial, "longest_wait_s", 0.01)
-    trial, limits, at_s = WorkerTrial(2, 0), [], 0.0
-    trial.numbers[3] = 1  # of a worker that never comes back
-    for number in range(2000):
-        at_s += 0.01 if number > 1 and limits[-1] else 0.1
+def rests_of(trial, count, resting_s=0.01):
+    """The numbers of the steps at which workers had to rest, and at which they might go on again."""
+    limits, at_s = [], 1.0
+    for _ in range(count):
         trial.step_begins(1, at_s, 0.09)
         limits.append(trial.numbers[0])
-    begins = [number for number, (before, now) in enumerate(itertools.pairwise([0, *limits])) if now and not before]
-    assert limits.count(-1) == 2 * WorkerTrial.rests == 2 * len(begins)
-    assert all(limits[one : one + 3] == [-1, -1, 0] for one in begins)
+        at_s += resting_s if limits[-1] else 0.1
+    pairs = list(itertools.pairwise([0, *limits]))
+    return [[number for number, pair in enumerate(pairs) if pair == change] for change in ((0, -1), (-1, 0))]
+
+
+def test_workers_rest_until_enough_steps_were_taken_alone(folder, monkeypatch):
+    monkeypatch.setattr(WorkerTrial, "longest_wait_s", 0.01)
+    trial = WorkerTrial(2, 0)
+    trial.numbers[3] = 1  # of a worker that never comes back, so that no step is alone
+    begins, ends = rests_of(trial, 400)
+    assert [end - begin for begin, end in zip(begins, ends, strict=True)] == [2] * len(begins) and len(begins) > 10
     assert begins[0] >= 10 * WorkerTrial.rests_after_s
-    assert trial.numbers[0] == 0 and not [event for event in written(folder) if event["e"] == "trial"]
-    slow = WorkerTrial(2, 0)  # whose first rest took its share of a long time
-    for number in range(100):
-        slow.step_begins(1, float(number), 0.9)
-    assert slow.rests_left > 0
+    slow = WorkerTrial(2, 0)
+    slow.numbers[3] = 1
+    assert len(rests_of(slow, 400, resting_s=0.1)[0]) < 10, "they take a share of the loop's time"
+    idle = WorkerTrial(2, 0)
+    assert rests_of(idle, 400) == [[], []] and idle.alone > WorkerTrial.enough_alone
+    assert not [event for event in written(folder) if event["e"] == "trial"]
 
 
 def test_a_worker_rests_until_it_may_go_on_and_says_whether_it_makes_a_batch(folder, monkeypatch):

@@ -83,15 +83,15 @@ class WorkerTrial:
 
     Each turn of fewer workers, or of all, lasts for the steps that fill `turn_s`, after as many as there are workers,
     whose batches were made before it. A rest lasts for as many steps as there are workers, each of which has just made
-    a batch.
+    a batch; there is none once enough steps were taken while no worker was at work.
     """
 
     settle_s = 0.7
     turn_s = 0.8
     turns = 6
-    rests = 4
-    rests_after_s = 3.0  # of an epoch; the last batches of a shorter one are used while its workers rest
-    rest_share = 0.04  # of the time since the first epoch began, which rests may take
+    enough_alone = 6
+    rests_after_s = 2.0  # of the loop
+    rest_share = 0.04  # of the loop's time, that rests may take
     longest_wait_s = 1.0  # until the workers have made their batches
 
     def __init__(self, workers: int, limit: int) -> None:
@@ -99,7 +99,8 @@ class WorkerTrial:
         self.path = os.path.join(events.folder, f"{os.getpid()}-{time.monotonic_ns()}.trial")
         self.numbers = _mapped(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, bytes(8 * (2 * workers + 1)))
         self.left = self.turns if limit else 0
-        self.rests_left, self._rested_s = self.rests, 0.0
+        self.alone = 0  # steps that began and ended while no worker was at work
+        self._looped_s = self._rested_s = 0.0
         self.epoch_ends()
 
     @staticmethod
@@ -125,13 +126,22 @@ class WorkerTrial:
     def epoch_ends(self) -> None:
         """Lets all workers work until the next epoch waits for them."""
         self.numbers[0] = 0
+        self._last, self._was_idle = 0.0, False
         self._course = self._take_turns()
         next(self._course)
 
     def step_begins(self, loader: int, now: float, waited: float) -> None:
         """Notes that a batch was received, `waited` seconds after it was asked for. Waits where a rest begins."""
-        if self.left or self.rests_left:
+        if self._last:
+            self._looped_s += now - self._last
+        is_idle, self._last = self._is_idle(), now
+        self.alone += is_idle and self._was_idle
+        self._was_idle = is_idle
+        if self.left or self.numbers[0] or self.alone < self.enough_alone:
             self._course.send((loader, now, waited))
+
+    def _is_idle(self) -> bool:
+        return not any(self.numbers[self.workers + 1 :])
 
     def _take_turns(self) -> Generator[None, tuple[int, float, float], None]:
         """Takes the arguments of `step_begins` for each step of an epoch, and says how many workers may work."""
@@ -141,28 +151,43 @@ class WorkerTrial:
         while now - begun <= self.settle_s or steps < 3 * self.workers or waited_s <= 0.2 * (now - begun):
             _, now, waited = yield
             waited_s, steps = waited_s + waited, steps + 1
-        while self.left:
-            for _ in range(self.workers):
-                _, since, _ = yield
-            steps = 0
-            while now - since < self.turn_s or steps < min(8, self.workers):
-                loader, now, _ = yield
-                steps += 1
-            limit, self.left = self.numbers[0], self.left - 1
-            events.write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": steps, "s": now - since})
-            self.numbers[0] = 0 if limit or not self.left else self.limit
-        while self.rests_left:
-            _, now, _ = yield
-            if now - begun < self.rests_after_s or self._rested_s > self.rest_share * (now - begun):
-                continue
-            self.numbers[0] = _NONE
-            while any(self.numbers[self.workers + 1 :]) and clock() < now + self.longest_wait_s:
-                time.sleep(_LOOK_S)
-            for _ in range(self.workers):
-                _, end, _ = yield
-            self.numbers[0] = 0
-            self.rests_left, self._rested_s = self.rests_left - 1, self._rested_s + end - now
         while True:
+            if self._rest_is_due():
+                yield from self._rest()
+            elif self.left:
+                yield from self._turn()
+            else:
+                yield
+
+    def _turn(self) -> Generator[None, tuple[int, float, float], None]:
+        for _ in range(self.workers):
+            _, since, _ = yield
+        steps, now = 0, since
+        while now - since < self.turn_s or steps < min(8, self.workers):
+            loader, now, _ = yield
+            steps += 1
+        limit, self.left = self.numbers[0], self.left - 1
+        events.write({"e": "trial", "id": loader, "t": now, "limit": limit, "steps": steps, "s": now - since})
+        self.numbers[0] = 0 if limit or not self.left else self.limit
+
+    def _rest_is_due(self) -> bool:
+        return (
+            self.alone < self.enough_alone
+            and self._looped_s >= self.rests_after_s
+            and self._rested_s <= self.rest_share * self._looped_s
+        )
+
+    def _rest(self) -> Generator[None, tuple[int, float, float], None]:
+        before, since, waited_until = self.numbers[0], self._last, clock() + self.longest_wait_s
+        self.numbers[0] = _NONE
+        while not self._is_idle() and clock() < waited_until:
+            time.sleep(_LOOK_S)
+        self._was_idle = self._is_idle()  # the step that begins now
+        for _ in range(self.workers):
+            _, now, _ = yield
+        self.numbers[0] = before
+        self._rested_s += now - since
+        for _ in range(3 * self.workers):  # until they are as far ahead as before
             yield
 
 
