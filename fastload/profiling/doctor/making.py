@@ -43,8 +43,13 @@ def seen_at_work(loader: LoaderRecord) -> tuple[str, list[str]]:
         if count >= _SHARES * looks:
             notes.append(f"workers were at {line} in {count / looks:.0%} of {looks} looks")
     calls = loader.seen_at("call")
+    works = [fetch.work for fetch in loader.fetches]
+    total_s = sum(work.total_s for work in works)
     for part in ("decoding", "transform"):
-        shares = {call: count / looks for (at, call), count in calls.most_common() if at == part and call}
+        # Who looks needs the GIL, and sees more of the calls that free it: the looks only divide what was timed.
+        part_s = sum(work.stages.get(part, Work()).total_s for work in works)
+        most = part_s / max(total_s, 1e-9) / max(1, sum(count for (at, _), count in calls.items() if at == part))
+        shares = {call: most * count for (at, call), count in calls.most_common() if at == part and call}
         named = [f"{call} {share:.0%}" for call, share in shares.items() if share >= _SHARES][:_MOST_CALLS]
         if named:
             notes.append(f"{part}, of the time of making a batch: {', '.join(named)}")
@@ -155,4 +160,5 @@ def slow_samples(fetches: Iterable[Fetch]) -> tuple[float, list[str]]:
         return 0.0, []
     extra_s = sum(value - usual_s for value in slow) / len(fetches)
     mean, usual = seconds_text(statistics.fmean(slow)), seconds_text(usual_s)
-    return extra_s, [f"{len(slow)} samples took {mean} each, where most take {usual}"]
+    who = f"{len(slow)} samples took {mean} each" if len(slow) > 1 else f"one sample took {mean}"
+    return extra_s, [f"{who}, where most take {usual}"]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fastload.profiling.doctor import injected
-from fastload.profiling.doctor.injected import batch_making, timed_calls, worker_trial
+from fastload.profiling.doctor.injected import batch_making, loop_side, timed_calls, worker_trial
 from fastload.profiling.doctor.injected.batch_making import TimedDataset
 from fastload.profiling.doctor.injected.event_file import EventFile, events
 from fastload.profiling.doctor.injected.loop_side import LoaderState
@@ -235,6 +235,17 @@ def test_a_worker_rests_until_it_may_go_on_and_says_whether_it_makes_a_batch(fol
     monkeypatch.setattr(turns, "longest_rest_s", 0.0)
     trial.numbers[0] = -1  # of a loop that is gone
     assert turns.wait(fetcher) == 2
+
+
+@pytest.mark.parametrize(("batch", "count"), [
+    ((np.zeros((8, 3, 4, 4)), np.zeros(8)), 8),
+    ({"image": np.zeros((8, 3, 4, 4))}, 8),
+    (((np.zeros((3, 9, 7)), np.zeros((3, 5, 6))), ({"boxes": np.zeros((11, 4))}, {"boxes": np.zeros((2, 4))})), 2),
+    ([[1, 2], [3, 4]], 2),
+    ("text", 0),
+])  # fmt: skip
+def test_the_samples_of_a_batch_are_its_tensors_first_dimension_or_the_images_in_its_list(batch, count):
+    assert loop_side._handed_over(batch) == count
 
 
 @pytest.mark.parametrize(("channels", "target", "masks"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ from fastload.profiling.doctor.examine import Recording, loader_that_binds
 from fastload.profiling.doctor.injected.copies import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import first_of_workers, shares_its_waits, slow_samples
+from fastload.profiling.doctor.making import first_of_workers, seen_at_work, shares_its_waits, slow_samples
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import judge
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
@@ -66,6 +67,18 @@ def judged(folder: Path, *fetches: dict, steps: int = 4, **of_a_step: float) -> 
     write(folder, 2, *fetches)
     [loader] = read_records(folder).loaders
     return loader
+
+
+def test_the_shares_of_calls_add_up_to_the_part_that_was_timed_whatever_looks_see_more_of():
+    work = BatchWork({"decoding": Work(0.003), "transform": Work(0.004, 0.001), "reading": Work(0.002)})
+    looks = {("call", "decoding", "PIL.ImageFile.load"): 60, ("call", "decoding", "PIL.Image.open"): 20,
+             ("call", "transform", "ToTensor"): 10, ("line", "__getitem__ (train.py:7)"): 4, ("look",): 100}  # fmt: skip
+    loader = LoaderRecord({}, {}, fetches=[Fetch(1, 0.0, 0.01, work)] * 3, seen=Counter(looks))
+    waits_at, notes = seen_at_work(loader)
+    assert waits_at == "" and notes == [
+        "decoding, of the time of making a batch: PIL.ImageFile.load 22%, PIL.Image.open 8%",
+        "transform, of the time of making a batch: ToTensor 50%",
+    ]
 
 
 def test_a_killed_process_leaves_what_it_had_written(tmp_path):
@@ -160,11 +173,11 @@ def test_slow_samples_are_few_and_take_far_longer():
         return Fetch(1, 0.0, 0.1, BatchWork({}), slow=tuple(slow), samples=samples)
 
     extra_s, note = slow_samples([made([0.101]), made([])])
-    assert extra_s == pytest.approx(0.05) and note == ["1 samples took 101 ms each, where most take 1.00 ms"]
+    assert extra_s == pytest.approx(0.05) and note == ["one sample took 101 ms, where most take 1.00 ms"]
     assert slow_samples([made([0.101] * 20), made([])]) == slow_samples([made([0.003])]) == (0.0, [])
     # Of samples asked for at once the sum is known: here 300 ms, where 50 usual ones take 50 ms.
     at_once = [Fetch(1, 0.0, 0.1, BatchWork({}), slow=None, samples=(50, s, s / 50)) for s in (0.05, 0.05, 0.3)]
-    assert slow_samples(at_once) == (pytest.approx(0.25 / 3), ["1 samples took 251 ms each, where most take 1.00 ms"])
+    assert slow_samples(at_once) == (pytest.approx(0.25 / 3), ["one sample took 251 ms, where most take 1.00 ms"])
     assert slow_samples([*at_once[:2], replace(at_once[2], samples=(50, 0.2, 0.004))]) == (0.0, [])  # a slower batch
 
 

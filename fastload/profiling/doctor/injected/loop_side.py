@@ -371,7 +371,10 @@ def training(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _handed_over(batch: Any) -> int:
-    """Returns the samples in a batch, by its tensors' first dimension; wraps `to` of classes in it, to time copies."""
+    """Returns the samples in a batch: the length of a list of images, else its tensors' first dimension.
+
+    Wraps `to` of classes in it, to time copies.
+    """
     most = 0
     for thing in _parts(batch):
         shape = getattr(thing, "shape", None)
@@ -379,6 +382,9 @@ def _handed_over(batch: Any) -> int:
             most = max([most, *map(int, shape[:1])])
         elif "to" in vars(type(thing)) and callable(vars(type(thing))["to"]):
             time_copy(type(thing), "to")
+    first = batch[0] if isinstance(batch, (list, tuple)) and batch else None
+    if isinstance(first, (list, tuple)) and first and all(len(getattr(one, "shape", ())) == 3 for one in first):
+        return len(first)
     return most or (len(batch) if isinstance(batch, (list, tuple)) else 0)
 
 
