@@ -18,7 +18,7 @@ from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import keeps_transform
-from fastload.profiling.doctor.network_trial import Layer, measure_formats
+from fastload.profiling.doctor.network_trial import Layer, has_format, measure_formats
 from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
@@ -32,6 +32,7 @@ _LOOK_EVERY_S = 0.5
 _SAMPLE_EVERY_S = 0.25
 _SHOWN_STEPS = 4000
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
+_SLOWER = 1.05  # of a step, that is spoken of
 _GOOD_PART = 0.1  # of a run, that a change to a loop that does not train has to save to be spoken of first
 
 
@@ -248,12 +249,16 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     return verdict
 
 
+def _layers(loader: LoaderRecord) -> list[Layer]:
+    return [Layer(**layer) for layer in loader.layers]
+
+
 def _with_format_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what the network costs by the memory format of its images, where it works on CPUs."""
-    if demands.on_device or not loader.layers:
+    if demands.on_device or not has_format(_layers(loader)):
         return demands
     model = costs_of(demands).model
-    costs = measure_formats([Layer(**layer) for layer in loader.layers], model.own_s, model.own_cpus)
+    costs = measure_formats(_layers(loader), model.own_s, model.own_cpus)
     note = (
         f"a trial here: the network's layers take {seconds_text(costs.contiguous_s)} a step for images that lie as in "
         f"these batches, {seconds_text(costs.channels_last_s)} for images in channels_last memory"
@@ -292,7 +297,9 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         seen = replace(seen, decoded=(heights // count, widths // count))
     model = costs_of(demands).model
     own_s = 0.0 if demands.on_device else model.own_s
-    costs = measure_fastloader(seen, own_s, model.own_cpus, transforms=not keeps and not demands.timed_device)
+    costs = measure_fastloader(
+        seen, own_s, model.own_cpus, transforms=not keeps and not demands.timed_device, layers=_layers(loader)
+    )
     if keeps:
         which = "; the dataset's own transforms are left"
     elif demands.timed_device:
@@ -305,6 +312,8 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         f"a trial here: FastLoader takes {seconds_text(costs.batch.running_s)} of CPU for such a batch, of images of "
         f"{seen.stored[0]}x{seen.stored[1]}{which}"
     )
+    if costs.slows > _SLOWER:
+        note += f"; steps beside it took {costs.slows:.2f} times as long, CPUs shared in proportion left out"
     return replace(demands, by_fastloader=costs, keeps_transform=keeps, notes=(*demands.notes, note))
 
 

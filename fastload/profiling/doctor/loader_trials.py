@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastload.errors import OptionError
+from fastload.profiling.doctor.network_trial import Layer, LayersStep, torch_threads
 from fastload.profiling.verdict.demands import FastLoaderCosts, WorkerCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe
@@ -74,10 +75,13 @@ class ImagesSeen:
         return (self.batch[2], self.batch[3]) if first else (self.batch[1], self.batch[2])
 
 
-def measure_fastloader(seen: ImagesSeen, own_s: float, own_cpus: float, *, transforms: bool) -> FastLoaderCosts:
+def measure_fastloader(
+    seen: ImagesSeen, own_s: float, own_cpus: float, *, transforms: bool, layers: Sequence[Layer] = ()
+) -> FastLoaderCosts:
     """Returns what a `FastLoader` takes for a batch, and how far it slows down steps that take `own_s` alone.
 
-    A small network is trained on so many CPUs for so long in each step; 0: the steps are a device's, and none is tried.
+    In each step these `layers` run on so many CPUs for so long, of a small network if there are none; 0: the steps are
+    a device's, and none is tried.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -116,13 +120,14 @@ def measure_fastloader(seen: ImagesSeen, own_s: float, own_cpus: float, *, trans
             costs = FastLoaderCosts(Work(made_s), max(0.0, first_s - made_s))
             if own_s:
                 with torch_threads(max(1, round(own_cpus))):
-                    costs = _beside_steps(loader, costs, seen, own_s)
+                    shape = (batch_size, seen.channels, *seen.size)
+                    costs = _beside_steps(loader, costs, LayersStep(layers, own_s, shape))
             return replace(costs, batch=Work(made_s / share))
 
 
-def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, own_s: float) -> FastLoaderCosts:
+def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, step: Callable[[], None]) -> FastLoaderCosts:
     """Returns the costs with how far steps are slowed down, from steps with and without the loader, in turn."""
-    step, cpus, probe = _Step(seen, own_s), available_cpus(), Probe(time.perf_counter)
+    cpus, probe = available_cpus(), Probe(time.perf_counter)
     next(loader.iterate(probe))
     batches = _endless(loader)
     alone_s, slower, own_cpus = list[float](), list[float](), list[float]()
@@ -138,19 +143,6 @@ def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, seen: ImagesSeen, 
     usual_s = statistics.median(alone_s)
     cpus_used = min(float(cpus), statistics.median(own_cpus))
     return costs.fitted(statistics.median(slower) * usual_s, usual_s, cpus_used, cpus)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Lets torch use so many threads for a step, as the loop's does."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _until_idle() -> None:
@@ -175,37 +167,6 @@ def _mean_step_s(step: Callable[[], None], batches: Iterator[Any], seconds: floa
         step()
         count += 1
     return (time.perf_counter() - begun_s) / count
-
-
-class _Step:
-    """Training on such images on the CPUs that takes about so long."""
-
-    def __init__(self, seen: ImagesSeen, seconds: float) -> None:
-        import torch
-        from torch import nn
-
-        channels, (height, width) = seen.channels, seen.size
-        most = max(1, _MOST_BYTES // (4 * channels * height * width))
-        self._images, self._rounds = torch.rand(min(most, seen.batch[0]), channels, height, width), 1
-        stride = 4 if min(height, width) > 32 else 1
-        layers = [nn.Conv2d(channels, 8, 5, stride, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU()]
-        self._network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-        rounds = seconds / self._seconds()
-        if rounds < 1:
-            self._images = self._images[: max(1, round(rounds * len(self._images)))]
-        self._rounds = max(1, round(rounds))
-
-    def _seconds(self) -> float:
-        for _ in range(2):
-            self()
-        begun_s = time.perf_counter()
-        for _ in range(3):
-            self()
-        return (time.perf_counter() - begun_s) / 3
-
-    def __call__(self) -> None:
-        for _ in range(self._rounds):
-            self._network(self._images).sum().backward()
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:

@@ -1,13 +1,13 @@
-"""Measures what the layers of a network cost on this machine's CPUs, by the memory format of the images."""
+"""Runs the layers of a network on this machine's CPUs: in the place of its steps, and to compare memory formats."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastload.profiling.doctor.loader_trials import torch_threads
 from fastload.profiling.verdict.demands import FormatCosts
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 _SECONDS = 5.0  # that all layers may take together
 _ROUNDS, _WARM_UP = 3, 1
+_SMALL, _FEW = 32, 1000
+_WITH_FORMAT = 4  # dimensions of what has a memory format
 _MOST_S = _SECONDS / 2 / (_ROUNDS + _WARM_UP)  # of a step; of a longer one a part of its batch is tried
 
 
@@ -24,20 +26,96 @@ class Layer:
 
     kind: str
     arguments: Mapping[str, Any]
-    shape: tuple[int, ...]  # (B, C, H, W)
+    shape: tuple[int, ...]  # with the batch first; of images (B, C, H, W)
     backward: bool  # whether its input needs a gradient
     count: int  # calls in a step
 
 
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads for a step, as the loop's does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def usual_layers(shape: tuple[int, int, int, int]) -> tuple[Layer, ...]:
+    """Returns those of a small network for images (B, C, H, W)."""
+    batch, channels, height, width = shape
+    stride = 4 if min(height, width) > _SMALL else 1
+    first = {"in_channels": channels, "out_channels": 8, "kernel_size": 5, "stride": stride, "padding": 2}
+    then = {"in_channels": 8, "out_channels": 16, "kernel_size": 3, "stride": 2, "padding": 1}
+    inner = (batch, 8, -(-height // stride), -(-width // stride))
+    return (
+        Layer("Conv2d", first, shape, False, 1),
+        Layer("ReLU", {}, inner, True, 1),
+        Layer("Conv2d", then, inner, True, 1),
+    )
+
+
+class LayersStep:
+    """A training step that takes about so long: layers one after another, forward and backward, then small operations.
+
+    Without layers those of a small network run again and again, so that all of the step is like them.
+    """
+
+    def __init__(self, layers: Sequence[Layer], seconds: float, shape: tuple[int, int, int, int]) -> None:
+        import torch
+
+        share, self._rounds, self._small = min(1.0, _MOST_S / max(seconds, 1e-9)), 1, 0
+        self._calls = _calls_of(layers or usual_layers(shape), share)
+        self._numbers = torch.zeros(_SMALL)
+        took_s = _least_s(self)
+        if took_s > seconds:
+            self._calls = _calls_of(layers or usual_layers(shape), share * seconds / took_s)
+        elif layers and share == 1:
+            self._small = round((seconds - took_s) / _least_s(lambda: self._operate(_FEW)) * _FEW)
+        else:
+            self._rounds = round(seconds / took_s)
+
+    def __call__(self) -> None:
+        for _ in range(self._rounds):
+            for call, count in self._calls:
+                for _ in range(count):
+                    call()
+        self._operate(self._small)
+
+    def _operate(self, count: int) -> None:
+        for _ in range(count):  # each by one thread
+            self._numbers.add_(1.0)
+
+
+def _calls_of(layers: Sequence[Layer], share: float) -> list[tuple[Callable[[], None], int]]:
+    """Returns what calls each layer with so large a share of its batch, and how often a step does."""
+    return [
+        (_called(layer, _images((max(1, round(share * layer.shape[0])), *layer.shape[1:]), last=False)), layer.count)
+        for layer in layers
+    ]
+
+
+def has_format(layers: Sequence[Layer]) -> bool:
+    """Returns whether any of them works on images, which have a memory format."""
+    return any(len(layer.shape) == _WITH_FORMAT for layer in layers)
+
+
 def measure_formats(layers: Sequence[Layer], own_s: float, own_cpus: float) -> FormatCosts:
-    """Returns what layers cost forward and backward in a step of `own_s`, that has so many CPUs, by memory format."""
+    """Returns what layers of images cost in a step of `own_s`, that has so many CPUs, by memory format.
+
+    At least one of them has to be of images.
+    """
     import torch
 
     share = min(1.0, _MOST_S / max(own_s, 1e-9))
     contiguous_s = channels_last_s = 0.0
     begun_s = time.perf_counter()
     with torch_threads(max(1, round(own_cpus))):
-        for layer in layers:
+        of_images = [layer for layer in layers if len(layer.shape) == _WITH_FORMAT]
+        for layer in of_images:
             batch, *rest = layer.shape
             part = max(1, round(share * batch))
             calls = [_called(layer, _images((part, *rest), last=last)) for last in (False, True)]
@@ -46,7 +124,7 @@ def measure_formats(layers: Sequence[Layer], own_s: float, own_cpus: float) -> F
             channels_last_s += layer.count * taken_s[1] * batch / part
             if time.perf_counter() - begun_s > 2 * _SECONDS:
                 break  # of the others nothing is known
-        images = _images(layers[0].shape, last=False)
+        images = _images(of_images[0].shape, last=False)
         convert_s = _least_s(lambda: images.contiguous(memory_format=torch.channels_last))
     return FormatCosts(contiguous_s, channels_last_s, convert_s)
 
@@ -54,12 +132,10 @@ def measure_formats(layers: Sequence[Layer], own_s: float, own_cpus: float) -> F
 def _images(shape: Sequence[int], *, last: bool) -> torch.Tensor:
     import torch
 
+    if not last:
+        return torch.rand(*shape)
     batch, channels, height, width = shape
-    return (
-        torch.rand(batch, height, width, channels).permute(0, 3, 1, 2)
-        if last
-        else torch.rand(batch, channels, height, width)
-    )
+    return torch.rand(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _called(layer: Layer, images: torch.Tensor) -> Callable[[], None]:

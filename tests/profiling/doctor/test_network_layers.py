@@ -10,7 +10,7 @@ from torch import nn
 
 from fastload.profiling.doctor import injected, network_trial
 from fastload.profiling.doctor.injected.network_layers import LayerRecorder
-from fastload.profiling.doctor.network_trial import Layer, measure_formats
+from fastload.profiling.doctor.network_trial import Layer, LayersStep, has_format, measure_formats
 
 NETWORK = nn.Sequential(
     nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding="same", groups=2),
@@ -54,8 +54,8 @@ def test_layers_are_recorded_with_their_arguments_shapes_and_calls(recorded):
     layers = recorded(images, lambda: NETWORK(images).sum().backward())
     assert [(layer.kind, layer.shape, layer.backward, layer.count) for layer in layers] == [
         ("AdaptiveAvgPool2d", [4, 8, 4, 4], True, 1), ("BatchNorm2d", [4, 8, 8, 8], True, 1),
-        ("Conv2d", [4, 3, 16, 16], False, 1), ("Conv2d", [4, 8, 8, 8], True, 1), ("MaxPool2d", [4, 8, 8, 8], True, 1),
-        ("ReLU", [4, 8, 8, 8], True, 2),
+        ("Conv2d", [4, 3, 16, 16], False, 1), ("Conv2d", [4, 8, 8, 8], True, 1),
+        ("Linear", [4, 8], True, 1), ("MaxPool2d", [4, 8, 8, 8], True, 1), ("ReLU", [4, 8, 8, 8], True, 2),
     ]  # fmt: skip
     convolution = layers[3].arguments
     assert convolution["groups"] == 2 and convolution["padding"] == "same" and convolution["bias"] is True
@@ -97,8 +97,29 @@ def test_layers_are_tried_in_both_formats_with_as_many_threads_as_the_step(recor
 
     monkeypatch.setattr(network_trial, "_least_s", least_s)
     costs = measure_formats(layers, own_s=2 * network_trial._MOST_S, own_cpus=1.2)
-    assert costs.contiguous_s == costs.channels_last_s == 2 * sum(layer.count for layer in layers), "half the batch"
+    of_images = [layer for layer in layers if layer.kind != "Linear"]
+    assert has_format(layers) and not has_format([one for one in layers if one not in of_images])
+    assert costs.contiguous_s == costs.channels_last_s == 2 * sum(layer.count for layer in of_images), "half the batch"
     assert costs.convert_s == 1.0 and {*seen} == {1} and torch.get_num_threads() == before
     for channels in (1, 3):
         lasts = network_trial._images((2, channels, 4, 4), last=True)
         assert nn.Conv2d(channels, 4, 3)(lasts).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("seconds", [10.0, 2.0, 0.25])
+def test_a_step_of_layers_takes_about_so_long(recorded, monkeypatch, known, seconds):
+    """Of layers that take a second: again and again, with small operations after, or of a part of the batch."""
+    images = torch.rand(4, 3, 16, 16)
+    layers = recorded(images, lambda: NETWORK(images).sum().backward()) if known else ()
+    batches = []
+    called = network_trial._called
+    monkeypatch.setattr(network_trial, "_called", lambda one, made: (batches.append(len(made)), called(one, made))[1])
+    monkeypatch.setattr(network_trial, "_MOST_S", 5.0)
+    monkeypatch.setattr(network_trial, "_least_s", lambda call: (call(), 1.0)[1])
+    step = LayersStep(layers, seconds, tuple(images.shape))
+    step()
+    assert batches[-1] == {10.0: 2, 2.0: 4, 0.25: 1}[seconds]
+    small = round((seconds - 1) * network_trial._FEW) if known and seconds == 2.0 else 0
+    assert (step._rounds, step._small) == (1 if small or seconds < 1 else round(seconds), small)
+    assert step._numbers[0] == (network_trial._FEW + small if small else 0)

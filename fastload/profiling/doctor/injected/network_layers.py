@@ -8,7 +8,7 @@ from typing import Any
 
 from .event_file import events
 
-# Classes of torch.nn whose time depends on the memory format of the images, and what they are made with.
+# Classes of torch.nn, and what they are made with.
 _SLIDING = ("kernel_size", "stride", "padding")
 _CONVOLUTION = ("in_channels", "out_channels", *_SLIDING, "dilation", "groups")
 _KINDS = {
@@ -18,6 +18,8 @@ _KINDS = {
     "MaxPool2d": _SLIDING,
     "AvgPool2d": _SLIDING,
     "AdaptiveAvgPool2d": ("output_size",),
+    "Linear": ("in_features", "out_features"),
+    "LayerNorm": ("normalized_shape",),
 }
 _ELEMENTWISE = ("ReLU", "ReLU6", "LeakyReLU", "SiLU", "GELU", "Hardswish", "Sigmoid")
 _MOST = 512  # layers that differ
@@ -73,12 +75,12 @@ class LayerRecorder:
         if not self._since:
             if getattr(result, "shape", None) == self._shape:
                 self._made.add(result.data_ptr())
-        elif getattr(given, "ndim", 0) == 4 and sys.modules["torch"].is_grad_enabled():
+        elif getattr(given, "shape", ()) and sys.modules["torch"].is_grad_enabled():
             kind = next((self._kinds[one] for one in type(module).__mro__ if one in self._kinds), "")
             words = [(name, _plain(getattr(module, name))) for name in _KINDS.get(kind, ())]
-            if kind.startswith("Conv"):
+            if kind.startswith(("Conv", "Linear")):
                 words.append(("bias", module.bias is not None))
-            if kind:
+            if kind and given.is_floating_point():
                 self._layers[kind, tuple(words), tuple(given.shape), bool(given.requires_grad)] += 1
         if self._depth == self._since:
             self._since = 0
