@@ -69,7 +69,7 @@ def judge(demands: Demands) -> Verdict:
     stall_share = waited_s / step_s if step_s > 0 else 0.0
     costs = costs_of(demands)
     modelled_s, best_s = _free_step_s(demands, costs, step_s)
-    if _is_held(demands) and not _waits_most(demands, costs):  # a sleep is as long beside others
+    if _is_held(demands, stall_share) and not _waits_most(demands, costs):  # a sleep is as long beside others
         return _held(demands, costs, step_s, stall_share, best_s)
     remedies = sorted(_remedies(demands, costs, step_s, best_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
@@ -113,7 +113,7 @@ def _free_step_s(demands: Demands, costs: Costs, step_s: float) -> tuple[float, 
     return modelled_s, min(step_s, own_s, demands.alone_s or modelled_s)
 
 
-def _is_held(demands: Demands) -> bool:
+def _is_held(demands: Demands, stall_share: float) -> bool:
     """Whether other programs take so much of the machine that the loop would be another one without them."""
     if demands.others_cpus < _HELD * demands.cpus:
         return False
@@ -121,8 +121,10 @@ def _is_held(demands: Demands) -> bool:
     works = [sum(batch.stages.values(), Work()) for batch in batches]
     making_s, lacking_s = sum(work.total_s for work in works), sum(batch.runnable_s for batch in batches)
     own_cpus = (sum(work.running_s for work in works) / max(1, len(batches)) + demands.step_running_s) / step_s
-    # Who only sleeps, or waits for a disk, is held up by nobody.
-    lacked = lacking_s > _LACKED * (making_s + lacking_s) or demands.step_runnable_s > _LACKED * step_s
+    # Who only sleeps, or waits for a disk, is held up by nobody; nor is a loop by batches that it does not wait for.
+    waits = stall_share >= 1 - 1 / WORTH
+    lacked = waits and lacking_s > _LACKED * (making_s + lacking_s)
+    lacked = lacked or demands.step_runnable_s > _LACKED * step_s
     return lacked and own_cpus + demands.others_cpus > _FULL * demands.cpus
 
 

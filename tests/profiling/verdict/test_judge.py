@@ -294,7 +294,8 @@ def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_th
     assert judge(replace(base, others_cpus=1.2, step_runnable_s=MS)).cause == "decoding"
     assert judge(replace(base, cpus=16, others_cpus=5.0)).cause == "too few workers"
     works = replace(demands(wait=1, compute=50, transform=(30, 0)), others_cpus=1.2, step_running_s=45 * MS)
-    assert judge(works).cause == "compute"
+    batches = tuple(replace(batch, runnable_s=10 * MS) for batch in works.batches)
+    assert judge(works).cause == judge(replace(works, batches=batches)).cause == "compute"
     slowed = judge(replace(works, step_runnable_s=20 * MS))  # a step that lacks a CPU would be shorter without them
     assert slowed.cause == "other programs" and "2% of the time" in slowed.sentence and not slowed.cures
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from . import worker_trial
 from .batch_making import fetching, looker
 from .copies import gpu
 from .event_file import events, note_fault
@@ -190,6 +191,7 @@ def record_into(folder: str) -> str:
     """Records into this folder from now on, or stops with an empty name; returns the folder used until now."""
     metering.active = False
     LoaderState.known.clear()
+    os.environ.pop(worker_trial.VARIABLE, None)
     return events.record_into(folder)
 
 
