@@ -813,6 +813,7 @@ def slow_or_killed(folder, sample):
     while row == 32 and not (folder / "arrived").exists():
         time.sleep(0.01)
     if row == 32:
+        time.sleep(0.5)  # a thread of this worker sent that first batch, and may hold the lock of all results still
         (folder / "killed").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
     while row == 16 and not gone(folder / "killed"):
