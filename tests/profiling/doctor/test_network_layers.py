@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,7 +80,23 @@ def test_images_that_a_network_made_of_something_else_and_steps_without_gradient
     assert recorded(images, step) == []
 
 
+def test_whatever_a_module_is_given_the_step_goes_on(recorded, tmp_path):
+    images = torch.rand(4, 3, 16, 16)
+
+    class Odd(nn.LayerNorm):
+        def __init__(self):
+            super().__init__(16)
+            self.normalized_shape = {}  # cannot be counted
+
+        def forward(self, images, other):
+            return images
+
+    assert recorded(images, lambda: Odd()(images, images.numpy())) == []
+    assert '"e":"fault","what":"layers: ' in "".join(path.read_text() for path in tmp_path.glob("*.jsonl"))
+
+
 @pytest.mark.parametrize("images", [
+    np.zeros((4, 3, 8, 8)),
     torch.rand(4, 16, 16, 3).permute(0, 3, 1, 2), torch.rand(4, 5), torch.rand(4, 3, 8, 8, device="meta"), None,
 ])  # fmt: skip
 def test_images_that_lie_otherwise_or_elsewhere_are_left_alone(recorded, images):

@@ -167,9 +167,9 @@ class LoaderState:
 
     def end_layers(self) -> None:
         """Writes down the layers of the step that is over, if they were recorded."""
-        if self.recorder is not None:
-            self.recorder.end()
-            self.recorder = None
+        recorder, self.recorder = self.recorder, None
+        if recorder is not None:
+            recorder.end()
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.

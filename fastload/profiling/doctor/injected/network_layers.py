@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from .event_file import events
+from .event_file import events, note_fault
 
 # Classes of torch.nn, and what they are made with.
 _SLIDING = ("kernel_size", "stride", "padding")
@@ -39,19 +40,21 @@ class LayerRecorder:
         self._kinds = {getattr(sys.modules["torch"].nn, kind): kind for kind in (*_KINDS, *_ELEMENTWISE)}
         module = sys.modules["torch.nn.modules.module"]
         self._hooks = (
-            module.register_module_forward_pre_hook(self._begins),
-            module.register_module_forward_hook(self._ends),
+            module.register_module_forward_pre_hook(_guarded(self._begins)),
+            module.register_module_forward_hook(_guarded(self._ends)),
         )
 
     @staticmethod
     def of(loader: int, images: Any) -> LayerRecorder | None:
         """Returns the recorder of a step with such images; None where their memory format changes nothing."""
         torch = sys.modules["torch"]
-        if images is None or images.ndim != 4 or images.device.type != "cpu" or not images.is_contiguous():
+        if not isinstance(images, torch.Tensor) or images.ndim != 4:
+            return None
+        if images.device.type != "cpu" or not images.is_contiguous():
             return None
         if getattr(sys.modules.get("torch._dynamo.utils"), "counters", None):
             return None  # it would be compiled again with the hooks
-        return LayerRecorder(loader, images) if isinstance(images, torch.Tensor) else None
+        return LayerRecorder(loader, images)
 
     def end(self) -> None:
         """Removes the hooks, and writes down what was recorded."""
@@ -85,6 +88,18 @@ class LayerRecorder:
         if self._depth == self._since:
             self._since = 0
         self._depth -= 1
+
+
+def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """Returns a hook whose failure is recorded, and is none of the script's step."""
+
+    def call(*arguments: Any) -> None:
+        try:
+            hook(*arguments)
+        except Exception:  # noqa: BLE001  # whatever a script gives to its modules
+            note_fault("layers")
+
+    return call
 
 
 def _plain(value: Any) -> Any:
