@@ -99,6 +99,47 @@ def test_sleeps_are_timed_with_their_line_in_code_that_makes_a_batch_and_not_ins
     assert [seconds >= least for (_, seconds), least in zip(lines, (0.01, 0.02), strict=True)] == [True, True]
 
 
+def fetched(batches, get, folder):
+    """Has a fetcher make so many batches of 64 samples; returns their events."""
+    dataset = type("Cheap", (), {"__getitem__": lambda self, index: get(index)})()
+    fetcher = type("_MapDatasetFetcher", (), {})()
+    fetcher.dataset, fetcher.collate_fn = dataset, list
+    make = batch_making.fetching(lambda self, at: self.collate_fn([self.dataset[one] for one in at]))
+    try:
+        for number in range(batches):
+            assert make(fetcher, range(64 * number, 64 * (number + 1))) == [
+                one % 7 for one in range(64 * number, 64 * (number + 1))
+            ]
+    finally:
+        metering.reset()
+    return [event for event in written(folder) if event["e"] == "fetch"]
+
+
+def test_short_calls_are_timed_in_few_batches_and_the_others_have_their_shares(folder):
+    called = []
+    decode = timed(lambda index: called.append(timed_calls.thread.fetch.whole) or index % 7, DECODING)
+    events_of = fetched(100, decode, folder)
+    detailed = len(called) - sum(called)
+    assert len(events_of) == 100 and 4 * 64 <= detailed < 50 * 64
+    for event in events_of:
+        assert event["samples"][0] == 64 and set(event["parts"]) == {DECODING, "collate", "rest"}
+        assert sum(wall for wall, _ in event["parts"].values()) == pytest.approx(event["wall"], rel=0.01)
+
+
+def test_a_wait_is_seen_in_any_batch_and_all_are_timed_from_then_on(folder):
+    sleep = waiting(time.sleep)
+    decode = timed(lambda index: index % 7, DECODING)
+
+    def get(index):
+        if index == 80 * 64:
+            sleep(0.02)
+        return decode(index)
+
+    parts = [event["parts"] for event in fetched(100, get, folder)]
+    assert [number for number, one in enumerate(parts) if WAITING in one] == [80]
+    assert parts[80][WAITING][0] >= 0.02 and sum(parts[80]["rest"]) < 0.02
+
+
 def test_a_wrapped_sleep_is_no_method_and_is_pickled_by_its_name(folder):
     injected.install()
     try:

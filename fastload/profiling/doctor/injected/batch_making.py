@@ -12,7 +12,7 @@ from typing import Any
 
 from .code_lines import OUTWARD, place_of
 from .event_file import clock, events, note_fault
-from .timed_calls import COLLATE, REST, WAITING, OpenFetch, Span, metering, thread, timed, waited_s
+from .timed_calls import COLLATE, DECODING, REST, WAITING, OpenFetch, Span, metering, thread, timed, waited_s
 from .worker_trial import turns, worker_id
 
 _MAX_TOP = 16  # slowest samples of a batch that are written down one by one
@@ -20,18 +20,60 @@ _LOOK_EVERY_S = 0.05
 _MOST_SEEN = 24  # lines and calls that are written down
 
 
+class _Detail:
+    """In which batches of one dataset each call is timed: the first ones, then as many as cost little time.
+
+    Timing many short calls would slow down the loop. Of the other batches the time of each sample and of each wait is
+    known; the rest is taken to have the shares of the last one with timed calls.
+    """
+
+    _cpu_only = frozenset({DECODING, COLLATE, REST})  # parts
+    _first = 4
+    _call_s, _sample_s = 4e-6, 1.2e-5  # that they take longer for being timed, on a slow machine
+    _share, _most = 0.01, 32  # of the time of making batches, that this may take; one of how many is timed at least
+
+    def __init__(self) -> None:
+        self._made, self._every = 0, 1
+        self._last = OpenFetch()
+        self._wall = self._cpu = 1.0
+
+    def due(self) -> bool:
+        """Whether calls are timed in the batch that begins."""
+        self._made += 1
+        return self._made <= self._first or self._made % self._every == 0
+
+    def learn(self, fetch: OpenFetch, others: dict[str, Any], taken: tuple[float, float, float]) -> None:
+        """Takes a batch with timed calls; calls are timed in each one if any waits, or other threads work for it."""
+        cost = self._call_s * fetch.calls + self._sample_s * len(fetch.samples)
+        is_simple = fetch.count and not others and self._cpu_only.issuperset(fetch.parts)
+        self._every = max(1, min(self._most, int(cost / (self._share * taken[0])))) if is_simple else 1
+        self._last, (self._wall, self._cpu, _) = fetch, taken
+
+    def divide(self, fetch: OpenFetch, taken: tuple[float, float, float]) -> None:
+        """Gives a batch without timed calls its parts; one that waited will be followed by one with timed calls."""
+        waited = fetch.parts.get(WAITING, (0.0, 0.0))
+        walls, cpus = (taken[0] - waited[0]) / max(self._wall, 1e-9), (taken[1] - waited[1]) / max(self._cpu, 1e-9)
+        parts = {part: [wall * walls, cpu * cpus] for part, (wall, cpu) in self._last.parts.items()}
+        fetch.parts = {**parts, **fetch.parts}
+        self._every = 1 if WAITING in fetch.parts else self._every
+        count = fetch.count / max(1, self._last.count)
+        fetch.decoded = [round(number * count) for number in self._last.decoded]
+
+
+_details: dict[int, _Detail] = {}  # by id() of the dataset
+
+
 class TimedDataset:
     """A map-style dataset for a fetcher: each sample is timed."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self.cheap = 0  # batches in a row whose samples are too short for more than one clock
 
     def __getitem__(self, index: Any) -> Any:
         fetch = thread.fetch
         if fetch is None:
             return self._dataset[index]
-        if self.cheap > 3:
+        if fetch.whole:
             begin = clock()
             sample = self._dataset[index]
             fetch.samples.append(clock() - begin)
@@ -66,7 +108,9 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
         metering.active = True
         turn = turns.wait(self)
         dataset = getattr(self, "dataset", None)
-        mine = thread.fetch = OpenFetch()
+        source = getattr(dataset, "_dataset", dataset) if type(dataset) is TimedDataset else dataset
+        detail = _details.setdefault(id(source), _Detail())
+        mine = thread.fetch = OpenFetch(whole=not detail.due())
         stack, thread.stack = thread.stack, [[0.0, 0.0]]
         with metering.guard:
             metering.h5_threads.clear()
@@ -85,12 +129,15 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
             turns.done(turn)
             inner = thread.stack[0]
             thread.fetch, thread.stack = None, stack
-            mine.add(REST, taken[0] - inner[0], taken[1] - inner[1])
             try:
-                events.write(_event(mine, before, span.begin, taken))
-                if type(dataset) is TimedDataset:
-                    is_cheap = mine.samples and sum(mine.samples) < 3e-5 * len(mine.samples)
-                    dataset.cheap = dataset.cheap + 1 if is_cheap else 0
+                if mine.whole:
+                    detail.divide(mine, taken)
+                else:
+                    mine.add(REST, taken[0] - inner[0], taken[1] - inner[1])
+                event = _event(mine, before, span.begin, taken)
+                events.write(event)
+                if not mine.whole:
+                    detail.learn(mine, event["others"], taken)
             except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
                 note_fault("fetch")
 

@@ -68,10 +68,11 @@ class OpenFetch:
 
     Of samples that were asked for at once, `at_once`: their number, and their seconds together. Of images that were
     decoded, `decoded`: their number, their heights and their widths together. `waits`: seconds by the user's line of
-    code that slept or waited for a socket.
+    code that slept or waited for a socket. Of one that is `whole` no calls are timed but waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
+        self.whole, self.calls = whole, 0  # timed ones
         self.parts: dict[str, list[float]] = {}
         self.samples: list[float] = []
         self.at_once = (0, 0.0)
@@ -79,10 +80,16 @@ class OpenFetch:
         self.waits: dict[str, float] = {}
         self.first_wait: tuple[float, float] | None = None  # when it began, and its seconds
 
+    @property
+    def count(self) -> int:
+        """Samples, if it is known."""
+        return len(self.samples) or self.at_once[0]
+
     def add(self, part: str, wall: float, cpu: float) -> None:
         total = self.parts.setdefault(part, [0.0, 0.0])
         total[0] += wall
         total[1] += cpu
+        self.calls += 1
 
 
 class ProcessTotals(OpenFetch):
@@ -140,7 +147,8 @@ def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def timed_call(*args: Any, **kwargs: Any) -> Any:
-        if not metering.active:
+        fetch = thread.fetch
+        if not metering.active or (fetch is not None and fetch.whole and part != WAITING):
             return call(*args, **kwargs)
         inner = [0.0, 0.0]
         stack = thread.stack
@@ -163,7 +171,7 @@ def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
                     own = H5 + "-filtered" if args[0].compression is not None else H5  # such a read decodes, too
                 except Exception:  # noqa: BLE001  # a closed file, another class
                     pass
-            (thread.fetch or metering).add(own, wall - inner[0], cpu - inner[1])
+            (fetch or metering).add(own, wall - inner[0], cpu - inner[1])
 
     timed_call.__fastload__ = call  # type: ignore[attr-defined]
     return timed_call
