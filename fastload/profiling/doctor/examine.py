@@ -33,6 +33,7 @@ _SAMPLE_EVERY_S = 0.25
 _SHOWN_STEPS = 4000
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
 _SLOWER = 1.05  # of a step, that is spoken of
+_LONG_S = 0.02  # of a pause; a longer one makes no difference
 _GOOD_PART = 0.1  # of a run, that a change to a loop that does not train has to save to be spoken of first
 
 
@@ -296,9 +297,14 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     if count:
         seen = replace(seen, decoded=(heights // count, widths // count))
     model = costs_of(demands).model
-    own_s = 0.0 if demands.on_device else model.own_s
+    made_s = statistics.fmean(batch.total_s for batch in model.batches)
     costs = measure_fastloader(
-        seen, own_s, model.own_cpus, transforms=not keeps and not demands.timed_device, layers=_layers(loader)
+        seen,
+        0.0 if demands.on_device else model.own_s,
+        model.own_cpus,
+        transforms=not keeps and not demands.timed_device,
+        layers=_layers(loader),
+        pause_s=0.0 if model.workers else min(made_s, _LONG_S),
     )
     if keeps:
         which = "; the dataset's own transforms are left"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.profiling.doctor.network_trial import Layer, LayersStep, torch_threads
+from fastload.profiling.doctor.network_trial import Layer, LayersStep, pause, torch_threads
 from fastload.profiling.verdict.demands import FastLoaderCosts, WorkerCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe
@@ -76,12 +76,18 @@ class ImagesSeen:
 
 
 def measure_fastloader(
-    seen: ImagesSeen, own_s: float, own_cpus: float, *, transforms: bool, layers: Sequence[Layer] = ()
+    seen: ImagesSeen,
+    own_s: float,
+    own_cpus: float,
+    *,
+    transforms: bool,
+    layers: Sequence[Layer] = (),
+    pause_s: float = 0.0,
 ) -> FastLoaderCosts:
     """Returns what a `FastLoader` takes for a batch, and how far it slows down steps that take `own_s` alone.
 
     In each step these `layers` run on so many CPUs for so long, of a small network if there are none; 0: the steps are
-    a device's, and none is tried.
+    a device's, and none is tried. Before each of them the loop is busy for `pause_s`, with making the batch itself.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -121,11 +127,13 @@ def measure_fastloader(
             if own_s:
                 with torch_threads(max(1, round(own_cpus))):
                     shape = (batch_size, seen.channels, *seen.size)
-                    costs = _beside_steps(loader, costs, LayersStep(layers, own_s, shape))
+                    costs = _beside_steps(loader, costs, LayersStep(layers, own_s, shape, pause_s), pause_s)
             return replace(costs, batch=Work(made_s / share))
 
 
-def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, step: Callable[[], None]) -> FastLoaderCosts:
+def _beside_steps(
+    loader: FastLoader, costs: FastLoaderCosts, step: Callable[[], None], pause_s: float
+) -> FastLoaderCosts:
     """Returns the costs with how far steps are slowed down, from steps with and without the loader, in turn."""
     cpus, probe = available_cpus(), Probe(time.perf_counter)
     next(loader.iterate(probe))
@@ -134,12 +142,12 @@ def _beside_steps(loader: FastLoader, costs: FastLoaderCosts, step: Callable[[],
     end_s = time.perf_counter() + _MOST_SECONDS
     while not slower or (len(slower) < _ROUNDS and time.perf_counter() < end_s):
         _until_idle()  # it has read ahead
-        running_s, begun_s = time.process_time(), time.perf_counter()
-        alone_s.append(_mean_step_s(step, itertools.repeat(None), _SECONDS / 4))
-        own_cpus.append((time.process_time() - running_s) / (time.perf_counter() - begun_s))
+        step_s, running_s = _mean_step_s(step, itertools.repeat(None), _SECONDS / 4, pause_s)
+        alone_s.append(step_s)
+        own_cpus.append(running_s / step_s)
         for _ in range(probe.worker_info.ahead):  # these cost nothing now
             next(batches)
-        slower.append(_mean_step_s(step, batches, _SECONDS / 2) / alone_s[-1])
+        slower.append(_mean_step_s(step, batches, _SECONDS / 2)[0] / step_s)
     usual_s = statistics.median(alone_s)
     cpus_used = min(float(cpus), statistics.median(own_cpus))
     return costs.fitted(statistics.median(slower) * usual_s, usual_s, cpus_used, cpus)
@@ -160,13 +168,19 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def _mean_step_s(step: Callable[[], None], batches: Iterator[Any], seconds: float) -> float:
-    begun_s, count = time.perf_counter(), 0
-    while time.perf_counter() - begun_s < seconds or not count:
+def _mean_step_s(
+    step: Callable[[], None], batches: Iterator[Any], seconds: float, pause_s: float = 0.0
+) -> tuple[float, float]:
+    """Returns the mean seconds of a step with its batch, without the pauses before, and its CPU seconds."""
+    end_s, count, taken_s, running_s = time.perf_counter() + seconds, 0, 0.0, 0.0
+    while time.perf_counter() < end_s or not count:
+        begun_s, used_s = pause(pause_s), time.process_time()
         next(batches)
         step()
+        taken_s += time.perf_counter() - begun_s
+        running_s += time.process_time() - used_s
         count += 1
-    return (time.perf_counter() - begun_s) / count
+    return taken_s / count, running_s / count
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:

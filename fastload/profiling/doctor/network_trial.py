@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 _SECONDS = 5.0  # that all layers may take together
 _ROUNDS, _WARM_UP = 3, 1
-_SMALL, _FEW = 32, 1000
+_SMALL = 32
 _WITH_FORMAT = 4  # dimensions of what has a memory format
 _MOST_S = _SECONDS / 2 / (_ROUNDS + _WARM_UP)  # of a step; of a longer one a part of its batch is tried
 
@@ -59,22 +59,24 @@ def usual_layers(shape: tuple[int, int, int, int]) -> tuple[Layer, ...]:
 
 
 class LayersStep:
-    """A training step that takes about so long: layers one after another, forward and backward, then small operations.
+    """A training step that takes about so long after a pause: layers one after another, then steps of a small network.
 
-    Without layers those of a small network run again and again, so that all of the step is like them.
+    The pause is what the loop does meanwhile, and from which a step begins with cold caches and sleeping threads. The
+    layers run forward and backward. Without any, those of a small network for images run again and again, so that all
+    of the step is like them.
     """
 
-    def __init__(self, layers: Sequence[Layer], seconds: float, shape: tuple[int, int, int, int]) -> None:
-        import torch
-
-        share, self._rounds, self._small = min(1.0, _MOST_S / max(seconds, 1e-9)), 1, 0
+    def __init__(
+        self, layers: Sequence[Layer], seconds: float, shape: tuple[int, int, int, int], pause_s: float = 0.0
+    ) -> None:
+        share, self._rounds, self._more = min(1.0, _MOST_S / max(seconds, 1e-9)), 1, 0
         self._calls = _calls_of(layers or usual_layers(shape), share)
-        self._numbers = torch.zeros(_SMALL)
-        took_s = _least_s(self)
+        self._small_step = _small_step()
+        took_s = _least_s(self, pause_s)
         if took_s > seconds:
             self._calls = _calls_of(layers or usual_layers(shape), share * seconds / took_s)
         elif layers and share == 1:
-            self._small = round((seconds - took_s) / _least_s(lambda: self._operate(_FEW)) * _FEW)
+            self._more = round((seconds - took_s) / _least_s(self._small_step))
         else:
             self._rounds = round(seconds / took_s)
 
@@ -83,11 +85,24 @@ class LayersStep:
             for call, count in self._calls:
                 for _ in range(count):
                     call()
-        self._operate(self._small)
+        for _ in range(self._more):
+            self._small_step()
 
-    def _operate(self, count: int) -> None:
-        for _ in range(count):  # each by one thread
-            self._numbers.add_(1.0)
+
+def _small_step() -> Callable[[], None]:
+    """Returns a training step that one thread takes in less than a millisecond: much Python, little arithmetic."""
+    import torch
+
+    network = torch.nn.Sequential(torch.nn.Linear(_SMALL, _SMALL), torch.nn.ReLU(), torch.nn.Linear(_SMALL, _SMALL))
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    samples, labels = torch.rand(_SMALL // 2, _SMALL), torch.zeros(_SMALL // 2, dtype=torch.long)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(samples), labels).backward()
+        optimizer.step()
+
+    return step
 
 
 def _calls_of(layers: Sequence[Layer], share: float) -> list[tuple[Callable[[], None], int]]:
@@ -153,11 +168,19 @@ def _called(layer: Layer, images: torch.Tensor) -> Callable[[], None]:
     return call
 
 
-def _least_s(call: Callable[[], Any]) -> float:
-    """Returns the seconds of the shortest of a few calls."""
+def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:
+    """Returns the seconds of the shortest of a few calls, each after a pause."""
     taken_s = []
     for _ in range(_WARM_UP + _ROUNDS):
-        begun_s = time.perf_counter()
+        begun_s = pause(pause_s)
         call()
         taken_s.append(time.perf_counter() - begun_s)
     return min(taken_s[_WARM_UP:])
+
+
+def pause(seconds: float) -> float:
+    """Keeps the calling thread busy for so long, and returns the time then."""
+    end_s = time.perf_counter() + seconds
+    while (now_s := time.perf_counter()) < end_s:
+        pass
+    return now_s

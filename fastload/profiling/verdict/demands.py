@@ -47,7 +47,9 @@ class FastLoaderCosts:
 
     batch: Work  # to make one, with the machine for itself
     start_s: float = 0.0  # until it begins on the first batch
-    slows: float = 1.0  # how many times as long a step takes while its threads run, CPUs shared in proportion left out
+    # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps
+    # come after pauses, from which they begin with cold caches, and would come one after another.
+    slows: float = 1.0
 
     def loop(self, own_s: float, own_cpus: float, cpus: int) -> LoopModel:
         """Returns a long epoch over it, of steps that take so long alone, on so many CPUs."""
@@ -64,7 +66,7 @@ class FastLoaderCosts:
 
     def fitted(self, step_s: float, own_s: float, own_cpus: float, cpus: int) -> FastLoaderCosts:
         """Returns these with the slowdown by which such a step takes `step_s`."""
-        low, high = 1.0, _MOST_SLOWER
+        low, high = _LEAST_SLOWER, _MOST_SLOWER
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             if replace(self, slows=middle).loop(own_s, own_cpus, cpus).played().step_s < step_s:
@@ -74,7 +76,7 @@ class FastLoaderCosts:
         return replace(self, slows=low)
 
 
-_MOST_SLOWER, _HALVINGS = 4.0, 9
+_LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 4.0, 9
 _LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory, nor saved by another memory format
 
 

@@ -27,10 +27,10 @@ def shorter(monkeypatch):
 ])  # fmt: skip
 @pytest.mark.parametrize("own_s", [0.0, 0.002])
 def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
-    costs = measure_fastloader(seen, own_s, 1.0, transforms=True)
+    costs = measure_fastloader(seen, own_s, 1.0, transforms=True, pause_s=0.001)
     assert costs.batch.running_s > 0
     assert costs.start_s >= 0
-    assert costs.slows >= 1
+    assert costs.slows >= 0.5
 
 
 def test_the_step_beside_it_uses_as_many_threads_as_the_loop_does_and_torch_gets_its_own_number_back(monkeypatch):

@@ -107,7 +107,7 @@ def test_layers_are_tried_in_both_formats_with_as_many_threads_as_the_step(recor
     images, seen, before = torch.rand(4, 3, 16, 16), [], torch.get_num_threads()
     layers = recorded(images, lambda: NETWORK(images).sum().backward())
 
-    def least_s(call):
+    def least_s(call, pause_s=0.0):
         call()
         seen.append(torch.get_num_threads())
         return 1.0
@@ -126,17 +126,18 @@ def test_layers_are_tried_in_both_formats_with_as_many_threads_as_the_step(recor
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("seconds", [10.0, 2.0, 0.25])
 def test_a_step_of_layers_takes_about_so_long(recorded, monkeypatch, known, seconds):
-    """Of layers that take a second: again and again, with small operations after, or of a part of the batch."""
+    """Of layers that take a second: again and again, with steps of a small network after, or of a part of the batch."""
     images = torch.rand(4, 3, 16, 16)
     layers = recorded(images, lambda: NETWORK(images).sum().backward()) if known else ()
     batches = []
     called = network_trial._called
     monkeypatch.setattr(network_trial, "_called", lambda one, made: (batches.append(len(made)), called(one, made))[1])
     monkeypatch.setattr(network_trial, "_MOST_S", 5.0)
-    monkeypatch.setattr(network_trial, "_least_s", lambda call: (call(), 1.0)[1])
-    step = LayersStep(layers, seconds, tuple(images.shape))
+    pauses = []
+    monkeypatch.setattr(network_trial, "_least_s", lambda call, pause_s=0.0: (call(), pauses.append(pause_s), 1.0)[2])
+    step = LayersStep(layers, seconds, tuple(images.shape), 0.003)
     step()
     assert batches[-1] == {10.0: 2, 2.0: 4, 0.25: 1}[seconds]
-    small = round((seconds - 1) * network_trial._FEW) if known and seconds == 2.0 else 0
-    assert (step._rounds, step._small) == (1 if small or seconds < 1 else round(seconds), small)
-    assert step._numbers[0] == (network_trial._FEW + small if small else 0)
+    more = 1 if known and seconds == 2.0 else 0
+    assert (step._rounds, step._more) == (1 if more or seconds < 1 else round(seconds), more)
+    assert pauses == [0.003, 0.0][: 1 + more], "a small step comes right after the layers"
