@@ -34,7 +34,9 @@ _SHOWN_STEPS = 4000
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
 _SLOWER = 1.05  # of a step, that is spoken of
 _LONG_S = 0.02  # of a pause; a longer one makes no difference
-_GOOD_PART = 0.1  # of a run, that a change to a loop that does not train has to save to be spoken of first
+# What a change to a loop that does not train has to save to be spoken of first: a part of the run, and so many times what
+# the change to the one that trains would save.
+_GOOD_PART, _CLEARLY = 0.1, 1.5
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Recording:
     ) -> tuple[LoaderRecord, Demands, list[str], list[Lane]]:
         """Returns the loop to judge, what it asks, and where the other time of the run went, in words and to be drawn.
 
-        That is `loader`'s, unless the first change to another one saves more of the run, and a good part of it.
+        That is `loader`'s, unless the first change to another one saves clearly more of the run, and a good part of it.
         """
         loops = [loader, *(one for one in self.records.loaders if one.process is loader.process and one is not loader)]
         calls = self.records.calls.get(loader.process["pid"], ())
@@ -140,7 +142,7 @@ class Recording:
         chosen = max(judged, key=lambda one: (judged[one][3], one is loader))
         # What loops would gain that ran beside other programs is not known.
         is_held = judged[loader][1].cause == OTHER_PROGRAMS
-        if is_held or judged[chosen][3] < _GOOD_PART * course.total_s:
+        if is_held or judged[chosen][3] < max(_GOOD_PART * course.total_s, _CLEARLY * judged[loader][3]):
             chosen = loader
         lines = course.described()
         for one, (_, verdict, share, _) in judged.items():

@@ -99,7 +99,7 @@ def _small_step() -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(samples), labels).backward()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(network(samples), labels))
         optimizer.step()
 
     return step
