@@ -34,8 +34,8 @@ _SHOWN_STEPS = 4000
 _OTHER_LOOP = 0.05  # of a run; a loop of less is not spoken of
 _SLOWER = 1.05  # of a step, that is spoken of
 _LONG_S = 0.02  # of a pause; a longer one makes no difference
-# What a change to a loop that does not train has to save to be spoken of first: a part of the run, and so many times what
-# the change to the one that trains would save.
+# What a change to a loop that does not train has to save to be spoken of first: a part of the run, and so many times
+# what the change to the one that trains would save.
 _GOOD_PART, _CLEARLY = 0.1, 1.5
 
 
