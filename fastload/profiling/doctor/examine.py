@@ -18,7 +18,7 @@ from fastload.profiling.doctor.loader_records import LoaderRecord, Records
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import keeps_transform
-from fastload.profiling.doctor.network_trial import Layer, has_format, measure_formats
+from fastload.profiling.doctor.step_trial import measure_formats
 from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
 from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
@@ -234,7 +234,7 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     if demands.is_fastload or verdict.cause == OTHER_PROGRAMS:
         return verdict
     trials = {
-        "the network's layers": _with_format_trial,
+        "its step": _with_format_trial,
         "a worker": _with_worker_trial,
         "batches of one tensor": _with_one_tensor_trial,
         "FastLoader": _with_fastloader_trial,
@@ -252,19 +252,15 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
     return verdict
 
 
-def _layers(loader: LoaderRecord) -> list[Layer]:
-    return [Layer(**layer) for layer in loader.layers]
-
-
 def _with_format_trial(demands: Demands, loader: LoaderRecord) -> Demands:
-    """Returns the demands with what the network costs by the memory format of its images, where it works on CPUs."""
-    if demands.on_device or not has_format(_layers(loader)):
-        return demands
+    """Returns the demands with what a step costs by the memory format of its images, where it works on CPUs."""
     model = costs_of(demands).model
-    costs = measure_formats(_layers(loader), model.own_s, model.own_cpus)
+    costs = measure_formats(loader.recorded, model.own_s, model.own_cpus) if loader.recorded is not None else None
+    if costs is None:
+        return demands
     note = (
-        f"a trial here: the network's layers take {seconds_text(costs.contiguous_s)} a step for images that lie as in "
-        f"these batches, {seconds_text(costs.channels_last_s)} for images in channels_last memory"
+        f"a trial here: the operations of a step take {seconds_text(costs.contiguous_s)} with images that lie as in "
+        f"these batches, {seconds_text(costs.channels_last_s)} with images in channels_last memory"
     )
     return replace(demands, by_format=costs, notes=(*demands.notes, note))
 
@@ -305,7 +301,7 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         0.0 if demands.on_device else model.own_s,
         model.own_cpus,
         transforms=not keeps and not demands.timed_device,
-        layers=_layers(loader),
+        recorded=loader.recorded,
         pause_s=0.0 if model.workers else min(made_s, _LONG_S),
     )
     if keeps:

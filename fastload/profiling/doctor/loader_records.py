@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fastload.profiling.doctor.in_a_row import InARow, StepRecord
+from fastload.profiling.doctor.step_trial import Recorded
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
 from fastload.timing.results import WAITING, BatchWork, Step, Work
@@ -180,7 +181,7 @@ class LoaderRecord:
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
     sizes: tuple[int, ...] = ()  # in bytes, of all tensors in it
-    layers: tuple[Event, ...] = ()  # that a step called, as in `network_trial.Layer`
+    recorded: Recorded | None = None  # one of its steps
     inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
     in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
     num_nexts: int = 0  # batches that the loop got
@@ -330,8 +331,8 @@ class _File:
             loader.facts |= found | {"batch_size": loader.facts["batch_size"] or found["batch_size"]}
         elif kind == "trains":
             loader.trains = True
-        elif kind == "layers":
-            loader.layers = tuple(event["layers"])
+        elif kind == "operations":
+            loader.recorded = Recorded(event["tensors"], event["operations"], event["images"])
         elif kind == "shape":
             shape = tuple(map(int, event["shape"]))
             loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])

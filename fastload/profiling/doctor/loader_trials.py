@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.profiling.doctor.network_trial import Layer, LayersStep, pause, torch_threads
+from fastload.profiling.doctor.step_trial import Recorded, TrialStep, pause, torch_threads
 from fastload.profiling.verdict.demands import FastLoaderCosts, WorkerCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe
@@ -81,13 +81,14 @@ def measure_fastloader(
     own_cpus: float,
     *,
     transforms: bool,
-    layers: Sequence[Layer] = (),
+    recorded: Recorded | None = None,
     pause_s: float = 0.0,
 ) -> FastLoaderCosts:
     """Returns what a `FastLoader` takes for a batch, and how far it slows down steps that take `own_s` alone.
 
-    In each step these `layers` run on so many CPUs for so long, of a small network if there are none; 0: the steps are
-    a device's, and none is tried. Before each of them the loop is busy for `pause_s`, with making the batch itself.
+    These steps, which have so many CPUs, are a recorded one played again, or of a small network if there is none; 0:
+    they are a device's, and none is tried. Before each of them the loop is busy for `pause_s`, with making the batch
+    itself.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -127,7 +128,9 @@ def measure_fastloader(
             if own_s:
                 with torch_threads(max(1, round(own_cpus))):
                     shape = (batch_size, seen.channels, *seen.size)
-                    costs = _beside_steps(loader, costs, LayersStep(layers, own_s, shape, pause_s), pause_s)
+                    costs = _beside_steps(
+                        loader, costs, TrialStep(recorded if share == 1 else None, own_s, shape, pause_s), pause_s
+                    )
             return replace(costs, batch=Work(made_s / share))
 
 

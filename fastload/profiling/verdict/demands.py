@@ -34,7 +34,7 @@ class WorkerCosts:
 
 @dataclass(frozen=True)
 class FormatCosts:
-    """What the layers of a network cost in a step on the CPUs, by the memory format of the images, in seconds."""
+    """What the operations of a step on the CPUs cost, by the memory format of the images, in seconds."""
 
     contiguous_s: float
     channels_last_s: float
@@ -243,7 +243,7 @@ class Costs:
         costs = demands.by_format
         if costs is None or costs.contiguous_s <= 0:
             return 0.0
-        # One by one, layers may take longer than in the step of which they are a part.
+        # Played again, they may take longer.
         part = min(1.0, self.model.own_s / costs.contiguous_s)
         return min(part * (costs.contiguous_s - costs.channels_last_s), (1 - _LEAST_OWN) * self.model.own_s)
 

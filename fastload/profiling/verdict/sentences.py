@@ -79,7 +79,7 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
         name = "workers" if demands.is_fastload else "num_workers"
         return f"{name}={workers} instead of {demands.workers}"
     if cause == "compute":
-        return "bring each batch's images into channels_last memory, in which this network's layers take less time"
+        return "bring each batch's images into channels_last memory, in which this network takes less time"
     if cause == "worker start-up" and len(demands.startups_s) == 1:
         return "make it cheaper: import less in the script that workers import again, or judge a longer run"
     if cause == "hand-over" and demands.as_one_tensor is not None and demands.tensors > 1:

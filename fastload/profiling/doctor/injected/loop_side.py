@@ -17,7 +17,7 @@ from .code_lines import is_packaged
 from .copies import copied_in, gpu, moved, time_copy
 from .dataset_facts import facts_of
 from .event_file import clock, events, note_fault
-from .network_layers import LayerRecorder
+from .step_operations import StepRecorder
 from .timed_calls import Span, metering, thread, waited_s
 from .worker_trial import WorkerTrial, worker_id
 
@@ -50,8 +50,8 @@ class LoaderState:
         self.probe: Any = None  # records what a FastLoader reports of its batches
         self.shape: tuple[int, ...] = ()  # of the first batch's images
         self.trains = False  # whether a step of its loop ran backward
-        self.recorder: LayerRecorder | None = None  # of the layers that this step calls
-        self.knows_layers = False
+        self.recorder: StepRecorder | None = None  # of this step's operations
+        self.has_recorded = False
         self.passes = 0  # epochs that began
         self.is_open = False  # whether one of them has not come to its end
         self.inner = 0  # batches that it took from a loader within it
@@ -93,7 +93,7 @@ class LoaderState:
         """Records that an epoch's iterator was made, from `begin` on."""
         self.passes += 1
         self.is_open, self.returned = True, 0.0
-        self.end_layers()  # that step may have been left by break
+        self.end_recording(whole=False)  # that step may have been left by break
         pids = [worker.pid for worker in workers or ()]
         events.write({"e": "iter", "id": self.id, "t": begin, "s": clock() - begin, "pids": pids})
 
@@ -125,7 +125,7 @@ class LoaderState:
 
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
-        self.end_layers()
+        self.end_recording(whole=True)
         epochs, nexts, next_s = self.seen
         if not self.returned or self.epochs != epochs or self.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
@@ -158,18 +158,18 @@ class LoaderState:
             "e": "shape", "id": self.id, "shape": images, "dtype": dtype, "bytes": sizes, "masks": has_masks,
         })  # fmt: skip
 
-    def record_layers(self, batch: Any) -> None:
-        """Records the layers that are called in one step of a loop that trains."""
-        if self.trains and not self.knows_layers:
-            self.knows_layers = True
+    def record_step(self, batch: Any) -> None:
+        """Records one step of a loop that trains."""
+        if self.trains and not self.has_recorded:
+            self.has_recorded = True
             images = [thing for thing in _parts(batch) if len(getattr(thing, "shape", ())) == 4]
-            self.recorder = LayerRecorder.of(self.id, images[0]) if images else None
+            self.recorder = StepRecorder.of(self.id, images[0]) if images else None
 
-    def end_layers(self) -> None:
-        """Writes down the layers of the step that is over, if they were recorded."""
+    def end_recording(self, *, whole: bool) -> None:
+        """Writes down the step that is over, if it was recorded, and is a whole one."""
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
-            recorder.end()
+            recorder.end(whole=whole)
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
@@ -349,7 +349,7 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
             state.trial.step_begins(state.id, now, wait)
         if not state.shape:
             state.note_shape(batch)
-        state.record_layers(batch)
+        state.record_step(batch)
         state.step_begins()
     except Exception:  # noqa: BLE001  # the batch is whole, and the script must get it
         note_fault("next")

@@ -1,0 +1,115 @@
+"""The operations of torch that one training step on the CPUs consists of, so that it can be played again elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from .event_file import events, note_fault
+
+_MOST = 20_000  # operations; a step of more is not recorded
+_SKIPPED = ("profiler.",)  # namespaces of what computes nothing
+_BY_NAME = ("dtype", "device", "layout", "memory_format")  # types of torch that are written down as names
+
+
+class StepRecorder:
+    """Records each operation that the calling thread gives to torch: its name, its arguments, the tensors between.
+
+    Of tensors only shape, dtype and strides are kept. What was recorded of a step that the loop left is dropped.
+    """
+
+    def __init__(self, loader: int, images: Any) -> None:
+        self._loader = loader
+        self._operations: list[Any] = []
+        self._tensors: list[Any] = []  # [shape, dtype, strides] of each, once for each operation that returned it
+        self._known: dict[Any, int] = {}  # the latest number of the tensor that lies at an address in such a way
+        self._failed = False
+        self._images = self._number_of(images)
+        self._mode = _mode_class()(self)
+        self._mode.__enter__()
+
+    @staticmethod
+    def of(loader: int, images: Any) -> StepRecorder | None:
+        """Returns the recorder of a step with such images; None where their memory format changes nothing."""
+        torch = sys.modules["torch"]
+        if not isinstance(images, torch.Tensor) or images.ndim != 4:
+            return None
+        if images.device.type != "cpu" or not images.is_contiguous():
+            return None
+        if getattr(sys.modules.get("torch._dynamo.utils"), "counters", None):
+            return None  # it would be compiled again
+        return StepRecorder(loader, images)
+
+    def end(self, *, whole: bool) -> None:
+        """Records no more; writes down what there is of a `whole` step."""
+        current = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode()
+        if current is not self._mode:  # the script has entered one of its own, and not left it
+            self._failed = True
+            return
+        self._mode.__exit__(None, None, None)
+        if whole and not self._failed:
+            events.write({
+                "e": "operations", "id": self._loader, "images": self._images,
+                "tensors": self._tensors, "operations": self._operations,
+            })  # fmt: skip
+
+    def note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Takes one operation; with a failure recording is over."""
+        name = str(function)
+        if self._failed or name.startswith(_SKIPPED):
+            return
+        try:
+            given = self._plain(args), self._plain(kwargs)
+            results = result if isinstance(result, (list, tuple)) else [result]
+            returned = [self._number_of(one, new=True) if hasattr(one, "data_ptr") else None for one in results]
+            self._operations.append([name, *given, returned])
+            self._failed = len(self._operations) > _MOST
+        except Exception:  # noqa: BLE001  # a tensor of another kind, without an address
+            note_fault("operations")
+            self._failed = True
+        if self._failed:
+            self._operations, self._tensors, self._known = [], [], {}
+
+    def _plain(self, value: Any) -> Any:
+        """Returns an argument as JSON has it; tensors as {"tensor": number}."""
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [self._plain(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self._plain(one) for name, one in value.items()}
+        if hasattr(value, "data_ptr"):
+            return {"tensor": self._number_of(value)}
+        if type(value).__name__ in _BY_NAME:
+            return {type(value).__name__: str(value).replace("torch.", "")}
+        raise TypeError(f"an argument of type {type(value).__name__}")
+
+    def _number_of(self, tensor: Any, *, new: bool = False) -> int:
+        shape, dtype, strides = list(tensor.shape), str(tensor.dtype).replace("torch.", ""), list(tensor.stride())
+        place = tensor.data_ptr(), tuple(shape), dtype, tuple(strides)
+        if new or place not in self._known:
+            self._known[place] = len(self._tensors)
+            self._tensors.append([shape, dtype, strides])
+        return self._known[place]
+
+
+_modes: list[Any] = []
+
+
+def _mode_class() -> Any:
+    """Returns the class of torch's mode that hands each operation to a recorder; torch is there by then."""
+    if not _modes:
+
+        class Mode(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):  # type: ignore[misc]
+            def __init__(self, recorder: StepRecorder) -> None:
+                super().__init__()
+                self._recorder = recorder
+
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = function(*args, **(kwargs or {}))
+                self._recorder.note(function, args, kwargs or {}, result)
+                return result
+
+        _modes.append(Mode)
+    return _modes[0]

@@ -1,0 +1,246 @@
+"""Plays a script's training step again on this machine's CPUs, to try it beside other work, or in other formats."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastload.profiling.verdict.demands import FormatCosts
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    import torch
+
+_ROUNDS, _WARM_UP = 3, 1
+_LONGEST_S = 3.0  # of a step that is played again
+_SMALL = 32
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A step, as `injected.step_operations` wrote it down.
+
+    Attributes:
+        tensors: shape, dtype and strides of each.
+        operations: name, arguments by position and by name, and the tensors that it returned, None where a result is
+            none.
+        images: which of the tensors holds the batch's images.
+    """
+
+    tensors: Sequence[tuple[Sequence[int], str, Sequence[int]]]
+    operations: Sequence[tuple[str, Sequence[Any], Mapping[str, Any], Sequence[int | None]]]
+    images: int
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Lets torch use so many threads for a step, as the loop's does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Replay:
+    """A recorded step over tensors with random contents; call it to run all its operations.
+
+    What an operation returned is given to those that took it, so that memory formats go through the step as they do in
+    the script. An operation that does not exist here, or fails, is left out, with random results.
+    """
+
+    def __init__(self, recorded: Recorded, *, channels_last: bool = False) -> None:
+        import torch
+
+        self._recorded = recorded
+        self._given: dict[int, torch.Tensor] = {}  # those that no operation returned
+        self._calls: list[tuple[Callable[..., Any], Any, Any, Sequence[int | None], list[int]]] = []
+        uses = [[*_numbers_in([args, kwargs]), *returned] for _, args, kwargs, returned in recorded.operations]
+        last_use = {number: position for position, numbers in enumerate(uses) for number in numbers}
+        unused: list[list[int]] = [[] for _ in uses]  # from there on
+        for number, position in last_use.items():
+            if number is not None:
+                unused[position].append(number)
+        images = self._made(recorded.images)
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        self._given[recorded.images] = images
+        values = dict(self._given)
+        for position, (name, args, kwargs, returned) in enumerate(recorded.operations):
+            for number in _numbers_in([args, kwargs]):
+                if number not in values:
+                    values[number] = self._given[number] = self._made(number)
+            for function in _functions(name):
+                with suppress(Exception):  # whatever an operation of another version does not take
+                    given = args[:2] if function is torch.reshape else args
+                    self._take(values, returned, function(*_filled(given, values), **_filled(kwargs, values)))
+                    self._calls.append((function, given, kwargs, returned, unused[position]))
+                    break
+            else:
+                for number in returned:
+                    if number is not None:
+                        values[number] = self._given[number] = self._made(number)
+            for number in unused[position]:
+                values.pop(number, None)
+
+    def __call__(self) -> None:
+        values = dict(self._given)
+        for function, args, kwargs, returned, unused in self._calls:
+            self._take(values, returned, function(*_filled(args, values), **_filled(kwargs, values)))
+            for number in unused:
+                values.pop(number, None)
+
+    @staticmethod
+    def _take(values: dict[int, torch.Tensor], returned: Sequence[int | None], result: Any) -> None:
+        results = result if isinstance(result, (list, tuple)) else [result]
+        for number, one in zip(returned, results, strict=True):
+            if number is not None:
+                values[number] = one
+
+    def _made(self, number: int) -> torch.Tensor:
+        """Returns a tensor with random numbers that neither grow nor vanish from layer to layer, or with zeros."""
+        import torch
+
+        shape, dtype, strides = self._recorded.tensors[number]
+        made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+        if 0 in strides or not made.is_floating_point():
+            return torch.zeros(tuple(shape), dtype=made.dtype)
+        bound = math.sqrt(6 / max(1, math.prod(shape[1:]))) if len(shape) > 1 else 1.0
+        return made.uniform_(-bound, bound)
+
+
+def _functions(name: str) -> Iterator[Callable[..., Any]]:
+    """Yields the operation of a name such as `aten.add.Tensor`, then what does the same for more memory formats."""
+    import torch
+
+    found: Any = torch.ops
+    with suppress(AttributeError):
+        for word in name.split("."):
+            found = getattr(found, word)
+        yield found
+    if name.startswith(("aten.view.", "aten._unsafe_view.")):
+        yield torch.reshape
+
+
+def _numbers_in(value: Any) -> list[int]:
+    if isinstance(value, Mapping):
+        if "tensor" in value:
+            return [value["tensor"]]
+        value = list(value.values())
+    return [number for one in value for number in _numbers_in(one)] if isinstance(value, (list, tuple)) else []
+
+
+def _filled(value: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    """Returns an argument as the operation takes it."""
+    if isinstance(value, Mapping):
+        if "tensor" in value:
+            return values[value["tensor"]]
+        import torch
+
+        for kind in ("dtype", "layout", "memory_format"):
+            if kind in value and isinstance(value[kind], str):
+                return getattr(torch, value[kind])
+        if isinstance(value.get("device"), str):
+            return torch.device(value["device"])
+        return {name: _filled(one, values) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_filled(one, values) for one in value]
+    return value
+
+
+class TrialStep:
+    """A training step that takes about so long after a pause: a recorded one, then steps of a small network.
+
+    The pause is what the loop does meanwhile, and from which a step begins with cold caches and sleeping threads. Where
+    none is recorded, or is a part of it, steps of a small network for such images take its place.
+    """
+
+    def __init__(
+        self, recorded: Recorded | None, seconds: float, shape: tuple[int, int, int, int], pause_s: float = 0.0
+    ) -> None:
+        self._rounds, self._more = 1, 0
+        self._small_step = _step_of_vectors()
+        if recorded is not None and seconds <= _LONGEST_S:
+            self._step: Callable[[], None] = Replay(recorded)
+            self._more = round(max(0.0, seconds - _least_s(self._step, pause_s)) / _least_s(self._small_step))
+        else:
+            self._step = _step_of_images(shape)
+            self._rounds = max(1, round(seconds / _least_s(self._step, pause_s)))
+
+    def __call__(self) -> None:
+        for _ in range(self._rounds):
+            self._step()
+        for _ in range(self._more):
+            self._small_step()
+
+
+def _step_of_vectors() -> Callable[[], None]:
+    """Returns a training step that one thread takes in less than a millisecond: much Python, little arithmetic."""
+    import torch
+
+    network = torch.nn.Sequential(torch.nn.Linear(_SMALL, _SMALL), torch.nn.ReLU(), torch.nn.Linear(_SMALL, _SMALL))
+    return _training(network, torch.rand(_SMALL // 2, _SMALL))
+
+
+def _step_of_images(shape: tuple[int, int, int, int]) -> Callable[[], None]:
+    """Returns a training step of a small network for images (B, C, H, W)."""
+    import torch
+    from torch import nn
+
+    stride = 4 if min(shape[2:]) > _SMALL else 1
+    first, then = nn.Conv2d(shape[1], 8, 5, stride, 2), nn.Conv2d(8, 16, 3, 2, 1)
+    return _training(nn.Sequential(first, nn.ReLU(), then, nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.rand(shape))
+
+
+def _training(network: torch.nn.Module, samples: torch.Tensor) -> Callable[[], None]:
+    import torch
+
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    labels = torch.zeros(len(samples), dtype=torch.long)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(network(samples), labels))
+        optimizer.step()
+
+    return step
+
+
+def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> FormatCosts | None:
+    """Returns what a recorded step of `own_s`, that has so many CPUs, costs by memory format of its images.
+
+    None for one that takes too long to be played again.
+    """
+    import torch
+
+    if own_s > _LONGEST_S:
+        return None
+    with torch_threads(max(1, round(own_cpus))):
+        contiguous_s, channels_last_s = (_least_s(Replay(recorded, channels_last=last)) for last in (False, True))
+        images = torch.rand(tuple(recorded.tensors[recorded.images][0]))
+        convert_s = _least_s(lambda: images.contiguous(memory_format=torch.channels_last))
+    return FormatCosts(contiguous_s, channels_last_s, convert_s)
+
+
+def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:
+    """Returns the seconds of the shortest of a few calls, each after a pause."""
+    taken_s = []
+    for _ in range(_WARM_UP + _ROUNDS):
+        begun_s = pause(pause_s)
+        call()
+        taken_s.append(time.perf_counter() - begun_s)
+    return min(taken_s[_WARM_UP:])
+
+
+def pause(seconds: float) -> float:
+    """Keeps the calling thread busy for so long, and returns the time then."""
+    end_s = time.perf_counter() + seconds
+    while (now_s := time.perf_counter()) < end_s:
+        pass
+    return now_s

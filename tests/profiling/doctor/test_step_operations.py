@@ -1,0 +1,202 @@
+"""What a training step does is recorded as operations of torch, and played again with other tensors."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from fastload.profiling.doctor import injected, step_trial
+from fastload.profiling.doctor.injected import step_operations
+from fastload.profiling.doctor.injected.step_operations import StepRecorder
+from fastload.profiling.doctor.step_trial import Recorded, Replay, TrialStep, measure_formats
+
+
+class Shuffling(nn.Module):
+    """Rearranges channels, as ShuffleNet does: what comes of it lies in no memory format."""
+
+    def forward(self, images):
+        batch, channels, height, width = images.shape
+        return images.view(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(images.shape)
+
+
+NETWORK = nn.Sequential(
+    nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), Shuffling(),
+    nn.Conv2d(8, 8, 3, padding="same", groups=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.1), nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(), nn.Linear(8, 2),
+)  # fmt: skip
+IMAGES = torch.rand(4, 3, 16, 16)
+
+
+def train(images=IMAGES):
+    optimizer = torch.optim.AdamW(NETWORK.parameters(), lr=1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = nn.functional.cross_entropy(NETWORK((images - 0.5) / 0.25), torch.tensor([0, 1, 0, 1]))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def events_of(folder, kind="operations"):
+    lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return [line for line in lines if line["e"] == kind]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Runs a step, and returns what was recorded of it, None if nothing was."""
+    before = injected.record_into(str(tmp_path))
+
+    def record(step, images=IMAGES, *, whole=True):
+        recorder = StepRecorder.of(7, images)
+        if recorder is None:
+            return None
+        step()
+        recorder.end(whole=whole)
+        found = events_of(tmp_path)
+        return Recorded(found[-1]["tensors"], found[-1]["operations"], found[-1]["images"]) if found else None
+
+    yield record
+    injected.record_into(before)
+
+
+class Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.seen.append((str(function), [list(one.shape) for one in args if isinstance(one, torch.Tensor)]))
+        return result
+
+
+def test_a_step_is_played_again_operation_by_operation(recorded):
+    found = recorded(train)
+    assert _get_current_dispatch_mode() is None and found.tensors[found.images][0] == [4, 3, 16, 16]
+    replay = Replay(found)
+    with Names() as script:
+        train()
+    with Names() as trial:
+        replay()
+    replay()  # again and again
+    assert [one for one in script.seen if not one[0].startswith("profiler")] == trial.seen
+    assert {"aten.convolution.default", "aten.convolution_backward.default"} <= {name for name, _ in trial.seen}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_images_memory_format_goes_as_far_as_in_the_script(recorded, channels_last):
+    images = IMAGES.contiguous(memory_format=torch.channels_last) if channels_last else IMAGES
+
+    class Formats(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "convolution" in str(function) or "batch_norm" in str(function):
+                given = [one for one in args if isinstance(one, torch.Tensor) and one.ndim == 4]
+                self.seen.append((str(function), [one.is_contiguous() for one in given]))
+            return function(*args, **(kwargs or {}))
+
+    replay = Replay(recorded(train), channels_last=channels_last)
+    with Formats() as script:
+        train(images)
+    with Formats() as trial:
+        replay()
+    assert script.seen == trial.seen
+
+
+def test_an_operation_that_fails_or_is_not_known_here_is_left_out(recorded):
+    found = recorded(train)
+    operations = [
+        [{"aten.relu.default": "other.relu.default"}.get(one[0], one[0]), *one[1:]] for one in found.operations
+    ]
+    operations[0] = [operations[0][0], ["a word"], {"dtype": {"dtype": "float32"}}, operations[0][3]]
+    broken = Replay(Recorded(found.tensors, operations, found.images))
+    broken()
+    relus = sum(one[0] == "aten.relu.default" for one in found.operations)
+    assert relus == 2 and len(broken._calls) == len(found.operations) - relus - 1
+
+
+@pytest.mark.parametrize("images", [
+    np.zeros((4, 3, 8, 8)),
+    torch.rand(4, 16, 16, 3).permute(0, 3, 1, 2), torch.rand(4, 5), torch.rand(4, 3, 8, 8, device="meta"), None,
+])  # fmt: skip
+def test_images_that_lie_otherwise_or_elsewhere_are_left_alone(recorded, images):
+    assert recorded(lambda: None, images) is None
+
+
+def test_a_step_that_was_left_or_has_too_many_operations_is_dropped(recorded, monkeypatch):
+    assert recorded(train, whole=False) is None
+    monkeypatch.setattr(step_operations, "_MOST", 10)
+    assert recorded(train) is None and _get_current_dispatch_mode() is None
+
+
+def test_whatever_a_step_gives_to_torch_it_goes_on(recorded, tmp_path):
+    def step():
+        torch.rand(3, generator=torch.Generator().manual_seed(1))  # an argument that is not written down
+        assert train() > 0
+
+    assert recorded(step) is None
+    assert "operations: TypeError: an argument of type Generator" in events_of(tmp_path, "fault")[0]["what"]
+
+
+def test_a_mode_of_the_script_that_is_still_entered_is_left_to_it(recorded):
+    mode = Names()
+    assert recorded(mode.__enter__) is None
+    assert _get_current_dispatch_mode() is mode
+    mode.__exit__(None, None, None)
+    _get_current_dispatch_mode().__exit__(None, None, None)  # the recorder's, which takes nothing any more
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_recorded_step_has_the_results_of_one_that_is_not(recorded, mode):
+    results = []
+
+    def step():
+        torch.manual_seed(3)
+        with mode():
+            results.append(NETWORK.eval()(IMAGES))
+        NETWORK.train()
+
+    recorded(step)
+    step()
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatch):
+    found, seen, before = recorded(train), [], torch.get_num_threads()
+
+    def least_s(call, pause_s=0.0):
+        call()
+        seen.append(torch.get_num_threads())
+        return float(len(seen))
+
+    monkeypatch.setattr(step_trial, "_least_s", least_s)
+    costs = measure_formats(found, own_s=0.1, own_cpus=1.2)
+    assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
+    assert seen == [1, 1, 1] and torch.get_num_threads() == before
+    assert measure_formats(found, own_s=2 * step_trial._LONGEST_S, own_cpus=1.2) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("seconds", [10.0, 2.6, 0.25])
+def test_a_trial_step_takes_about_so_long(recorded, monkeypatch, known, seconds):
+    """Where all that it may consist of takes a second."""
+    found, pauses = recorded(train) if known else None, []
+    monkeypatch.setattr(step_trial, "_least_s", lambda call, pause_s=0.0: (call(), pauses.append(pause_s), 1.0)[2])
+    step = TrialStep(found, seconds, (4, 3, 16, 16), 0.003)
+    step()
+    replayed = known and seconds < step_trial._LONGEST_S
+    assert isinstance(step._step, Replay) == replayed
+    assert (step._rounds, step._more) == (
+        (1, round(max(0.0, seconds - 1))) if replayed else (max(1, round(seconds)), 0)
+    )
+    assert pauses == [0.003, 0.0][: 1 + replayed], "a small step comes right after the others"
