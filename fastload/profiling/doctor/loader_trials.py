@@ -39,7 +39,7 @@ _LEAST_IMAGES = 16
 _PAGE = 4096  # bytes
 
 
-_ARGUMENTS = {"ColorJitter": (0.4, 0.4, 0.4)}  # where the dataset's are not known
+_ARGUMENTS = {"ColorJitter": [0.4, 0.4, 0.4]}  # where the dataset's are not known
 
 
 @dataclass(frozen=True)
@@ -197,11 +197,14 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
         return [*cropped, *[normalized] * seen.floating]
     found = []
     for one in seen.transforms:
-        name, _, words = one.removesuffix(")").partition("(")
+        name = one.partition("(")[0]
         if one_like_it := getattr(transforms, name, None):
             with suppress(OptionError, TypeError, ValueError, SyntaxError):  # it has to be told more than is known
-                arguments = ast.literal_eval(f"({words},)") if words else _ARGUMENTS.get(name, ())
-                found.append(one_like_it(*arguments))
+                call = ast.parse(one, mode="eval").body
+                assert isinstance(call, ast.Call)
+                arguments = [ast.literal_eval(word) for word in call.args]
+                named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+                found.append(one_like_it(*(arguments or _ARGUMENTS.get(name, [])), **named))
     return found
 
 

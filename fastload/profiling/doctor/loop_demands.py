@@ -19,7 +19,7 @@ from fastload.profiling.doctor.making import (
     unseen,
 )
 from fastload.profiling.verdict import Demands
-from fastload.profiling.verdict.sentences import our_name, seconds_text
+from fastload.profiling.verdict.sentences import TO_FLOAT, our_name, seconds_text
 from fastload.timing.results import BatchWork, Step, Work
 
 # The first steps of a run include compilation, allocation and warm-up.
@@ -98,10 +98,23 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         tensors=len(loader.sizes),
         channels=loader.shape[1] if loader.shape else 0,
         images=bool(loader.shape or not (loader.sizes and loader.fetches)),
-        transforms=tuple(map(our_name, facts.get("transforms", ()))),
+        transforms=_transforms(loader),
         waits_only=unseen(loader),
         notes=(*notes, *slow_note),
     )
+
+
+def _transforms(loader: LoaderRecord) -> tuple[str, ...]:
+    """Returns what the dataset lists, by our names, and what turns images into floats where its batches hold such.
+
+    Those of a loader around another one may be that one's work.
+    """
+    listed = [our_name(one) for one in loader.facts.get("transforms", ())]
+    names = {one.partition("(")[0] for one in listed}
+    channels = loader.shape[1] if loader.shape else 0
+    if names & TO_FLOAT and "Normalize" not in names and "float" in loader.dtype and channels and not loader.inner:
+        listed.append(f"Normalize({[0.0] * channels}, {[1.0] * channels})")
+    return tuple(listed)
 
 
 def _later_parts(fetches: Sequence[Fetch], begun: set[int]) -> list[float]:

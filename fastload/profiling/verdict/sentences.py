@@ -107,10 +107,9 @@ _OURS = frozenset({
     "CenterCrop", "ColorJitter", "Grayscale", "Normalize", "RandAugment", "RandomCrop", "RandomErasing",
     "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize",
 })  # fmt: skip
-_NOT_NEEDED = frozenset(
-    {"ToTensor", "PILToTensor", "ToImage", "ToDtype", "ToPureTensor", "ConvertImageDtype", "ToTensorV2"}
-    | {"MaybeToTensor", "MaybePILToTensor", "ToNumpy"}  # timm's
-)
+TO_FLOAT = frozenset({"ToTensor", "ToDtype", "ConvertImageDtype", "MaybeToTensor"})
+"""Transforms that may turn images into floating-point numbers from 0 to 1."""
+_NOT_NEEDED = TO_FLOAT | {"PILToTensor", "ToImage", "ToPureTensor", "ToTensorV2", "MaybePILToTensor", "ToNumpy"}
 _ALIASES = {"RandomResizedCropAndInterpolation": "RandomResizedCrop"}
 
 

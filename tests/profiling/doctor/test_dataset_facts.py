@@ -16,8 +16,8 @@ class Compose:
 
 
 class RandomResizedCrop:
-    def __init__(self, size):
-        self.size = size
+    def __init__(self, size, scale=(0.08, 1.0)):
+        self.size, self.scale = size, scale
 
 
 class Normalize:
@@ -118,4 +118,6 @@ def test_transforms_are_written_as_they_would_be_typed():
         "Normalize([0.5, 0.5, 0.5], [0.25, 0.25, 0.25])",
     ]
     assert facts_of(SimpleNamespace(transform=RandomResizedCrop(64)))["transforms"] == ["RandomResizedCrop(64)"]
+    larger = RandomResizedCrop(64, [0.5, 1.0])
+    assert facts_of(SimpleNamespace(transform=larger))["transforms"] == ["RandomResizedCrop(64, scale=(0.5, 1))"]
     assert facts_of(SimpleNamespace(transform=None))["transforms"] == []

@@ -33,6 +33,12 @@ def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
     assert costs.slows >= 0.5
 
 
+def test_transforms_are_tried_with_the_arguments_that_are_known_of_the_dataset():
+    names = ("RandomResizedCrop(8, scale=(0.5, 1))", "ColorJitter()", "RandomErasing(value)", "print('no')", "Resize(")
+    crop, jitter, *others = loader_trials._transforms(ImagesSeen((4, 3, 8, 8), True, names))
+    assert crop.size == (8, 8) and crop.scale == (0.5, 1) and type(jitter).__name__ == "ColorJitter" and not others
+
+
 def test_the_step_beside_it_uses_as_many_threads_as_the_loop_does_and_torch_gets_its_own_number_back(monkeypatch):
     seen, before = [], torch.get_num_threads()
     monkeypatch.setattr(
@@ -85,6 +91,22 @@ def test_many_tensors_a_batch_are_tried_as_one(monkeypatch):
     assert "fastload pack" not in found.verdict.sentence, "these are no images"
 
 
+@pytest.mark.parametrize("floats", [True, False])
+def test_what_turns_images_into_floats_is_part_of_the_change_where_batches_hold_such(monkeypatch, floats):
+    tried = []
+    monkeypatch.setattr(
+        examine,
+        "measure_fastloader",
+        lambda seen, *args, **kw: (tried.append(seen), measure_fastloader(seen, *args, **kw))[1],
+    )
+    dataset = Images(400)
+    dataset.transform = ToTensor() if floats else ToNumpy()
+    found = fastload.diagnose(DataLoader(dataset, 10), lambda batch: None, seconds=1.0)
+    floating = "Normalize([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])"
+    assert tried[0].transforms == (("ToTensor()", floating) if floats else ("ToNumpy()",))
+    assert (f"transform=[{floating}]" in "".join(cure.how for cure in found.verdict.cures)) == floats
+
+
 class Rows(Dataset):
     def __len__(self):
         return 20_000
@@ -102,9 +124,13 @@ class Images(Dataset):
 
     def __getitem__(self, index):
         time.sleep(0.004)
-        return torch.zeros(3, 4, 4), index
+        return self.transform(torch.zeros(3, 4, 4)), index
 
 
 class ToTensor:
     def __call__(self, image):
         return torch.as_tensor(image)
+
+
+class ToNumpy(ToTensor):
+    pass

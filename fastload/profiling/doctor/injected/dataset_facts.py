@@ -12,6 +12,7 @@ _TARGETS = "mask|label|target|annotation|segm"  # in the name of an attribute th
 _MOST_PATHS = 64  # of a list of files are looked at
 _MOST_TRANSFORMS = 16
 _CLOSE = 1e-6
+_USUAL_SCALE = (0.08, 1.0)  # of a random crop that is resized: the part of the image's area
 _BEGIN = 64  # bytes of the index of shards, in which it says what it lists
 
 
@@ -95,7 +96,7 @@ def _listed(transform: Any) -> list[Any]:
 
 
 def _written(transform: Any) -> str:
-    """Returns a transform as a call with its size, its mean and deviation, or how far it changes colours."""
+    """Returns a transform as a call with its size and scale, its mean and deviation, or how far it changes colours."""
     words = []
     name = getattr(transform, "__name__", type(transform).__name__)
     size, mean, std = (getattr(transform, name, None) for name in ("size", "mean", "std"))
@@ -109,6 +110,9 @@ def _written(transform: Any) -> str:
         names = ("brightness", "contrast", "saturation", "hue")
         strengths = [_strength(getattr(transform, one, None), one) for one in names]
         words = [one for one in strengths if one] if all(strengths) else []
+    scale = getattr(transform, "scale", None)
+    if words and name.startswith("RandomResizedCrop") and isinstance(scale, (list, tuple)) and len(scale) == 2:
+        words += [f"scale=({scale[0]:g}, {scale[1]:g})"] if tuple(scale) != _USUAL_SCALE else []
     return f"{name}({', '.join(words)})"
 
 
