@@ -27,9 +27,9 @@ class WorkerCosts:
     """What it takes to have batches made in another process, as `DataLoader` does, in seconds."""
 
     batch: Work  # of the worker, to hand a batch over
-    receive_s: float  # of the loop, to take it over
-    touch_s: float  # in the step, until the memory that it lies in is mapped
-    start_s: float  # until a worker begins
+    receive_s: float = 0.0  # of the loop, to take it over
+    touch_s: float = 0.0  # in the step, until the memory that it lies in is mapped
+    start_s: float = 0.0  # until a worker begins
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Demands:
     # one cost beyond usual ones; empty: not known
     starts_s: tuple[float, ...] = ()
     receive_s: float = 0.0  # mean CPU time of the loop for receiving a batch, part of its wait
+    wrapped: bool = False  # whether that is, in part, the work of another loader around this one, such as timm's
     # Mean time that receiving a batch waits for the worker that made it: a thread of that process passes the memory on,
     # and gets its GIL late while it runs Python
     receive_blocked_s: float = 0.0
@@ -227,9 +228,11 @@ class Costs:
             batches = tuple(batch + made.batch for batch in model.batches)
             return replace(model, batches=batches, own_s=model.own_s - saved_s, restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
-        touch_s = demands.by_a_worker.touch_s if demands.by_a_worker is not None and model.workers else 0.0
+        worker = demands.by_a_worker if demands.by_a_worker is not None and model.workers else WorkerCosts(Work())
         # In memory that is used again and again.
-        own_s = max(model.own_s - touch_s - saved_s, _LEAST_OWN * model.own_s)
+        own_s = max(model.own_s - worker.touch_s - saved_s, _LEAST_OWN * model.own_s)
+        if demands.wrapped:
+            own_s += max(0.0, model.receive_s - worker.receive_s)
         steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
 

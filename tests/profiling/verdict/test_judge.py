@@ -240,6 +240,16 @@ def test_each_change_says_what_to_type():
     assert starts.cures[0].how == "DataLoader(..., persistent_workers=True)"
 
 
+def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_takes_the_place_of_the_inner_one():
+    base = replace(demands(wait=45, decoding=(90, 0), workers=2), receive_s=9 * MS, step_running_s=5 * MS)
+    base = replace(
+        base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False,
+        by_a_worker=WorkerCosts(Work(), receive_s=2 * MS),
+    )  # fmt: skip
+    alone, within = (judge(replace(base, wrapped=wrapped)).cures[0].step_s for wrapped in (False, True))
+    assert within == pytest.approx(alone + 7 * MS, rel=0.02)
+
+
 def test_where_nothing_is_known_of_the_transforms_a_gain_is_said_for_either_case():
     base = replace(
         demands(wait=45, decoding=(60, 0), transform=(30, 0)),
