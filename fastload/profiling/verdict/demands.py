@@ -232,7 +232,7 @@ class Costs:
         # In memory that is used again and again.
         own_s = max(model.own_s - worker.touch_s - saved_s, _LEAST_OWN * model.own_s)
         if demands.wrapped:
-            own_s += max(0.0, model.receive_s - worker.receive_s)
+            own_s += max(0.0, self.model.receive_s - worker.receive_s)
         steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
 
