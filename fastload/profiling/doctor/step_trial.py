@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastload.profiling.verdict.demands import FormatCosts
@@ -52,56 +52,38 @@ class Replay:
     """A recorded step over tensors with random contents; call it to run all its operations.
 
     What an operation returned is given to those that took it, so that memory formats go through the step as they do in
-    the script. An operation that does not exist here, or fails, is left out, with random results.
+    the script. An operation that does not exist here, or fails, is left out from then on, with random results.
     """
 
     def __init__(self, recorded: Recorded, *, channels_last: bool = False) -> None:
         import torch
 
         self._recorded = recorded
-        self._given: dict[int, torch.Tensor] = {}  # those that no operation returned
-        self._calls: list[tuple[Callable[..., Any], Any, Any, Sequence[int | None], list[int]]] = []
+        images = self._made(recorded.images)
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        self._given = {recorded.images: images}  # those that no operation returned
         uses = [[*_numbers_in([args, kwargs]), *returned] for _, args, kwargs, returned in recorded.operations]
         last_use = {number: position for position, numbers in enumerate(uses) for number in numbers}
         unused: list[list[int]] = [[] for _ in uses]  # from there on
         for number, position in last_use.items():
             if number is not None:
                 unused[position].append(number)
-        images = self._made(recorded.images)
-        if channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        self._given[recorded.images] = images
-        values = dict(self._given)
-        for position, (name, args, kwargs, returned) in enumerate(recorded.operations):
-            for number in _numbers_in([args, kwargs]):
-                if number not in values:
-                    values[number] = self._given[number] = self._made(number)
-            for function in _functions(name):
-                with suppress(Exception):  # whatever an operation of another version does not take
-                    given = args[:2] if function is torch.reshape else args
-                    self._take(values, returned, function(*_filled(given, values), **_filled(kwargs, values)))
-                    self._calls.append((function, given, kwargs, returned, unused[position]))
-                    break
-            else:
-                for number in returned:
-                    if number is not None:
-                        values[number] = self._given[number] = self._made(number)
-            for number in unused[position]:
-                values.pop(number, None)
+        known = set(self._given)
+        self._calls = []
+        for (name, args, kwargs, returned), over in zip(recorded.operations, unused, strict=True):
+            new = {*_numbers_in([args, kwargs])} - known
+            self._given |= {number: self._made(number) for number in new}
+            known |= {*new, *(number for number in returned if number is not None)}
+            self._calls.append(_Call([*_functions(name)], args, kwargs, returned, over))
+        self()
 
     def __call__(self) -> None:
         values = dict(self._given)
-        for function, args, kwargs, returned, unused in self._calls:
-            self._take(values, returned, function(*_filled(args, values), **_filled(kwargs, values)))
-            for number in unused:
+        for call in self._calls:
+            call.run(values, self._made)
+            for number in call.over:
                 values.pop(number, None)
-
-    @staticmethod
-    def _take(values: dict[int, torch.Tensor], returned: Sequence[int | None], result: Any) -> None:
-        results = result if isinstance(result, (list, tuple)) else [result]
-        for number, one in zip(returned, results, strict=True):
-            if number is not None:
-                values[number] = one
 
     def _made(self, number: int) -> torch.Tensor:
         """Returns a tensor with random numbers that neither grow nor vanish from layer to layer, or with zeros."""
@@ -115,6 +97,33 @@ class Replay:
         return made.uniform_(-bound, bound)
 
 
+@dataclass
+class _Call:
+    """One operation of a step."""
+
+    functions: list[Callable[..., Any]]  # that may do it; those before the first that does not fail are removed
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    returned: Sequence[int | None]
+    over: list[int]  # tensors that no later one needs
+    made: dict[int, torch.Tensor] = field(default_factory=dict)  # results of one that failed
+
+    def run(self, values: dict[int, torch.Tensor], make: Callable[[int], torch.Tensor]) -> None:
+        """Runs it on some of the values, and adds its results to them."""
+        while self.functions:
+            try:
+                result = self.functions[0](*_filled(self.args, values), **_filled(self.kwargs, values))
+                results = result if isinstance(result, (list, tuple)) else [result]
+                new = {number: one for number, one in zip(self.returned, results, strict=True) if number is not None}
+            except Exception:  # noqa: BLE001  # whatever one of another version, or of such contents, does not take
+                self.functions.pop(0)
+            else:
+                values.update(new)
+                return
+        self.made = self.made or {number: make(number) for number in self.returned if number is not None}
+        values.update(self.made)
+
+
 def _functions(name: str) -> Iterator[Callable[..., Any]]:
     """Yields the operation of a name such as `aten.add.Tensor`, then what does the same for more memory formats."""
     import torch
@@ -125,7 +134,7 @@ def _functions(name: str) -> Iterator[Callable[..., Any]]:
             found = getattr(found, word)
         yield found
     if name.startswith(("aten.view.", "aten._unsafe_view.")):
-        yield torch.reshape
+        yield lambda images, size: torch.reshape(images, size)
 
 
 def _numbers_in(value: Any) -> list[int]:
