@@ -51,7 +51,7 @@ def doctor(
         with Signals() as signals:  # to the end: a second, impatient Ctrl-C does not lose the verdict
             with live_panel("doctor", seconds, script_runs=True) as show:
                 look = None if show is show_nothing else lambda records: show(_figures(records))
-                examined = examine(command, signals, seconds=seconds, look=look)
+                examined = examine(command, signals, seconds=seconds, look=look, over=_say_what_comes)
             _print(examined)
             # The exit code stays the command's; a file that cannot be written is no reason to leave out the other.
             with suppress(typer.Exit), one_line_errors():
@@ -63,6 +63,12 @@ def doctor(
 
                     write_report(examined.measured, report, force=force)
     raise typer.Exit(examined.code)
+
+
+def _say_what_comes() -> None:
+    typer.echo(
+        "fastload doctor: the command is over; what changes would cost is tried here, for some seconds", err=True
+    )
 
 
 def _figures(records: Records) -> Mapping[str, str | float]:

@@ -56,11 +56,13 @@ def examine(
     *,
     seconds: float | None = None,
     look: Callable[[Records], None] | None = None,
+    over: Callable[[], None] = lambda: None,
 ) -> Examined:
     """Runs a command with each of its loaders timed, and judges the one that takes the most time.
 
     After `seconds` the command is interrupted. `signals` is entered; signals that come while the records are read have
     to wait. `look` is called about twice a second with the records so far; None: nothing is read until the end.
+    `over` is called when the command is over, and changes are tried.
     """
 
     def watch(pid: int) -> None:
@@ -75,6 +77,7 @@ def examine(
         title = f"fastload doctor -- {shlex.join(command)}"
         why_no_verdict = "" if loader is not None else _why_no_verdict(records, command, ended, seconds)
         if loader is not None:
+            over()
             measured = recording.measured(loader, title=title, command=title, run=Span(begin_s, time.perf_counter()))
         else:
             readings = recording.readings_from(0.0)
@@ -254,8 +257,10 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
 
 def _with_format_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what a step costs by the memory format of its images, where it works on CPUs."""
+    if demands.on_device or loader.recorded is None:
+        return demands
     model = costs_of(demands).model
-    costs = measure_formats(loader.recorded, model.own_s, model.own_cpus) if loader.recorded is not None else None
+    costs = measure_formats(loader.recorded, model.own_s, model.own_cpus)
     if costs is None:
         return demands
     note = (

@@ -14,7 +14,7 @@ from fastload.profiling.verdict.demands import FormatCosts
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
 
-_ROUNDS, _WARM_UP = 3, 1
+_ROUNDS, _WARM_UP, _SECONDS = 3, 1, 2.0
 _LONGEST_S = 3.0  # of a step that is played again
 _SMALL = 32
 
@@ -238,9 +238,9 @@ def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> Format
 
 
 def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:
-    """Returns the seconds of the shortest of a few calls, each after a pause."""
-    taken_s = []
-    for _ in range(_WARM_UP + _ROUNDS):
+    """Returns the seconds of the shortest of a few calls, each after a pause; of long ones, of one after another."""
+    taken_s: list[float] = []
+    while len(taken_s) < _WARM_UP + _ROUNDS and (len(taken_s) <= _WARM_UP or sum(taken_s) < _SECONDS):
         begun_s = pause(pause_s)
         call()
         taken_s.append(time.perf_counter() - begun_s)

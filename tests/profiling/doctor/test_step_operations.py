@@ -158,13 +158,22 @@ def test_a_step_that_was_left_or_has_too_many_operations_is_dropped(recorded, mo
     assert recorded(train) is None and _get_current_dispatch_mode() is None
 
 
-def test_whatever_a_step_gives_to_torch_it_goes_on(recorded, tmp_path):
+@pytest.mark.parametrize("odd", [
+    lambda: torch.rand(3, generator=torch.Generator().manual_seed(1)),
+    lambda: torch.rand(3, device="meta") + 1,
+])  # fmt: skip
+def test_a_step_with_what_is_not_written_down_goes_on_and_is_not_recorded(recorded, tmp_path, odd):
     def step():
-        torch.rand(3, generator=torch.Generator().manual_seed(1))  # an argument that is not written down
+        odd()
         assert train() > 0
 
-    assert recorded(step) is None
-    assert "operations: TypeError: an argument of type Generator" in events_of(tmp_path, "fault")[0]["what"]
+    assert recorded(step) is None and events_of(tmp_path, "fault") == []
+
+
+def test_a_step_goes_on_where_recording_fails(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(StepRecorder, "_plain", lambda self, value: 1 / 0)
+    assert recorded(train) is None
+    assert events_of(tmp_path, "fault")[0]["what"].startswith("operations: ZeroDivisionError")
 
 
 def test_a_mode_of_the_script_that_is_still_entered_is_left_to_it(recorded):
@@ -203,6 +212,15 @@ def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatc
     assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
     assert seen == [1, 1, 1] and torch.get_num_threads() == before
     assert measure_formats(found, own_s=2 * step_trial._LONGEST_S, own_cpus=1.2) is None
+
+
+def test_a_long_step_is_played_once_after_one_that_warms_up(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(step_trial.time, "perf_counter", lambda: float(next(clock)))
+    calls = []
+    assert step_trial._least_s(lambda: calls.append(1)) == 1.0 and len(calls) == 2
+    monkeypatch.setattr(step_trial.time, "perf_counter", lambda: 0.01 * next(clock))
+    assert step_trial._least_s(lambda: calls.append(1)) == pytest.approx(0.01) and len(calls) == 2 + 4
 
 
 @pytest.mark.parametrize("known", [True, False])

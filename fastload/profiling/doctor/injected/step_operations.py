@@ -13,6 +13,10 @@ _SKIPPED = ("profiler.",)  # namespaces of what computes nothing
 _BY_NAME = ("dtype", "device", "layout", "memory_format")  # types of torch that are written down as names
 
 
+class _NotWritten(Exception):
+    """An argument that is not written down, such as a tensor on a device, or a generator of random numbers."""
+
+
 class StepRecorder:
     """Records each operation that the calling thread gives to torch: its name, its arguments, the tensors between.
 
@@ -65,6 +69,8 @@ class StepRecorder:
             returned = [self._number_of(one, new=True) if hasattr(one, "data_ptr") else None for one in results]
             self._operations.append([name, *given, returned])
             self._failed = len(self._operations) > _MOST
+        except _NotWritten:
+            self._failed = True
         except Exception:  # noqa: BLE001  # a tensor of another kind, without an address
             note_fault("operations")
             self._failed = True
@@ -83,9 +89,11 @@ class StepRecorder:
             return {"tensor": self._number_of(value)}
         if type(value).__name__ in _BY_NAME:
             return {type(value).__name__: str(value).replace("torch.", "")}
-        raise TypeError(f"an argument of type {type(value).__name__}")
+        raise _NotWritten
 
     def _number_of(self, tensor: Any, *, new: bool = False) -> int:
+        if tensor.device.type != "cpu":
+            raise _NotWritten
         shape, dtype, strides = list(tensor.shape), str(tensor.dtype).replace("torch.", ""), list(tensor.stride())
         place = tensor.data_ptr(), tuple(shape), dtype, tuple(strides)
         if new or place not in self._known:
