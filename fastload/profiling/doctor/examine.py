@@ -299,11 +299,11 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     seen = ImagesSeen(loader.shape, "float" in loader.dtype, demands.transforms)
     if count:
         seen = replace(seen, decoded=(heights // count, widths // count))
-    model = costs_of(demands).model
-    made_s = statistics.fmean(batch.total_s for batch in model.batches)
+    found = costs_of(demands)
+    model, made_s = found.model, statistics.fmean(batch.total_s for batch in found.model.batches)
     costs = measure_fastloader(
         seen,
-        0.0 if demands.on_device else model.own_s,
+        0.0 if demands.on_device else found.own_beside_fastloader_s(demands),
         model.own_cpus,
         transforms=not keeps and not demands.timed_device,
         recorded=loader.recorded,

@@ -332,7 +332,7 @@ class _File:
         elif kind == "trains":
             loader.trains = True
         elif kind == "operations":
-            loader.recorded = Recorded(event["tensors"], event["operations"], event["images"])
+            loader.recorded = Recorded(event["tensors"], event["operations"], event["images"], event["between"])
         elif kind == "shape":
             shape = tuple(map(int, event["shape"]))
             loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])

@@ -28,11 +28,13 @@ class Recorded:
         operations: name, arguments by position and by name, and the tensors that it returned, None where a result is
             none.
         images: which of the tensors holds the batch's images.
+        between_s: seconds of the step between its operations.
     """
 
     tensors: Sequence[tuple[Sequence[int], str, Sequence[int]]]
     operations: Sequence[tuple[str, Sequence[Any], Mapping[str, Any], Sequence[int | None]]]
     images: int
+    between_s: float = 0.0
 
 
 @contextmanager
@@ -234,7 +236,7 @@ def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> Format
         contiguous_s, channels_last_s = (_least_s(Replay(recorded, channels_last=last)) for last in (False, True))
         images = torch.rand(tuple(recorded.tensors[recorded.images][0]))
         convert_s = _least_s(lambda: images.contiguous(memory_format=torch.channels_last))
-    return FormatCosts(contiguous_s, channels_last_s, convert_s)
+    return FormatCosts(contiguous_s, channels_last_s, convert_s, recorded.between_s)
 
 
 def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:

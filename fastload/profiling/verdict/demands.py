@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,12 @@ class FormatCosts:
     contiguous_s: float
     channels_last_s: float
     convert_s: float  # to bring a batch's images from the first format into the second
+    between_s: float = math.inf  # of the step, between its operations; infinite: not known
+
+    @property
+    def fed_s(self) -> float:
+        """Time of a step whose batch lies ready, with the machine for itself."""
+        return self.contiguous_s + self.between_s
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class FastLoaderCosts:
         return replace(self, slows=low)
 
 
-_LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 4.0, 9
+_LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 8.0, 10
 _LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory, nor saved by another memory format
 
 
@@ -228,13 +235,22 @@ class Costs:
             batches = tuple(batch + made.batch for batch in model.batches)
             return replace(model, batches=batches, own_s=model.own_s - saved_s, restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
-        worker = demands.by_a_worker if demands.by_a_worker is not None and model.workers else WorkerCosts(Work())
-        # In memory that is used again and again.
-        own_s = max(model.own_s - worker.touch_s - saved_s, _LEAST_OWN * model.own_s)
-        if demands.wrapped:
-            own_s += max(0.0, self.model.receive_s - worker.receive_s)
+        own_s = self.own_beside_fastloader_s(demands)
         steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
         return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
+
+    def own_beside_fastloader_s(self, demands: Demands) -> float:
+        """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.
+
+        It is what was measured without mapping new memory for each batch; at most that of the step's operations, and
+        between them. Steps after which the loop waits, beside workers or after their work, begin with cold caches.
+        """
+        own_s, costs = self.model.own_s, demands.by_format
+        worker = demands.by_a_worker if demands.by_a_worker is not None and self.model.workers else WorkerCosts(Work())
+        fed_s = max(own_s - worker.touch_s - self.saved_by_channels_last_s(demands), _LEAST_OWN * own_s)
+        if costs is not None:
+            fed_s = min(fed_s, costs.channels_last_s + costs.between_s)
+        return fed_s + (max(0.0, self.model.receive_s - worker.receive_s) if demands.wrapped else 0.0)
 
     def with_channels_last(self, demands: Demands) -> LoopModel:
         """Returns the loop that brings each batch's images into channels_last memory first."""

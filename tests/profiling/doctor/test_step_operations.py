@@ -60,7 +60,8 @@ def recorded(tmp_path):
         step()
         recorder.end(whole=whole)
         found = events_of(tmp_path)
-        return Recorded(found[-1]["tensors"], found[-1]["operations"], found[-1]["images"]) if found else None
+        names = ("tensors", "operations", "images", "between")
+        return Recorded(*(found[-1][name] for name in names)) if found else None
 
     yield record
     injected.record_into(before)
@@ -111,6 +112,20 @@ def test_the_images_memory_format_goes_as_far_as_in_the_script(recorded, channel
     with Formats() as trial:
         replay()
     assert script.seen == trial.seen
+
+
+def test_what_a_step_does_between_operations_is_timed_apart(recorded, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(step_operations, "clock", lambda: float(next(clock)))
+    monkeypatch.setattr(step_operations, "_DISPATCH_S", 0.25)
+
+    def step():
+        IMAGES + 1
+        [next(clock) for _ in range(7)]  # something else
+        IMAGES * 2
+
+    # Begun at 0; two operations of a second each, from 1 and from 10; ended at 12.
+    assert recorded(step).between_s == 12 - 2 * 1 - 2 * 0.25
 
 
 def test_an_operation_that_fails_or_is_not_known_here_is_left_out(recorded):
@@ -171,7 +186,7 @@ def test_a_step_with_what_is_not_written_down_goes_on_and_is_not_recorded(record
 
 
 def test_a_step_goes_on_where_recording_fails(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(StepRecorder, "_plain", lambda self, value: 1 / 0)
+    monkeypatch.setattr(StepRecorder, "_plain", lambda self, value: 1 // 0)
     assert recorded(train) is None
     assert events_of(tmp_path, "fault")[0]["what"].startswith("operations: ZeroDivisionError")
 
@@ -210,6 +225,7 @@ def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatc
     monkeypatch.setattr(step_trial, "_least_s", least_s)
     costs = measure_formats(found, own_s=0.1, own_cpus=1.2)
     assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
+    assert costs.fed_s == 1.0 + found.between_s
     assert seen == [1, 1, 1] and torch.get_num_threads() == before
     assert measure_formats(found, own_s=2 * step_trial._LONGEST_S, own_cpus=1.2) is None
 

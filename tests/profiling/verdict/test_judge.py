@@ -240,6 +240,17 @@ def test_each_change_says_what_to_type():
     assert starts.cures[0].how == "DataLoader(..., persistent_workers=True)"
 
 
+def test_a_step_takes_at_most_what_its_operations_took_by_themselves_once_nothing_is_waited_for():
+    base = replace(demands(wait=45, decoding=(90, 0), compute=20, workers=2), step_running_s=20 * MS)
+    tried = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False)
+    costs = FormatCosts(6 * MS, 6 * MS, MS, between_s=2 * MS)
+    slower = replace(costs, channels_last_s=9 * MS)
+    before, after, last = (judge(replace(tried, by_format=one)) for one in (None, costs, slower))
+    assert before.free_step_s == pytest.approx(20 * MS, rel=0.02) and after.free_step_s == pytest.approx(8 * MS)
+    assert [one.cures[0].step_s for one in (before, after, last)] == pytest.approx([20 * MS, 8 * MS, 11 * MS], rel=0.05)
+    assert "with a loader that costs nothing it would take 8.00 ms" in after.evidence[0]
+
+
 def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_takes_the_place_of_the_inner_one():
     base = replace(demands(wait=45, decoding=(90, 0), workers=2), receive_s=9 * MS, step_running_s=5 * MS)
     base = replace(

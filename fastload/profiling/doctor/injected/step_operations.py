@@ -6,9 +6,10 @@ import importlib
 import sys
 from typing import Any
 
-from .event_file import events, note_fault
+from .event_file import clock, events, note_fault
 
 _MOST = 20_000  # operations; a step of more is not recorded
+_DISPATCH_S = 5e-6  # that torch takes to give an operation to us
 _SKIPPED = ("profiler.",)  # namespaces of what computes nothing
 _BY_NAME = ("dtype", "device", "layout", "memory_format")  # types of torch that are written down as names
 
@@ -32,6 +33,7 @@ class StepRecorder:
         self._images = self._number_of(images)
         self._mode = _mode_class()(self)
         self._mode.__enter__()
+        self._begun, self._busy = clock(), 0.0  # seconds in operations, and in recording them
 
     @staticmethod
     def of(loader: int, images: Any) -> StepRecorder | None:
@@ -53,12 +55,21 @@ class StepRecorder:
             return
         self._mode.__exit__(None, None, None)
         if whole and not self._failed:
+            between = clock() - self._begun - self._busy - _DISPATCH_S * len(self._operations)
             events.write({
-                "e": "operations", "id": self._loader, "images": self._images,
+                "e": "operations", "id": self._loader, "images": self._images, "between": max(0.0, between),
                 "tensors": self._tensors, "operations": self._operations,
             })  # fmt: skip
 
-    def note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation, and records it."""
+        begun = clock()
+        result = function(*args, **kwargs)
+        self._note(function, args, kwargs, result)
+        self._busy += clock() - begun
+        return result
+
+    def _note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Takes one operation; with a failure recording is over."""
         name = str(function)
         if self._failed or name.startswith(_SKIPPED):
@@ -115,9 +126,7 @@ def _mode_class() -> Any:
                 self._recorder = recorder
 
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                result = function(*args, **(kwargs or {}))
-                self._recorder.note(function, args, kwargs or {}, result)
-                return result
+                return self._recorder.run(function, args, kwargs or {})
 
         _modes.append(Mode)
     return _modes[0]
