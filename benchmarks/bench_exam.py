@@ -65,7 +65,7 @@ class Foreign:
     def step_s(self, change: str, verdict: dict[str, Any] | None = None) -> float:
         """Runs it. The loop is measured that was judged, by its number of steps; before that, the one that trains."""
         for packed in self._folder.glob("*.h5"):
-            packed.read_bytes()  # so that it is in memory, as are the files that the script reads, since the doctor's run
+            packed.read_bytes()  # into memory, where the files that the script reads are since the doctor's run
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "loops.jsonl"
             self._run(EXAM_CHANGE=change, EXAM_OUT=str(out), PYTHONPATH=str(HOOK))
