@@ -28,7 +28,7 @@ class Recorded:
         operations: name, arguments by position and by name, and the tensors that it returned, None where a result is
             none.
         images: which of the tensors holds the batch's images.
-        between_s: seconds of the step between its operations.
+        between_s: seconds of the step between its operations, without those in which its thread had no CPU.
     """
 
     tensors: Sequence[tuple[Sequence[int], str, Sequence[int]]]

@@ -118,14 +118,16 @@ def test_what_a_step_does_between_operations_is_timed_apart(recorded, monkeypatc
     clock = iter(range(1000))
     monkeypatch.setattr(step_operations, "clock", lambda: float(next(clock)))
     monkeypatch.setattr(step_operations, "_DISPATCH_S", 0.25)
+    waited = iter(range(1000))
+    monkeypatch.setattr(step_operations, "waited_s", lambda: 0.5 * next(waited))
 
     def step():
         IMAGES + 1
         [next(clock) for _ in range(7)]  # something else
         IMAGES * 2
 
-    # Begun at 0; two operations of a second each, from 1 and from 10; ended at 12.
-    assert recorded(step).between_s == 12 - 2 * 1 - 2 * 0.25
+    # Begun at 0; two operations of a second each, from 1 and from 10; ended at 12. Half a second of each was no work.
+    assert recorded(step).between_s == 12 - 5 * 0.5 - 2 * (1 - 0.5) - 2 * 0.25
 
 
 def test_an_operation_that_fails_or_is_not_known_here_is_left_out(recorded):

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from .event_file import clock, events, note_fault
+from .timed_calls import waited_s
 
 _MOST = 20_000  # operations; a step of more is not recorded
 _DISPATCH_S = 5e-6  # that torch takes to give an operation to us
@@ -33,7 +34,7 @@ class StepRecorder:
         self._images = self._number_of(images)
         self._mode = _mode_class()(self)
         self._mode.__enter__()
-        self._begun, self._busy = clock(), 0.0  # seconds in operations, and in recording them
+        self._begun, self._busy = _now(), 0.0  # seconds in operations, and in recording them
 
     @staticmethod
     def of(loader: int, images: Any) -> StepRecorder | None:
@@ -55,7 +56,7 @@ class StepRecorder:
             return
         self._mode.__exit__(None, None, None)
         if whole and not self._failed:
-            between = clock() - self._begun - self._busy - _DISPATCH_S * len(self._operations)
+            between = _now() - self._begun - self._busy - _DISPATCH_S * len(self._operations)
             events.write({
                 "e": "operations", "id": self._loader, "images": self._images, "between": max(0.0, between),
                 "tensors": self._tensors, "operations": self._operations,
@@ -63,10 +64,10 @@ class StepRecorder:
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operation, and records it."""
-        begun = clock()
+        begun = _now()
         result = function(*args, **kwargs)
         self._note(function, args, kwargs, result)
-        self._busy += clock() - begun
+        self._busy += _now() - begun
         return result
 
     def _note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -111,6 +112,11 @@ class StepRecorder:
             self._known[place] = len(self._tensors)
             self._tensors.append([shape, dtype, strides])
         return self._known[place]
+
+
+def _now() -> float:
+    """Returns the time on a clock that stands still while the calling thread waits for a CPU."""
+    return clock() - waited_s()
 
 
 _modes: list[Any] = []
