@@ -181,7 +181,7 @@ class LoaderRecord:
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
     sizes: tuple[int, ...] = ()  # in bytes, of all tensors in it
-    recorded: Recorded | None = None  # one of its steps
+    recorded: Recorded | None = None  # one of its steps, that with the least time between its operations
     inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
     in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
     num_nexts: int = 0  # batches that the loop got
@@ -332,7 +332,8 @@ class _File:
         elif kind == "trains":
             loader.trains = True
         elif kind == "operations":
-            loader.recorded = Recorded(event["tensors"], event["operations"], event["images"], event["between"])
+            one = Recorded(event["tensors"], event["operations"], event["images"], event["between"])
+            loader.recorded = min(loader.recorded or one, one, key=lambda recorded: recorded.between_s)
         elif kind == "shape":
             shape = tuple(map(int, event["shape"]))
             loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])

@@ -222,18 +222,21 @@ def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
     batches = iter(loader)
     next(batches)
     start_s, running_s = time.perf_counter() - begun_s, time.thread_time()
-    begun_s, touched_s, count = time.perf_counter(), 0.0, 0
+    begun_s, touched_s, unmapped_s, count = time.perf_counter(), 0.0, 0.0, 0
     for tensors in batches:
         touched_s -= time.thread_time()
         for tensor in tensors:
             tensor[::_PAGE].max()
         touched_s += time.thread_time()
+        unmapped_s -= time.thread_time()
+        del tensor, tensors
+        unmapped_s += time.thread_time()
         count += 1
         if time.perf_counter() - begun_s > _SECONDS / 2:
             break
-    receive_s = times * (time.thread_time() - running_s - touched_s) / count
+    receive_s = times * (time.thread_time() - running_s - touched_s - unmapped_s) / count
     hand_s = times * (time.perf_counter() - begun_s) / count
-    return WorkerCosts(Work(hand_s), receive_s, times * touched_s / count, start_s)
+    return WorkerCosts(Work(hand_s), receive_s, times * touched_s / count, times * unmapped_s / count, start_s)
 
 
 class _Ready:

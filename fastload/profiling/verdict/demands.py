@@ -30,6 +30,7 @@ class WorkerCosts:
     batch: Work  # of the worker, to hand a batch over
     receive_s: float = 0.0  # of the loop, to take it over
     touch_s: float = 0.0  # in the step, until the memory that it lies in is mapped
+    unmap_s: float = 0.0  # in the next step, until that memory is given back
     start_s: float = 0.0  # until a worker begins
 
 
@@ -41,11 +42,6 @@ class FormatCosts:
     channels_last_s: float
     convert_s: float  # to bring a batch's images from the first format into the second
     between_s: float = math.inf  # of the step, between its operations; infinite: not known
-
-    @property
-    def fed_s(self) -> float:
-        """Time of a step whose batch lies ready, with the machine for itself."""
-        return self.contiguous_s + self.between_s
 
 
 @dataclass(frozen=True)
@@ -168,6 +164,19 @@ class Demands:
         return self.by_fastloader is not None and not self.keeps_transform and not self.is_fastload
 
     @property
+    def operations_s(self) -> tuple[float, float]:
+        """Seconds of a step's operations, and between them, by its images' memory format; infinite: not known.
+
+        The first is of contiguous images, the second of those in channels_last memory.
+        """
+        costs = self.by_format
+        if costs is None:
+            return math.inf, math.inf
+        unmap_s = self.by_a_worker.unmap_s if self.by_a_worker is not None and self.workers else 0.0
+        between_s = max(0.0, costs.between_s - unmap_s)
+        return costs.contiguous_s + between_s, costs.channels_last_s + between_s
+
+    @property
     def ended_s(self) -> float:
         """Waits at the ends of all epochs."""
         return sum(end_s for _, end_s in self.epochs)
@@ -245,12 +254,13 @@ class Costs:
         It is what was measured without mapping new memory for each batch; at most that of the step's operations, and
         between them. Steps after which the loop waits, beside workers or after their work, begin with cold caches.
         """
-        own_s, costs = self.model.own_s, demands.by_format
+        own_s = self.model.own_s
         worker = demands.by_a_worker if demands.by_a_worker is not None and self.model.workers else WorkerCosts(Work())
-        fed_s = max(own_s - worker.touch_s - self.saved_by_channels_last_s(demands), _LEAST_OWN * own_s)
-        if costs is not None:
-            fed_s = min(fed_s, costs.channels_last_s + costs.between_s)
-        return fed_s + (max(0.0, self.model.receive_s - worker.receive_s) if demands.wrapped else 0.0)
+        mapping_s = worker.touch_s + worker.unmap_s
+        fed_s = max(own_s - mapping_s - self.saved_by_channels_last_s(demands), _LEAST_OWN * own_s)
+        return min(fed_s, demands.operations_s[1]) + (
+            max(0.0, self.model.receive_s - worker.receive_s) if demands.wrapped else 0.0
+        )
 
     def with_channels_last(self, demands: Demands) -> LoopModel:
         """Returns the loop that brings each batch's images into channels_last memory first."""
@@ -280,7 +290,7 @@ class Costs:
         if not model.workers and by_a_worker is not None:
             start_s, receive_s = by_a_worker.start_s, by_a_worker.receive_s
             batches = tuple(batch + by_a_worker.batch for batch in model.batches)
-            own_s = model.own_s + by_a_worker.touch_s
+            own_s = model.own_s + by_a_worker.touch_s + by_a_worker.unmap_s
             model = replace(
                 model, batches=batches, receive_s=receive_s, own_s=own_s, startup_s=start_s, restart_s=start_s
             )

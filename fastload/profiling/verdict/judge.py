@@ -110,8 +110,7 @@ def _free_step_s(demands: Demands, costs: Costs, step_s: float) -> tuple[float, 
     if demands.on_device and not demands.timed_device:
         return modelled_s, modelled_s  # the device works while the loop waits
     own_s = statistics.fmean(step.compute_s for step in demands.steps)
-    costs_s = demands.by_format.fed_s if demands.by_format is not None else math.inf
-    return modelled_s, min(step_s, own_s, demands.alone_s or min(modelled_s, costs_s))
+    return modelled_s, min(step_s, own_s, demands.alone_s or min(modelled_s, demands.operations_s[0]))
 
 
 def _is_held(demands: Demands, stall_share: float) -> bool:

@@ -227,7 +227,7 @@ def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatc
     monkeypatch.setattr(step_trial, "_least_s", least_s)
     costs = measure_formats(found, own_s=0.1, own_cpus=1.2)
     assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
-    assert costs.fed_s == 1.0 + found.between_s
+    assert costs.between_s == found.between_s
     assert seen == [1, 1, 1] and torch.get_num_threads() == before
     assert measure_formats(found, own_s=2 * step_trial._LONGEST_S, own_cpus=1.2) is None
 

@@ -249,6 +249,9 @@ def test_a_step_takes_at_most_what_its_operations_took_by_themselves_once_nothin
     assert before.free_step_s == pytest.approx(20 * MS, rel=0.02) and after.free_step_s == pytest.approx(8 * MS)
     assert [one.cures[0].step_s for one in (before, after, last)] == pytest.approx([20 * MS, 8 * MS, 11 * MS], rel=0.05)
     assert "with a loader that costs nothing it would take 8.00 ms" in after.evidence[0]
+    # Memory that is mapped anew for each batch is given back between operations.
+    mapped = judge(replace(tried, by_format=costs, by_a_worker=WorkerCosts(Work(), unmap_s=1.5 * MS)))
+    assert mapped.free_step_s == pytest.approx(6.5 * MS)
 
 
 def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_takes_the_place_of_the_inner_one():

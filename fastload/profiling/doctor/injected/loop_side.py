@@ -21,6 +21,7 @@ from .step_operations import StepRecorder
 from .timed_calls import Span, metering, thread, waited_s
 from .worker_trial import WorkerTrial, worker_id
 
+_RECORDED = (1, 3, 7, 15)  # steps
 _MOST_BETWEEN = 3  # batches of other loaders within one step
 _MOST_PARTS = 64  # of a batch are looked at
 _TIMED = "__fastload__"  # the attribute of a wrapped function that holds what it wraps
@@ -51,7 +52,7 @@ class LoaderState:
         self.shape: tuple[int, ...] = ()  # of the first batch's images
         self.trains = False  # whether a step of its loop ran backward
         self.recorder: StepRecorder | None = None  # of this step's operations
-        self.has_recorded = False
+        self.training_steps = 0  # that were seen since it is known that they are such
         self.passes = 0  # epochs that began
         self.is_open = False  # whether one of them has not come to its end
         self.inner = 0  # batches that it took from a loader within it
@@ -159,9 +160,9 @@ class LoaderState:
         })  # fmt: skip
 
     def record_step(self, batch: Any) -> None:
-        """Records one step of a loop that trains."""
-        if self.trains and not self.has_recorded:
-            self.has_recorded = True
+        """Records a few steps of a loop that trains, of which the least disturbed one counts."""
+        self.training_steps += self.trains
+        if self.training_steps in _RECORDED and self.trains:
             images = [thing for thing in _parts(batch) if len(getattr(thing, "shape", ())) == 4]
             self.recorder = StepRecorder.of(self.id, images[0]) if images else None
 
