@@ -64,15 +64,13 @@ class Foreign:
 
     def step_s(self, change: str, verdict: dict[str, Any] | None = None) -> float:
         """Runs it. The loop is measured that was judged, by its number of steps; before that, the one that trains."""
-        for packed in self._folder.glob("*.h5"):
-            packed.read_bytes()  # into memory, where the files that the script reads are since the doctor's run
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "loops.jsonl"
             self._run(EXAM_CHANGE=change, EXAM_OUT=str(out), PYTHONPATH=str(HOOK))
-            loops = [loop for line in out.read_text().splitlines() if (loop := json.loads(line))["steps"]]
+            loops = [loop for line in out.read_text().splitlines() if (loop := json.loads(line))["timed_steps"]]
         count = (verdict or {}).get("num_steps", 0)
         loop = min(loops, key=lambda loop: (count and abs(loop["steps"] - count), -loop["backward"]))
-        return float(loop["seconds"] / loop["steps"])
+        return float(loop["seconds"] / loop["timed_steps"])
 
     def examined(self) -> dict[str, Any]:
         """Runs it under the doctor."""

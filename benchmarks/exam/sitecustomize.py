@@ -4,8 +4,9 @@ EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some thousand samples, made b
 `one tensor` (workers hand each batch over as one tensor, which the loop takes apart), `channels_last` (a batch's images
 are brought into the memory format of FastLoader's), `pack` (the loaders for which EXAM_PACK, a file that defines
 `replace(arguments)`, returns another one), or empty.
-EXAM_OUT gets one JSON object a loop: the dataset, its backward passes, passes, steps and seconds, from the loader's
-`iter()` to the end of the pass, without those of loops within its steps.
+EXAM_OUT gets one JSON object a loop: the dataset, its backward passes, passes and steps; and seconds, from the loader's
+`iter()` to the end of the pass, without those of loops within its steps, nor of a loop's first steps, as the doctor
+leaves out warm-up.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 MOST_KEPT = 2048
 ALIGNED = 16  # bytes
+WARM_UP = 2  # steps
 
 
 def install(change: str, pack: str, out: str) -> None:
@@ -44,7 +46,8 @@ def install(change: str, pack: str, out: str) -> None:
         if id(loader) not in loops:
             kept.append(loader)
             dataset = type(getattr(loader, "dataset", loader)).__name__
-            loops[id(loader)] = {"dataset": dataset, "passes": 0, "steps": 0, "seconds": 0.0, "backward": 0}
+            counts = {"passes": 0, "steps": 0, "timed_steps": 0, "seconds": 0.0, "backward": 0}
+            loops[id(loader)] = {"dataset": dataset} | counts
         loop = loops[id(loader)]
         loop["passes"] += 1
         open_loops.append(loop)
@@ -55,15 +58,17 @@ def install(change: str, pack: str, out: str) -> None:
                 yield mapped(channels_last, torch.Tensor, batch) if change == "channels_last" else batch
                 # A pass that nobody asks for more ends with its last whole step.
                 loop["steps"] += 1
-                since_s, spent_s = counted(loop, since_s, spent_s)
-            counted(loop, since_s, spent_s)
+                is_timed = loop["steps"] > WARM_UP
+                loop["timed_steps"] += is_timed
+                since_s, spent_s = counted(loop, since_s, spent_s, is_timed)
+            counted(loop, since_s, spent_s, is_timed=loop["steps"] > WARM_UP)
         finally:
             open_loops.remove(loop)
 
-    def counted(loop: dict[str, Any], since_s: float, spent_s: float) -> tuple[float, float]:
+    def counted(loop: dict[str, Any], since_s: float, spent_s: float, is_timed: bool) -> tuple[float, float]:
         now_s = time.perf_counter()
         own_s = now_s - since_s - (spent[0] - spent_s)  # without the loops within its step
-        loop["seconds"] += own_s
+        loop["seconds"] += own_s * is_timed
         spent[0] += own_s
         return now_s, spent[0]
 
