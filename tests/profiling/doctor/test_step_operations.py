@@ -54,7 +54,7 @@ def recorded(tmp_path):
     before = injected.record_into(str(tmp_path))
 
     def record(step, images=IMAGES, *, whole=True):
-        recorder = StepRecorder.of(7, images)
+        recorder = StepRecorder.of(7, [] if images is None else [images])
         if recorder is None:
             return None
         step()

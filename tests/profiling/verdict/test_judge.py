@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import fastload
 from fastload.profiling.verdict import CAUSES, Demands, judge
-from fastload.profiling.verdict.demands import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.profiling.verdict.sentences import _OURS
+from fastload.profiling.verdict.trial_costs import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.timing.results import WAITING, BatchWork, Step, Work
 
 STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over")

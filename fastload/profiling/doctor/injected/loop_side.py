@@ -155,16 +155,14 @@ class LoaderState:
                 elif dtype and len(shape) > 2 and shape[0] == images[0] and shape[-2:] == images[-2:]:
                     has_masks = has_masks or len(shape) == 3 or shape[1] == 1 != images[1]
         self.shape = images
-        events.write({
-            "e": "shape", "id": self.id, "shape": images, "dtype": dtype, "bytes": sizes, "masks": has_masks,
-        })  # fmt: skip
+        found = {"shape": images, "dtype": dtype, "bytes": sizes, "masks": has_masks}
+        events.write({"e": "shape", "id": self.id, **found})
 
     def record_step(self, batch: Any) -> None:
         """Records a few steps of a loop that trains, of which the least disturbed one counts."""
         self.training_steps += self.trains
-        if self.training_steps in _RECORDED and self.trains:
-            images = [thing for thing in _parts(batch) if len(getattr(thing, "shape", ())) == 4]
-            self.recorder = StepRecorder.of(self.id, images[0]) if images else None
+        if self.training_steps in _RECORDED:
+            self.recorder = StepRecorder.of(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
 
     def end_recording(self, *, whole: bool) -> None:
         """Writes down the step that is over, if it was recorded, and is a whole one."""

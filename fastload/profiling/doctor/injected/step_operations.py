@@ -37,12 +37,11 @@ class StepRecorder:
         self._begun, self._busy = _now(), 0.0  # seconds in operations, and in recording them
 
     @staticmethod
-    def of(loader: int, images: Any) -> StepRecorder | None:
-        """Returns the recorder of a step with such images; None where their memory format changes nothing."""
+    def of(loader: int, arrays: list[Any]) -> StepRecorder | None:
+        """Returns the recorder of a step with a batch of such arrays; None without images whose format could change."""
         torch = sys.modules["torch"]
-        if not isinstance(images, torch.Tensor) or images.ndim != 4:
-            return None
-        if images.device.type != "cpu" or not images.is_contiguous():
+        images = next((one for one in arrays if len(one.shape) == 4), None)
+        if not isinstance(images, torch.Tensor) or images.device.type != "cpu" or not images.is_contiguous():
             return None
         if getattr(sys.modules.get("torch._dynamo.utils"), "counters", None):
             return None  # it would be compiled again
