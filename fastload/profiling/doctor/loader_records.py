@@ -181,7 +181,7 @@ class LoaderRecord:
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
     sizes: tuple[int, ...] = ()  # in bytes, of all tensors in it
-    recorded: Recorded | None = None  # one of its steps, that with the least time between its operations
+    recordings: list[Recorded] = field(default_factory=list)  # of some of its steps
     inner: int = 0  # batches that it took from a DataLoader within it; 0: there is none
     in_a_row: InARow = field(default_factory=InARow)  # steps that may belong to the next one's work
     num_nexts: int = 0  # batches that the loop got
@@ -193,6 +193,16 @@ class LoaderRecord:
     def seen_at(self, kind: str) -> Counter[tuple[str, ...]]:
         """Returns the counts of one kind, by names."""
         return Counter({words[1:]: count for words, count in self.seen.items() if words[0] == kind})
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """The recorded step with the least time between its operations, of those that are no part of one.
+
+        A loader that reads ahead asks for two batches at first, and nothing lies in between.
+        """
+        most = max((len(one.operations) for one in self.recordings), default=0)
+        whole = [one for one in self.recordings if len(one.operations) > most / 2]
+        return min(whole, key=lambda one: one.between_s, default=None)
 
     @property
     def inner_per_batch(self) -> float:
@@ -332,8 +342,8 @@ class _File:
         elif kind == "trains":
             loader.trains = True
         elif kind == "operations":
-            one = Recorded(event["tensors"], event["operations"], event["images"], event["between"])
-            loader.recorded = min(loader.recorded or one, one, key=lambda recorded: recorded.between_s)
+            names = ("tensors", "operations", "images", "between")
+            loader.recordings.append(Recorded(*(event[name] for name in names)))
         elif kind == "shape":
             shape = tuple(map(int, event["shape"]))
             loader.shape, loader.dtype = shape if len(shape) == 4 else (), str(event["dtype"])

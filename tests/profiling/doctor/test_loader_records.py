@@ -16,6 +16,7 @@ from fastload.profiling.doctor.injected.copies import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import first_of_workers, seen_at_work, shares_its_waits, slow_samples
+from fastload.profiling.doctor.step_trial import Recorded
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import judge
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
@@ -67,6 +68,15 @@ def judged(folder: Path, *fetches: dict, steps: int = 4, **of_a_step: float) -> 
     write(folder, 2, *fetches)
     [loader] = read_records(folder).loaders
     return loader
+
+
+def test_of_recorded_steps_a_whole_and_the_least_disturbed_one_counts():
+    """A loader that reads ahead asks for two batches before the first step: nothing lies between those."""
+    empty, slow, quick, part = (
+        Recorded([], ["operation"] * n, 0, s) for n, s in ((0, 0.0), (9, 3.0), (8, 2.0), (4, 1.0))
+    )
+    assert LoaderRecord({}, {}).recorded is None and LoaderRecord({}, {}, recordings=[empty]).recorded is None
+    assert LoaderRecord({}, {}, recordings=[empty, slow, quick, part]).recorded is quick
 
 
 def test_the_shares_of_calls_add_up_to_the_part_that_was_timed_whatever_looks_see_more_of():
