@@ -14,7 +14,8 @@ from fastload.profiling.verdict.trial_costs import FormatCosts
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
 
-_ROUNDS, _WARM_UP, _SECONDS = 3, 1, 2.0
+_ROUNDS, _WARM_UP = 3, 1  # calls of which the shortest counts, and those before
+_SECONDS = 2.0  # after which a shorter one is no longer waited for
 _LONGEST_S = 3.0  # of a step that is played again
 _SMALL = 32
 
