@@ -112,9 +112,11 @@ def feed(found: Figures) -> Figure:
 def training(found: Figures) -> Figure:
     """The ratio to the cached-batch step, and with it images/s, utilization and stalls."""
     rows = chosen(found, "training ", "ratio")
-    figure, (ratio, table) = plt.subplots(1, 2, figsize=(13, 1.6 + 0.55 * max(2, len(rows))),
+    lines = max(3, len(rows))
+    figure, (ratio, table) = plt.subplots(1, 2, figsize=(13, 1.6 + 0.55 * lines),
                                           gridspec_kw={"width_ratios": [1, 1.25]})  # fmt: skip
     bars(ratio, rows, "images/s over those of the same step on one cached batch")
+    ratio.set_ylim(lines - 0.5, -0.5)
     ratio.set_title("Training")
     table.axis("off")
     if rows:
@@ -123,9 +125,10 @@ def training(found: Figures) -> Figure:
                   _percent(value.get("stall_share")), _percent(value.get("watched_gap_share")),
                   _middle_text(value.get("counters", {}).get("power_w", {}).get("mean"))]
                  for _, value, _ in rows]  # fmt: skip
+        cells += [[""] * len(cells[0])] * (lines - len(rows))
         heads = ["images/s", "cached batch", "GPU utilization", "stall share\n(loader)", "gaps between\nsteps", "watts"]
         drawn = table.table(
-            cellText=cells, colLabels=heads, loc="center", cellLoc="center", bbox=[0, 0, 1, 1 + 1 / len(rows)]
+            cellText=cells, colLabels=heads, loc="center", cellLoc="center", bbox=[0, 0, 1, 1 + 1 / lines]
         )
         drawn.auto_set_font_size(False)
         drawn.set_fontsize(8.5)
@@ -134,8 +137,10 @@ def training(found: Figures) -> Figure:
     return figure
 
 
-def step_rate(found: Figures) -> Figure:
-    """The ratio to the cached-batch step against the rate of that step."""
+def step_rate(found: Figures) -> Figure | None:
+    """The ratio to the cached-batch step against the rate of that step; None: it was not measured."""
+    if not any(name.startswith("highest step rate") for name in found):
+        return None
     figure, axes = plt.subplots(figsize=(8.5, 4.6))
     axes.grid(color="#e6eaec")
     for cache, name in NAMES.items():
@@ -155,8 +160,7 @@ def step_rate(found: Figures) -> Figure:
     axes.set_xlabel("rate of the synthetic step on one cached batch, images/s")
     axes.set_ylabel("from FastLoader / on one cached batch")
     axes.set_title("How short a step may be, batches of augmented photos")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left")
+    axes.legend(loc="lower left")
     return figure
 
 
@@ -177,11 +181,12 @@ def draw(path: Path) -> list[Path]:
     found, record = read(path)
     plots.style()
     written = []
-    pictures: dict[str, Callable[[Figures], Figure]] = {
+    pictures: dict[str, Callable[[Figures], Figure | None]] = {
         "kernel": kernel, "feed": feed, "training": training, "step_rate": step_rate,
     }  # fmt: skip
     for name, picture in pictures.items():
-        figure = picture(found)
+        if (figure := picture(found)) is None:
+            continue
         figure.tight_layout(rect=(0, 0.04, 1, 1))
         machine, versions, device = (record.get(key, {}) for key in ("machine", "versions", "device"))
         figure.text(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.errors import OptionError
-from fastload.timing.clocks import Clock, CudaClock
+from fastload.timing.clocks import Clock, CudaClock, cuda_event
 
 _log = logging.getLogger("fastload")
 
@@ -179,7 +179,7 @@ class Backend:
 
     def _marked(self, stream: Any) -> Any:
         # Who waits for it sleeps: else `synchronize` keeps a CPU busy for as long as a copy takes.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        event = cuda_event(blocking=True)
         event.record(stream)
         return event
 

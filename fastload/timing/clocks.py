@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import threading
 import time
@@ -51,6 +53,29 @@ class HostClock(Clock):
     mark = staticmethod(time.perf_counter)
 
 
+@functools.cache
+def _kept_in_forks(event_class: Any) -> Any:
+    class Event(event_class):  # type: ignore[misc]
+        pid = 0
+
+        def __del__(
+            self, pid: Any = os.getpid, keep: Any = ctypes.pythonapi.Py_IncRef, as_object: Any = ctypes.py_object
+        ) -> None:
+            if self.pid != pid():
+                keep(as_object(self))
+
+    return Event
+
+
+def cuda_event(**options: bool) -> Any:
+    """Returns a `torch.cuda.Event` that a forked process never frees: there is no device, and torch would end it."""
+    import torch
+
+    event = _kept_in_forks(torch.cuda.Event)(**options)
+    event.pid = os.getpid()
+    return event
+
+
 class CudaClock(Clock):
     """CUDA events on the current stream of a device: they time the device, not the host, which runs ahead of it.
 
@@ -86,7 +111,7 @@ class CudaClock(Clock):
         self._free.append(mark)
 
     def _new(self) -> Any:
-        return self._torch.cuda.Event(enable_timing=True, blocking=self._blocking)
+        return cuda_event(enable_timing=True, blocking=self._blocking)
 
 
 @dataclass

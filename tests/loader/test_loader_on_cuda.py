@@ -45,14 +45,16 @@ def test_a_batch_is_augmented_on_the_gpu_as_on_the_cpu(packed, name, options):
     here = batches(packed, transforms, echo=options.get("echo", 1))
     there = batches(packed, transforms, device="cuda", **options)
     assert len(here) == len(there) > 0
-    # A level of rounding, which colour lets grow by its factors, divided by the smallest standard deviation.
-    levels = {"nothing": 0, "colour": 3.5}.get(name, 1)
+    # A level of rounding, divided by the smallest standard deviation. Colour lets it grow by its factors, and that of
+    # the hue of a pixel that is nearly gray further, seldom: of these images 1 value in 760 is off by 4 to 8 levels.
+    levels, seldom = {"nothing": (0, 0), "colour": (3.5, 12)}.get(name, (1, 1))
     for (images, labels), (images_there, labels_there) in zip(here, there, strict=True):
         assert images_there.is_cuda and images_there.dtype == images.dtype
         assert images_there.is_contiguous(memory_format=torch.channels_last)
         rounding = 0.05 if images.dtype == torch.bfloat16 else 1e-4
         difference = (images_there.cpu().float() - images.float()).abs()
-        assert difference.max() <= levels / 255 / 0.2 + rounding
+        assert difference.max() <= seldom / 255 / 0.2 + rounding
+        assert (difference > levels / 255 / 0.2 + rounding).float().mean() <= 0.01
         assert torch.allclose(labels_there.cpu(), labels)
 
 

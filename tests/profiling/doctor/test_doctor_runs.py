@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
+import torch
 
 from fastload.profiling.verdict import CAUSES
 from fastload.timing.results import WAITING
@@ -89,6 +90,17 @@ def test_a_script_that_dies_leaves_its_code_and_a_verdict_on_what_it_did(write, 
     done = doctor(*PYTHON)
     assert done.returncode == code and ("ValueError: mine" in done.stderr) == (code == 1)
     assert "none" not in verdict_of(done)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_workers_that_are_forked_after_steps_on_a_gpu_live(write):
+    write("""
+        for _ in range(3):
+            for images, numbers in DataLoader(Numbers(), batch_size=8, num_workers=2):
+                images.cuda().sum()
+    """)
+    assert found(doctor("--json", "out.json", *PYTHON))["num_steps"] == 24
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from child_processes import in_a_fork
 
 from fastload.profiling.doctor import examine
 from fastload.profiling.doctor.examine import Recording, loader_that_binds
@@ -247,6 +250,28 @@ def test_the_gpus_time_of_a_step_is_read_when_it_is_known_and_never_waited_for()
     marks[0].elapsed_time.assert_called_once_with(marks[1])
     assert all(mark.record.call_count == 1 for mark in marks)
     gpu.cuda.Event.assert_called_with(enable_timing=True)
+
+
+def test_a_forked_process_frees_none_of_the_gpus_events():
+    freed = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            pass
+
+        def __del__(self, here=os.getpid()):  # noqa: B008  # torch's ends a process that has no device
+            freed.append(1) if os.getpid() == here else os._exit(3)
+
+    gpu = Gpu()
+    gpu.cuda = SimpleNamespace(is_initialized=lambda: True, Event=Event)
+    kept = [gpu.mark()]
+    in_a_fork(kept.clear)
+    assert not freed
+    kept.clear()
+    assert freed
 
 
 def test_the_batch_size_of_a_loader_that_does_not_know_it_is_that_of_its_first_batch(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,30 +70,44 @@ def copied_in(tensor: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str,
     return bool(getattr(source, "device", None) != tensor.device)
 
 
+class _Mark:
+    """An event that a forked process never frees: there is no device, and torch would end the process."""
+
+    def __init__(self, event: Any) -> None:
+        self.event, self._pid = event, os.getpid()
+
+    def __del__(
+        self, pid: Any = os.getpid, keep: Any = ctypes.pythonapi.Py_IncRef, as_object: Any = ctypes.py_object
+    ) -> None:
+        if self._pid != pid():
+            keep(as_object(self.event))
+
+
 class Gpu:
     """The GPU's own time between two marks, read when it is available; None where CUDA was never initialized."""
 
     def __init__(self) -> None:
         self.cuda: Any = None
-        self._open: list[tuple[Any, Any]] = []
+        self._open: list[tuple[_Mark, _Mark]] = []
         self._last: float | None = None
 
-    def mark(self) -> Any:
+    def mark(self) -> _Mark | None:
         """Records an event on the current stream."""
         if self.cuda is None or not self.cuda.is_initialized():
             return None
         event = self.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        return _Mark(event)
 
-    def step_s(self, begin: Any) -> float | None:
+    def step_s(self, begin: _Mark | None) -> float | None:
         """Ends the step that began at a mark; returns the seconds of the latest step that has finished."""
-        if begin is None:
+        end = None if begin is None else self.mark()
+        if begin is None or end is None:
             return None
-        self._open.append((begin, self.mark()))
-        while self._open and self._open[0][1].query():
+        self._open.append((begin, end))
+        while self._open and self._open[0][1].event.query():
             first, second = self._open.pop(0)
-            self._last = first.elapsed_time(second) / 1e3
+            self._last = first.event.elapsed_time(second.event) / 1e3
         return self._last
 
 
