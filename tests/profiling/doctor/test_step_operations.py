@@ -92,6 +92,12 @@ def test_a_step_is_played_again_operation_by_operation(recorded):
     assert {"aten.convolution.default", "aten.convolution_backward.default"} <= {name for name, _ in trial.seen}
 
 
+def test_the_images_of_a_loader_that_reads_ahead_are_those_of_the_batch_before(recorded):
+    before = IMAGES.clone()
+    found = recorded(lambda: train(before))
+    assert found.images in {one["tensor"] for _, args, _, _ in found.operations for one in args if isinstance(one, dict)}
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_images_memory_format_goes_as_far_as_in_the_script(recorded, channels_last):
     images = IMAGES.contiguous(memory_format=torch.channels_last) if channels_last else IMAGES

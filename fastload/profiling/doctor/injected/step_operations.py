@@ -30,8 +30,8 @@ class StepRecorder:
         self._operations: list[Any] = []
         self._tensors: list[Any] = []  # [shape, dtype, strides] of each, once for each operation that returned it
         self._known: dict[Any, int] = {}  # the latest number of the tensor that lies at an address in such a way
-        self._failed = False
-        self._images = self._number_of(images)
+        self._failed, self._images = False, 0
+        self._number_of(images)
         self._mode = _mode_class()(self)
         self._mode.__enter__()
         self._begun, self._busy = _now(), 0.0  # seconds in operations, and in recording them
@@ -108,6 +108,8 @@ class StepRecorder:
         shape, dtype, strides = list(tensor.shape), str(tensor.dtype).replace("torch.", ""), list(tensor.stride())
         place = tensor.data_ptr(), tuple(shape), dtype, tuple(strides)
         if new or place not in self._known:
+            if not new and self._tensors and [shape, dtype, strides] == self._tensors[self._images]:
+                return self._images  # of a loader that reads ahead: the step is of the batch before
             self._known[place] = len(self._tensors)
             self._tensors.append([shape, dtype, strides])
         return self._known[place]
