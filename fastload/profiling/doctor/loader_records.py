@@ -196,13 +196,14 @@ class LoaderRecord:
 
     @property
     def recorded(self) -> Recorded | None:
-        """The recorded step with the least time between its operations, of those that are no part of one.
+        """The recorded step of a full batch with the least time between its operations; None: there is none.
 
-        A loader that reads ahead asks for two batches at first, and nothing lies in between.
+        A loader that reads ahead asks for two batches at first, and nothing lies in between: that is no step.
         """
         most = max((len(one.operations) for one in self.recordings), default=0)
         whole = [one for one in self.recordings if len(one.operations) > most / 2]
-        return min(whole, key=lambda one: one.between_s, default=None)
+        full = max((one.batch_size for one in whole), default=0)
+        return min((one for one in whole if one.batch_size == full), key=lambda one: one.between_s, default=None)
 
     @property
     def inner_per_batch(self) -> float:

@@ -37,6 +37,11 @@ class Recorded:
     images: int
     between_s: float = 0.0
 
+    @property
+    def batch_size(self) -> int:
+        """Images in the batch."""
+        return self.tensors[self.images][0][0]
+
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:

@@ -74,12 +74,16 @@ def judged(folder: Path, *fetches: dict, steps: int = 4, **of_a_step: float) -> 
 
 
 def test_of_recorded_steps_a_whole_and_the_least_disturbed_one_counts():
-    """A loader that reads ahead asks for two batches before the first step: nothing lies between those."""
-    empty, slow, quick, part = (
-        Recorded([], ["operation"] * n, 0, s) for n, s in ((0, 0.0), (9, 3.0), (8, 2.0), (4, 1.0))
+    """A loader that reads ahead asks for two batches before the first step: nothing lies between those.
+
+    An epoch's last batch may be a small one.
+    """
+    empty, slow, quick, part, small = (
+        Recorded([((size, 3, 8, 8), "float32", ())], ["operation"] * n, 0, s)
+        for size, n, s in ((32, 0, 0.0), (32, 9, 3.0), (32, 8, 2.0), (32, 4, 1.0), (20, 9, 1.0))
     )
     assert LoaderRecord({}, {}).recorded is None and LoaderRecord({}, {}, recordings=[empty]).recorded is None
-    assert LoaderRecord({}, {}, recordings=[empty, slow, quick, part]).recorded is quick
+    assert LoaderRecord({}, {}, recordings=[empty, slow, quick, part, small]).recorded is quick
 
 
 def test_the_shares_of_calls_add_up_to_the_part_that_was_timed_whatever_looks_see_more_of():
