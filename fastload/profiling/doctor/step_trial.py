@@ -239,7 +239,8 @@ def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> Format
     if own_s > _LONGEST_S:
         return None
     with torch_threads(max(1, round(own_cpus))):
-        contiguous_s, channels_last_s = (_least_s(Replay(recorded, channels_last=last)) for last in (False, True))
+        formats = [Replay(recorded, channels_last=last) for last in (False, True)]
+        contiguous_s, channels_last_s = _least_of_each_s(formats)
         images = torch.rand(tuple(recorded.tensors[recorded.images][0]))
         convert_s = _least_s(lambda: images.contiguous(memory_format=torch.channels_last))
     return FormatCosts(contiguous_s, channels_last_s, convert_s, recorded.between_s)
@@ -247,12 +248,18 @@ def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> Format
 
 def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:
     """Returns the seconds of the shortest of a few calls, each after a pause; of long ones, of one after another."""
-    taken_s: list[float] = []
-    while len(taken_s) < _WARM_UP + _ROUNDS and (len(taken_s) <= _WARM_UP or sum(taken_s) < _SECONDS):
-        begun_s = pause(pause_s)
-        call()
-        taken_s.append(time.perf_counter() - begun_s)
-    return min(taken_s[_WARM_UP:])
+    return _least_of_each_s([call], pause_s)[0]
+
+
+def _least_of_each_s(calls: Sequence[Callable[[], Any]], pause_s: float = 0.0) -> list[float]:
+    """Returns that of each, called in turn, so that what else the machine does meanwhile holds them up equally."""
+    taken_s: list[list[float]] = [[] for _ in calls]
+    while len(taken_s[0]) < _WARM_UP + _ROUNDS and (len(taken_s[0]) <= _WARM_UP or sum(taken_s[0]) < _SECONDS):
+        for call, seconds in zip(calls, taken_s, strict=True):
+            begun_s = pause(pause_s)
+            call()
+            seconds.append(time.perf_counter() - begun_s)
+    return [min(seconds[_WARM_UP:]) for seconds in taken_s]
 
 
 def pause(seconds: float) -> float:

@@ -228,12 +228,14 @@ def test_a_recorded_step_has_the_results_of_one_that_is_not(recorded, mode):
 def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatch):
     found, seen, before = recorded(train), [], torch.get_num_threads()
 
-    def least_s(call, pause_s=0.0):
-        call()
-        seen.append(torch.get_num_threads())
-        return float(len(seen))
+    def least_of_each_s(calls, pause_s=0.0):
+        begun = len(seen)
+        for call in calls:
+            call()
+            seen.append(torch.get_num_threads())
+        return [float(number + 1) for number in range(begun, len(seen))]
 
-    monkeypatch.setattr(step_trial, "_least_s", least_s)
+    monkeypatch.setattr(step_trial, "_least_of_each_s", least_of_each_s)
     costs = measure_formats(found, own_s=0.1, own_cpus=1.2)
     assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
     assert costs.between_s == found.between_s
@@ -248,6 +250,9 @@ def test_a_long_step_is_played_once_after_one_that_warms_up(monkeypatch):
     assert step_trial._least_s(lambda: calls.append(1)) == 1.0 and len(calls) == 2
     monkeypatch.setattr(step_trial, "time", SimpleNamespace(perf_counter=lambda: 0.01 * next(clock)))
     assert step_trial._least_s(lambda: calls.append(1)) == pytest.approx(0.01) and len(calls) == 2 + 4
+    del calls[:]
+    step_trial._least_of_each_s([lambda: calls.append("one"), lambda: calls.append("other")])
+    assert calls == ["one", "other"] * 4
 
 
 @pytest.mark.parametrize("known", [True, False])
