@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 from child_processes import in_a_fork
 
 from fastload.timing import clocks
+
+torch = pytest.importorskip("torch")
 
 
 def test_a_forked_process_frees_no_event(monkeypatch):
