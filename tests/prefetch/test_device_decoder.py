@@ -349,19 +349,23 @@ def test_epochs_broken_off_leave_neither_images_nor_a_locked_decoder(varied, ali
 
 
 def test_a_thread_that_gathers_files_leaves_those_alone_that_another_decodes(varied):
-    backend, seen, turn, both = Device(), dict[int, None](), threading.Lock(), threading.Event()
-    decoding = backend.decoding
+    backend, seen, turn = Device(), dict[int, None](), threading.Lock()
+    decoding, second, both = backend.decoding, threading.Event(), threading.Event()
 
     def after_another_gathered():
         this, is_main = threading.get_ident(), threading.current_thread() is threading.main_thread()
         with turn:
-            # The second thread starts when the first has filled a slot, and waits for its next one.
-            waits = not is_main and len(seen) == 1 and this not in seen
-            if len(seen) == 2 and this == next(iter(seen)):
-                both.set()
+            # The first thread waits with its next files until the second has gathered, and that one for the first.
+            again = this == next(iter(seen), None)
             if not is_main:  # which tries whether the device decodes
                 seen[this] = None
-        assert not waits or both.wait(600), "two threads read"
+            waits = len(seen) == 2 and not both.is_set() and not again and not is_main
+        if again:
+            assert second.wait(600), "two threads read"
+            both.set()
+        if waits:
+            second.set()
+            assert both.wait(600), "the first goes on"
         return decoding()
 
     def whole(files, channels):
