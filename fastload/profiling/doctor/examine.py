@@ -267,6 +267,8 @@ def _with_format_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         f"a trial here: the operations of a step take {seconds_text(costs.contiguous_s)} with images that lie as in "
         f"these batches, {seconds_text(costs.channels_last_s)} with images in channels_last memory"
     )
+    if costs.left_out:
+        note += f"; {costs.left_out} of {len(loader.recorded.operations)} could not be played again, and are left out"
     return replace(demands, by_format=costs, notes=(*demands.notes, note))
 
 
@@ -305,6 +307,7 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         seen,
         0.0 if demands.on_device else found.own_beside_fastloader_s(demands),
         model.own_cpus,
+        around_s=found.around_s(demands),
         transforms=not keeps and not demands.timed_device,
         recorded=loader.recorded,
         pause_s=0.0 if model.workers else min(made_s, _LONG_S),

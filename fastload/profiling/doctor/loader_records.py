@@ -114,8 +114,8 @@ def fetch_of(pid: int, event: Event) -> Fetch:
         if name == "lock":
             lock_s += part_blocked
     # Meanwhile another thread pickles the batch before, and holds the GIL: the fetch waits for that.
-    running["hand-over"] = event["out"][1]
-    unknown = max(0.0, blocked.pop("transform", 0.0) - running["hand-over"])
+    meanwhile, running["hand-over"] = event["out"]
+    unknown = max(0.0, blocked.pop("transform", 0.0) - meanwhile)
     # While the fetching thread waits, other threads of its process may read or decode for it.
     others = {name: value for name, value in event["others"].items() if name != "lock"}
     total = sum(other_wall for other_wall, _ in others.values())

@@ -83,12 +83,13 @@ def measure_fastloader(
     transforms: bool,
     recorded: Recorded | None = None,
     pause_s: float = 0.0,
+    around_s: float = 0.0,
 ) -> FastLoaderCosts:
     """Returns what a `FastLoader` takes for a batch, and how far it slows down steps that take `own_s` alone.
 
     These steps, which have so many CPUs, are a recorded one played again, or of a small network if there is none; 0:
-    they are a device's, and none is tried. Before each of them the loop is busy for `pause_s`, with making the batch
-    itself.
+    they are a device's, and none is tried. `around_s` of them another loader works on the batch. Before each of them
+    the loop is busy for `pause_s`, with making the batch itself.
     Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
@@ -101,7 +102,7 @@ def measure_fastloader(
     largest = max(seen.channels * height * width, 4 * seen.channels * math.prod(seen.size))
     batch_size = max(1, min(seen.batch[0], _MOST_BYTES // largest))
     share = batch_size / seen.batch[0]
-    seen, own_s = replace(seen, batch=(batch_size, *seen.batch[1:])), share * own_s
+    seen, own_s, around_s = replace(seen, batch=(batch_size, *seen.batch[1:])), share * own_s, share * around_s
     # An epoch of few batches, made in little time, is mostly its begin.
     size = batch_size * seen.channels * height * width
     most = max(2, min(4, _MOST_BYTES // size), min(_MOST_BATCHES, _SOME_BYTES // size))
@@ -128,9 +129,8 @@ def measure_fastloader(
             if own_s:
                 with torch_threads(max(1, round(own_cpus))):
                     shape = (batch_size, seen.channels, *seen.size)
-                    costs = _beside_steps(
-                        loader, costs, TrialStep(recorded if share == 1 else None, own_s, shape, pause_s), pause_s
-                    )
+                    step = TrialStep(recorded if share == 1 else None, own_s, shape, pause_s, around_s)
+                    costs = _beside_steps(loader, costs, step, pause_s)
             return replace(costs, batch=Work(made_s / share))
 
 

@@ -156,7 +156,11 @@ def contending(fetches: Sequence[Fetch], stride: int, steps: Sequence[Step]) -> 
 
     Every `stride`-th batch is among the fetches. Empty: it is not known when batches were made.
     """
-    spans = [(fetch.begin_s, fetch.begin_s + fetch.wall_s, fetch.work) for fetch in fetches if fetch.wall_s > 0]
+    spans = []
+    for fetch in fetches:
+        if fetch.wall_s > 0:  # and then it is handed over
+            end_s = fetch.begin_s + fetch.wall_s + fetch.work.stages.get("hand-over", Work()).running_s
+            spans.append((fetch.begin_s, end_s, fetch.work))
     if not spans:
         return ()
     spans.sort(key=lambda span: span[0])

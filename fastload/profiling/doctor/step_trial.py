@@ -86,6 +86,11 @@ class Replay:
             self._calls.append(_Call([*_functions(name)], args, kwargs, returned, over))
         self()
 
+    @property
+    def left_out(self) -> int:
+        """Number of operations that are left out."""
+        return sum(not call.functions for call in self._calls)
+
     def __call__(self) -> None:
         values = dict(self._given)
         for call in self._calls:
@@ -175,13 +180,16 @@ class TrialStep:
     """A training step that takes about so long after a pause: a recorded one, then steps of a small network.
 
     The pause is what the loop does meanwhile, and from which a step begins with cold caches and sleeping threads. Where
-    none is recorded, or is a part of it, steps of a small network for such images take its place.
+    none is recorded, or is a part of it, steps of a small network for such images take its place. `around_s` of it are
+    arithmetic on a batch of floating-point images, as in a loader that normalizes those of another one.
     """
 
     def __init__(
-        self, recorded: Recorded | None, seconds: float, shape: tuple[int, int, int, int], pause_s: float = 0.0
-    ) -> None:
+        self, recorded: Recorded | None, seconds: float, shape: tuple[int, int, int, int], pause_s: float = 0.0,
+        around_s: float = 0.0,
+    ) -> None:  # fmt: skip
         self._rounds, self._more = 1, 0
+        self._before, seconds = _arithmetic(shape, around_s), seconds - around_s
         self._small_step = _step_of_vectors()
         if recorded is not None and seconds <= _LONGEST_S:
             self._step: Callable[[], None] = Replay(recorded)
@@ -191,10 +199,27 @@ class TrialStep:
             self._rounds = max(1, round(seconds / _least_s(self._step, pause_s)))
 
     def __call__(self) -> None:
+        self._before()
         for _ in range(self._rounds):
             self._step()
         for _ in range(self._more):
             self._small_step()
+
+
+def _arithmetic(shape: tuple[int, int, int, int], seconds: float) -> Callable[[], None]:
+    """Returns what takes about so long, image by image of such a batch."""
+    import torch
+
+    if seconds <= 0:
+        return lambda: None
+    images = torch.zeros(shape)
+    count = round(seconds / _least_s(lambda: [image.add_(1.0) for image in images]) * len(images))
+
+    def compute() -> None:
+        for number in range(count):
+            images[number % len(images)].add_(1.0)
+
+    return compute
 
 
 def _step_of_vectors() -> Callable[[], None]:
@@ -243,7 +268,8 @@ def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> Format
         contiguous_s, channels_last_s = _least_of_each_s(formats)
         images = torch.rand(tuple(recorded.tensors[recorded.images][0]))
         convert_s = _least_s(lambda: images.contiguous(memory_format=torch.channels_last))
-    return FormatCosts(contiguous_s, channels_last_s, convert_s, recorded.between_s)
+    left_out = max(one.left_out for one in formats)
+    return FormatCosts(contiguous_s, channels_last_s, convert_s, recorded.between_s, left_out)
 
 
 def _least_s(call: Callable[[], Any], pause_s: float = 0.0) -> float:

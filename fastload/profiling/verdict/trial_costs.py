@@ -30,6 +30,7 @@ class FormatCosts:
     channels_last_s: float
     convert_s: float  # to bring a batch's images from the first format into the second
     between_s: float = math.inf  # of the step, between its operations; infinite: not known
+    left_out: int = 0  # operations that could not be played again, and cost nothing here
 
 
 @dataclass(frozen=True)

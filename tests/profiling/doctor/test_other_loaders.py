@@ -33,10 +33,15 @@ STAND_INS = {
     "webdataset/pipeline.py": """
         from torch.utils.data import IterableDataset
         class DataPipeline(IterableDataset):
-            def __init__(self, source, change=iter):
-                self.source, self.change = source, change
-            def __iter__(self):
+            def __init__(self, source, change=iter, batches=None):
+                self.source, self.change, self.batches = source, change, batches
+            def iterator(self):
                 yield from self.change(self.source)
+            def __iter__(self):
+                return itertools.islice(self.iterator(), self.batches) if self.batches else self.iterator()
+        class WebLoader(DataPipeline):
+            pass
+        import itertools
     """,
     "fastai/data/load.py": """
         import torch.utils.data.dataloader as torchs
@@ -135,6 +140,10 @@ SCRIPT = """
         rows = [row for batch in loader for row in batch]
         return [torch.stack(rows[begin : begin + 16]) for begin in range(0, len(rows), 16)]
 
+    def whole(loader):
+        for batch in loader:
+            yield torch.stack(list(batch))
+
     def loop(loader, seconds=0.005):
         steps = 0
         for batch in loader:
@@ -150,7 +159,7 @@ SCRIPT = """
         from ffcv.loader.loader import Loader
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
         from timm.data.loader import PrefetchLoader
-        from webdataset.pipeline import DataPipeline
+        from webdataset.pipeline import DataPipeline, WebLoader
         for loader in LOADERS:
             for epoch in range(2):
                 print(loop(loader))
@@ -172,6 +181,7 @@ LOADERS = {
     "PrefetchLoader(Ahead(Numbers(), 8, num_workers=1))": (8, 16),
     "DataLoader(DataPipeline(Stream()), 8)": (8, 18),
     "DataPipeline(DataLoader(Stream(), 4, num_workers=1), anew)": (4, 36),
+    "WebLoader(DataLoader(Stream(), 8, num_workers=1), whole, 5)": (5, 18),
     "Fastais(Numbers())": (8, 16),
     "DALIGenericIterator(6)": (6, 0),
     "Loader(6)": (6, 0),
@@ -283,3 +293,46 @@ def test_batches_that_are_taken_in_a_row_share_the_work_on_them(tmp_path):
     assert found.trains and len(own_s) == 32 and min(own_s) > 0.0045
     begins = [record.step.begin_s for record in found.steps.kept]
     assert begins == sorted(begins)
+
+
+HANDED_OVER = """
+    import time
+    import torch
+    from torch.utils.data import DataLoader
+
+    def as_they_are(samples):  # a thread of the worker copies them into shared memory
+        return samples
+
+    for batch in DataLoader(torch.ones(40, 1 << 20), 2, num_workers=2, collate_fn=as_they_are):
+        time.sleep(0.05)  # the workers wait to be asked for the next batch
+"""
+
+
+def test_what_a_worker_takes_to_hand_a_batch_over_counts_also_where_it_is_idle_meanwhile(tmp_path):
+    _, [found] = run(tmp_path, HANDED_OVER)
+    later = [one for number, one in enumerate(found.fetches) if one.pid in {f.pid for f in found.fetches[:number]}]
+    handed_over_s = [fetch.work.stages["hand-over"].running_s for fetch in later]
+    assert len(later) == 18
+    # Copying 8 MB takes far longer than to pick two rows.
+    assert sum(handed_over_s) > sum(sum(w.running_s for w in one.work.stages.values()) for one in later) / 2
+
+
+LEFT = """
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+    from torch.utils.data import DataLoader
+
+    weight = torch.ones(1, requires_grad=True)
+    for step, images in enumerate(DataLoader(torch.ones(64, 3, 4, 4), 4)):
+        (images * weight).sum().backward()
+        if step == 1:
+            print(_get_current_dispatch_mode() is not None)
+            break
+    for images in DataLoader(torch.ones(8, 3, 4, 4), 4):
+        print(_get_current_dispatch_mode() is not None)
+"""
+
+
+def test_the_recording_of_a_step_that_was_left_by_break_ends_when_the_next_loop_begins(tmp_path):
+    output, _ = run(tmp_path, LEFT)
+    assert output.split() == ["True", "False", "False"]

@@ -148,7 +148,7 @@ def test_an_operation_that_fails_or_is_not_known_here_is_left_out(recorded):
     broken = Replay(Recorded(found.tensors, operations, found.images))
     broken()
     left_out = [one[0] for one, call in zip(operations, broken._calls, strict=True) if not call.functions]
-    assert left_out == [operations[0][0], "other.relu.default", "other.relu.default"]
+    assert left_out == [operations[0][0], "other.relu.default", "other.relu.default"] and broken.left_out == 3
 
 
 def test_an_operation_that_fails_only_later_is_left_out_then(recorded):
@@ -269,3 +269,13 @@ def test_a_trial_step_takes_about_so_long(recorded, monkeypatch, known, seconds)
         (1, round(max(0.0, seconds - 1))) if replayed else (max(1, round(seconds)), 0)
     )
     assert pauses == [0.003, 0.0][: 1 + replayed], "a small step comes right after the others"
+
+
+def test_what_a_loader_around_another_one_does_is_played_as_arithmetic_on_its_images(monkeypatch):
+    monkeypatch.setattr(step_trial, "_least_s", lambda *_: 0.01)
+    step = TrialStep(None, 0.035, (4, 3, 16, 16), around_s=0.025)
+    with Names() as trial:
+        step()
+    # In 25 ms as many images as in two batches and a half; the other 10 ms are one step of a small network.
+    assert trial.seen.count(("aten.add_.Tensor", [[3, 16, 16]])) == 10
+    assert sum(name == "aten.convolution.default" for name, _ in trial.seen) == 2

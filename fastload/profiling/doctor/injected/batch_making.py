@@ -153,6 +153,9 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
             for part, values in metering.parts.items()
         }
         num_h5_threads = len(metering.h5_threads)
+        # A batch is pickled and sent while the next one is made, or while the worker waits to be asked for that.
+        handed_over = metering.parts.get("out", [0.0, 0.0])[1] if worker_id() >= 0 else 0.0
+        since, metering.handed_over = metering.handed_over, handed_over
     others.pop("into", None)
     out, h5 = others.pop("out", [0.0, 0.0]), others.pop("inside h5py", [0.0, 0.0])
     event: dict[str, Any] = {
@@ -163,7 +166,7 @@ def _event(fetch: OpenFetch, before: dict[str, Any], begin: float, taken: tuple[
         "delay": delay,
         "parts": fetch.parts,
         "others": {part: value for part, value in others.items() if value[0] > 0},
-        "out": out,
+        "out": [out[1], handed_over - since],
         "h5": [*h5, num_h5_threads],
         "decoded": fetch.decoded,
     }

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-import types
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -225,14 +224,15 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
                 probe = probe or sys.modules["fastload.timing.probe"].Probe(clock)
             torch = sys.modules.get("torch")
             if torch is not None:  # not before the first loop: earlier imports have seen torch unchanged
-                time_copy(torch.Tensor, "to", moved)
-                time_copy(torch.Tensor, "cuda", moved)
-                time_copy(torch.Tensor, "copy_", copied_in)
+                for name, counts in (("to", moved), ("cuda", moved), ("copy_", copied_in)):
+                    time_copy(torch.Tensor, name, counts)
             state = LoaderState.of(self)
             passes = state.passes
             state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
             note_fault("loader")
+        if thread.current is not None:
+            thread.current.end_recording(whole=False)  # of a step within which this begins, or that was left by break
         making, thread.making = thread.making, id(self)
         try:
             iterator = original(self, probe) if takes_probe else original(self)
@@ -242,13 +242,12 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
             return iterator
         try:
             state.probe = probe
-            if isinstance(iterator, types.GeneratorType):
+            if state.passes != passes:  # of a subclass that calls `super().__iter__()`, and comes here twice
+                return iterator
+            if type(iterator).__module__ in ("builtins", "itertools"):  # a generator, a slice of one
                 state.epoch_begins(begin)
                 return _watched(iterator, state)
-            # A subclass that calls `super().__iter__()` comes here twice; a class that is not timed, never.
-            if state.passes == passes and any(
-                hasattr(vars(one).get("__next__"), _TIMED) for one in type(iterator).mro()
-            ):
+            if any(hasattr(vars(one).get("__next__"), _TIMED) for one in type(iterator).mro()):
                 iterator.__dict__["_fastload_doctor"] = state
                 state.epoch_begins(begin, getattr(iterator, "_workers", None))
         except Exception:  # noqa: BLE001  # an iterator that takes no attributes is not metered
@@ -260,7 +259,7 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watched(batches: Any, state: LoaderState) -> Generator[Any, None, Any]:
-    """Yields what a generator yields, each wait for it timed."""
+    """Yields what a generator or the like yields, each wait for it timed."""
     try:
         while True:
             try:
@@ -269,7 +268,7 @@ def _watched(batches: Any, state: LoaderState) -> Generator[Any, None, Any]:
                 return end.value
             yield batch
     finally:
-        batches.close()
+        getattr(batches, "close", lambda: None)()  # a slice has none
 
 
 def asking(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -110,6 +110,7 @@ class ProcessTotals(OpenFetch):
         self._h5_in = 0
         self._h5_since = 0.0
         self.h5_threads: set[int] = set()  # that were in h5py
+        self.handed_over = 0.0  # CPU seconds of part `out` when the last batch was made
 
     def add(self, part: str, wall: float, cpu: float) -> None:
         with self.guard:
