@@ -1,6 +1,7 @@
 """Applies a change to the loaders of a script of the exam, and measures its loops. Python imports it at its start.
 
-EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some thousand samples, made before, are handed out again and again),
+EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some samples, made before, are handed out again and again, after as
+much CPU time as it took Pillow to decode them),
 `one tensor` (workers hand each batch over as one tensor, which the loop takes apart), `channels_last` (a batch's images
 are brought into the memory format of FastLoader's), `pack` (the loaders for which EXAM_PACK, a file that defines
 `replace(arguments)`, returns another one), or empty.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_KEPT = 2048
+MOST_KEPT_BYTES = 64 * 2**20  # forked workers take far longer to read more: each page is mapped anew for each of them
 ALIGNED = 16  # bytes
 WARM_UP = 2  # steps
 
@@ -169,22 +171,76 @@ def install(change: str, pack: str, out: str) -> None:
 
 
 class Kept:
-    """The first samples of a dataset, again and again."""
+    """Some samples of a dataset, from all over it, again and again; each takes the CPU time that decoding it took."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._samples = [dataset[number] for number in range(min(len(dataset), MOST_KEPT))]
+        self._samples: list[tuple[Any, float]] = []
+        decoding = Decoding()
+        first = dataset[0]
+        most = min(len(dataset), MOST_KEPT, max(1, MOST_KEPT_BYTES // max(1, nbytes(first))))
+        for number in range(most):
+            decoding.seconds = 0.0
+            sample = dataset[number * len(dataset) // most]
+            self._samples.append((sample, decoding.seconds))
+        decoding.over()
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return self._samples[index % len(self._samples)]
+        end_s = time.thread_time()
+        sample, seconds = self._samples[index % len(self._samples)]
+        end_s += seconds
+        while time.thread_time() < end_s:
+            pass
+        return sample
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
+
+
+class Decoding:
+    """Adds up the CPU time that Pillow takes to decode images, until it is `over`."""
+
+    def __init__(self) -> None:
+        from PIL import Image, ImageFile
+
+        self.seconds = 0.0
+        self._depth = 0
+        self._patched = [(ImageFile.ImageFile, "load"), (Image.Image, "convert"), (Image, "open")]
+        self._before = [getattr(owner, name) for owner, name in self._patched]
+        for (owner, name), call in zip(self._patched, self._before, strict=True):
+            setattr(owner, name, self._timed(call))
+
+    def _timed(self, call: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun_s = time.thread_time()
+            self._depth += 1
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds += time.thread_time() - begun_s
+
+        return timed
+
+    def over(self) -> None:
+        """Puts everything back."""
+        for (owner, name), call in zip(self._patched, self._before, strict=True):
+            setattr(owner, name, call)
+
+
+def nbytes(thing: Any) -> int:
+    """Returns the bytes of all tensors and arrays in a sample."""
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, (list, tuple)):
+        return sum(map(nbytes, thing))
+    return int(getattr(thing, "nbytes", 0))
 
 
 class AsOneTensor:

@@ -283,9 +283,9 @@ def _with_one_tensor_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what batches of one tensor cost to hand over, where batches of several cost much."""
     if len(loader.sizes) < 2 or all(cure.cause != "hand-over" for cure in judge(demands).cures):
         return demands
-    costs = measure_worker([sum(loader.sizes)])
+    costs = measure_worker(loader.sizes, as_one=True)
     note = (
-        f"a trial here: as one tensor such a batch costs a worker {seconds_text(costs.batch.total_s)}, and the loop "
+        f"a trial here: copied into one tensor such a batch costs a worker {seconds_text(costs.batch.total_s)}, and the loop "
         f"{seconds_text(costs.receive_s)}"
     )
     return replace(demands, as_one_tensor=costs, notes=(*demands.notes, note))

@@ -208,16 +208,17 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
     return found
 
 
-def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
+def measure_worker(sizes: Sequence[int], *, as_one: bool = False) -> WorkerCosts:
     """Returns what a worker process of a `DataLoader` costs, for batches of tensors of so many bytes.
 
+    With `as_one` it first copies them into one tensor, which is then handed over.
     Of large batches a part is handed over, since several at once have to find room in /dev/shm; the time is multiplied.
     """
     from torch.utils.data import DataLoader
 
     times = max(1.0, sum(sizes) / _MOST_HANDED)
     sizes = [round(size / times) for size in sizes]
-    loader: DataLoader[Any] = DataLoader(_Ready(sizes), batch_size=None, num_workers=1)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(_Ready(sizes, as_one), batch_size=None, num_workers=1)  # type: ignore[arg-type]
     begun_s = time.perf_counter()
     batches = iter(loader)
     next(batches)
@@ -240,10 +241,13 @@ def measure_worker(sizes: Sequence[int]) -> WorkerCosts:
 
 
 class _Ready:
-    """Batches that lie ready."""
+    """Batches that lie ready, or whose tensors do, which are copied `as_one`."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], as_one: bool) -> None:
+        import torch
+
         self._sizes = sizes
+        self._parts = [torch.ones(max(1, size), dtype=torch.uint8) for size in sizes] if as_one else []
 
     def __len__(self) -> int:
         return 1 << 20
@@ -251,4 +255,6 @@ class _Ready:
     def __getitem__(self, index: int) -> list[Any]:
         import torch
 
+        if self._parts:
+            return [torch.cat(self._parts)]
         return [torch.zeros(max(1, size), dtype=torch.uint8) for size in self._sizes]

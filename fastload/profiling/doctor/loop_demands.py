@@ -77,6 +77,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         epochs=tuple(loader.epochs),
         starts_s=starts(loader),
         receive_s=statistics.fmean(record.receive.running_s for record in records) if workers else 0.0,
+        usual_receive_s=statistics.median(record.receive.running_s for record in records) if workers else 0.0,
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in records) if workers else 0.0,
         wrapped=loader.inner > 0 and loader.inner_per_batch == 1.0,
         step_running_s=statistics.fmean(record.running_s for record in records),

@@ -44,6 +44,7 @@ class Demands:
     # one cost beyond usual ones; empty: not known
     starts_s: tuple[float, ...] = ()
     receive_s: float = 0.0  # mean CPU time of the loop for receiving a batch, part of its wait
+    usual_receive_s: float = 0.0  # the median of these times
     wrapped: bool = False  # whether that is, in part, the work of another loader around this one, such as timm's
     # Mean time that receiving a batch waits for the worker that made it: a thread of that process passes the memory on,
     # and gets its GIL late while it runs Python
@@ -207,7 +208,7 @@ class Costs:
     def around_s(self, demands: Demands) -> float:
         """Returns what a loader around the one that would be replaced does with each batch in the loop's process."""
         receive_s = demands.by_a_worker.receive_s if demands.by_a_worker is not None and self.model.workers else 0.0
-        return max(0.0, self.model.receive_s - receive_s) if demands.wrapped else 0.0
+        return max(0.0, demands.usual_receive_s - receive_s) if demands.wrapped else 0.0
 
     def with_channels_last(self, demands: Demands) -> LoopModel:
         """Returns the loop that brings each batch's images into channels_last memory first."""

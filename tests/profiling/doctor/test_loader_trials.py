@@ -84,10 +84,14 @@ def test_a_trial_that_fails_is_named_and_the_verdict_stays(monkeypatch, which):
 
 def test_many_tensors_a_batch_are_tried_as_one(monkeypatch):
     tried = []
-    monkeypatch.setattr(examine, "measure_worker", lambda sizes: (tried.append(sizes), measure_worker(sizes))[1])
+    monkeypatch.setattr(
+        examine, "measure_worker", lambda sizes, **kw: (tried.append((sizes, kw)), measure_worker(sizes, **kw))[1]
+    )
     found = fastload.diagnose(DataLoader(Rows(), None, num_workers=1), lambda batch: None, seconds=1.5)
-    assert [len(sizes) for sizes in tried] == [40, 1] and sum(tried[0]) == tried[1][0] == 40 * 4 * 8
-    assert "a trial here: as one tensor such a batch costs a worker" in "\n".join(found.verdict.evidence)
+    assert tried == [((32,) * 40, {}), ((32,) * 40, {"as_one": True})]
+    [whole] = loader_trials._Ready([8, 0, 24], as_one=True)[0]
+    assert len(whole) == 33
+    assert "a trial here: copied into one tensor such a batch costs a worker" in "\n".join(found.verdict.evidence)
     assert "fastload pack" not in found.verdict.sentence, "these are no images"
 
 

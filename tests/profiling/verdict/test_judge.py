@@ -255,7 +255,9 @@ def test_a_step_takes_at_most_what_its_operations_took_by_themselves_once_nothin
 
 
 def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_takes_the_place_of_the_inner_one():
-    base = replace(demands(wait=45, decoding=(90, 0), workers=2), receive_s=9 * MS, step_running_s=5 * MS)
+    base = replace(
+        demands(wait=45, decoding=(90, 0), workers=2), receive_s=9 * MS, usual_receive_s=9 * MS, step_running_s=5 * MS
+    )
     base = replace(
         base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False,
         by_a_worker=WorkerCosts(Work(), receive_s=2 * MS),
