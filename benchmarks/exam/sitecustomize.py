@@ -189,11 +189,11 @@ class Kept:
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
-        end_s = time.thread_time()
         sample, seconds = self._samples[index % len(self._samples)]
-        end_s += seconds
-        while time.thread_time() < end_s:
-            pass
+        if seconds:
+            end_s = time.thread_time() + seconds
+            while time.thread_time() < end_s:
+                pass
         return sample
 
     def __getattr__(self, name: str) -> Any:

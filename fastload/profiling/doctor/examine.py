@@ -285,8 +285,8 @@ def _with_one_tensor_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         return demands
     costs = measure_worker(loader.sizes, as_one=True)
     note = (
-        f"a trial here: copied into one tensor such a batch costs a worker {seconds_text(costs.batch.total_s)}, and the loop "
-        f"{seconds_text(costs.receive_s)}"
+        f"a trial here: copied into one tensor such a batch costs a worker {seconds_text(costs.batch.total_s)}, "
+        f"and the loop {seconds_text(costs.receive_s)}"
     )
     return replace(demands, as_one_tensor=costs, notes=(*demands.notes, note))
 

@@ -24,6 +24,8 @@ PACKED = ("reading", "decoding", "collate", "lock contention")
 """Causes whose cure is to pack the images and to load them by FastLoader."""
 
 
+_PICKLED = 3.0  # times what tensors of so many bytes cost; who costs more is pickled
+
 _LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory, nor saved by another memory format
 
 
@@ -224,11 +226,25 @@ class Costs:
         part = min(1.0, self.model.own_s / costs.contiguous_s)
         return min(part * (costs.contiguous_s - costs.channels_last_s), (1 - _LEAST_OWN) * self.model.own_s)
 
-    def with_one_tensor(self, costs: WorkerCosts) -> LoopModel:
-        """Returns the loop whose batches are handed over as one tensor each, at such costs."""
-        model = self.without("hand-over")
-        batches = tuple(batch + costs.batch for batch in model.batches)
-        return replace(model, batches=batches, receive_s=costs.receive_s)
+    def with_one_tensor(self, demands: Demands, one: WorkerCosts) -> LoopModel:
+        """Returns the loop whose batches are handed over as one tensor each, at such costs in a trial.
+
+        Where a trial with as many tensors as now says what these cost, that in the script becomes less, or more, in
+        proportion. It does not where it costs far more there: not tensors are handed over then, but what is pickled.
+        """
+        model, without, now_s = self.model, self.without("hand-over"), self.stages["hand-over"].total_s
+        several = demands.by_a_worker
+        if several is None or now_s > _PICKLED * several.batch.total_s:
+            batches = tuple(batch + one.batch for batch in without.batches)
+            return replace(without, batches=batches, receive_s=one.receive_s)
+        handed_s = self.scale * now_s * one.batch.total_s / several.batch.total_s
+        taken = min(1.0, one.receive_s / several.receive_s) if several.receive_s > 0 else 1.0
+        return replace(
+            without,
+            batches=tuple(batch + Work(handed_s) for batch in without.batches),
+            receive_s=taken * model.receive_s,
+            receive_blocked_s=taken * model.receive_blocked_s,
+        )
 
     def with_workers(self, workers: int, by_a_worker: WorkerCosts | None = None) -> LoopModel:
         """Returns the loop with another number of workers; `by_a_worker` is as in `Demands`."""

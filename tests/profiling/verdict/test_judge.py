@@ -169,6 +169,13 @@ def test_a_batch_of_many_tensors_is_to_be_handed_over_as_one_at_the_costs_that_w
     assert tried.change == "hand each batch over as one tensor, and take it apart in the loop: it has 40 now"
     # Two workers take 10 + 20 ms a batch.
     assert tried.step_s == pytest.approx(0.015, rel=0.1) and tried.step_s > free.step_s
+    # As many tensors as now take 60 ms in a trial, and one of them 20: 90 ms become 30. The loop has 5 ms left.
+    one, several = WorkerCosts(Work(20 * MS), 2 * MS), WorkerCosts(Work(60 * MS), 4 * MS)
+    both = replace(base, as_one_tensor=one, by_a_worker=several)
+    assert judge(both).cures[0].step_s == pytest.approx((2 * 40 + 5) / 4 * MS, rel=0.1)
+    # What is pickled costs far more than that, and is left.
+    pickled = replace(both, by_a_worker=WorkerCosts(Work(6 * MS), 4 * MS))
+    assert judge(pickled).cures[0].step_s == pytest.approx(tried.step_s)
 
 
 def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_line():
