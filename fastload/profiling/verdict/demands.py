@@ -192,8 +192,11 @@ class Costs:
             return replace(model, batches=batches, own_s=model.own_s - saved_s, restart_s=0.0, end_s=0.0)
         model = self.without(*BY_FASTLOAD, "transform")
         own_s = self.own_beside_fastloader_s(demands)
-        steps = replace(made.loop(own_s, model.own_cpus, model.cpus), startup_s=made.start_s)
-        return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
+        steps = made.loop(own_s, model.own_cpus, model.cpus)
+        # The first start, which a longer run makes small, is taken to stay as it is.
+        return replace(
+            steps, device_s=model.device_s, startup_s=model.startup_s, steps=model.steps, epochs=model.epochs
+        )
 
     def own_beside_fastloader_s(self, demands: Demands) -> float:
         """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.

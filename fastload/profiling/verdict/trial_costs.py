@@ -38,7 +38,6 @@ class FastLoaderCosts:
     """What a `FastLoader` would cost, in seconds."""
 
     batch: Work  # to make one, with the machine for itself
-    start_s: float = 0.0  # until it begins on the first batch
     # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps
     # come after pauses, from which they begin with cold caches, and would come one after another.
     slows: float = 1.0
