@@ -38,9 +38,9 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     undisturbed = [one for one in loader.steps.kept if not any(a <= one.step.begin_s < b for a, b in held_back)]
     records = undisturbed or loader.steps.kept
     steps = [record.step for record in records]
-    if len(steps) >= _MIN_STEPS:  # the first ones are limited to 3 times the usual, to leave out warm-up
+    if len(steps) >= _MIN_STEPS:  # the first ones are taken to be as the usual ones, to leave out warm-up
         usual_s = statistics.median(step.compute_s for step in steps[_WARM_UP:])
-        steps[:_WARM_UP] = [replace(step, compute_s=min(step.compute_s, 3 * usual_s)) for step in steps[:_WARM_UP]]
+        steps[:_WARM_UP] = [replace(step, compute_s=min(step.compute_s, usual_s)) for step in steps[:_WARM_UP]]
     gpu_s = [record.gpu_s for record in records if record.gpu_s is not None]
     workers = facts["workers"]
     begun = first_of_workers(loader.fetches) if loader.fetch_stride == 1 else set()

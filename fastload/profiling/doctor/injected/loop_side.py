@@ -125,7 +125,8 @@ class LoaderState:
 
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
-        self.end_recording(whole=True)
+        now, used = clock(), time.process_time()
+        recording_s = self.end_recording(whole=True)
         epochs, nexts, next_s = self.seen
         if not self.returned or self.epochs != epochs or self.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
@@ -133,8 +134,8 @@ class LoaderState:
         others_s = self.next_s - next_s
         gpu_s = gpu.step_s(self.gpu_mark)
         return _STEP % (
-            clock() - self.returned - others_s,
-            time.process_time() - self.process_cpu,
+            max(0.0, now - self.returned - others_s - recording_s),
+            max(0.0, used - self.process_cpu - recording_s),
             waited_s() - self.delay - self.copy_delay,
             self.copy,
             self.copy_delay,
@@ -163,11 +164,10 @@ class LoaderState:
         if self.training_steps in _RECORDED:
             self.recorder = StepRecorder.of(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
 
-    def end_recording(self, *, whole: bool) -> None:
-        """Writes down the step that is over, if it was recorded, and is a whole one."""
+    def end_recording(self, *, whole: bool) -> float:
+        """Writes down the step that is over, if it was recorded, and is a whole one; returns what recording took."""
         recorder, self.recorder = self.recorder, None
-        if recorder is not None:
-            recorder.end(whole=whole)
+        return recorder.end(whole=whole) if recorder is not None else 0.0
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
