@@ -25,6 +25,7 @@ from fastload.profiling.meter.sampler import Sampler, environment, family_of, me
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
+from fastload.profiling.verdict.trial_costs import FastLoaderCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages
 
@@ -243,7 +244,10 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         "FastLoader": _with_fastloader_trial,
     }
     for what, trial in trials.items():
-        if not verdict.worth_making and trial is not _with_format_trial:
+        # A FastLoader is tried where it could be worth it, if it cost nothing.
+        at_best = replace(demands, by_fastloader=FastLoaderCosts(Work()), keeps_transform=keeps_transform(loader))
+        hopes = verdict.worth_making or (trial is _with_fastloader_trial and judge(at_best).worth_making)
+        if not hopes and trial is not _with_format_trial:
             continue
         try:
             tried = trial(demands, loader)

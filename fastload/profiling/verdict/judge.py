@@ -175,8 +175,10 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
     model = costs.model
     saved_s = costs.saved_by_channels_last_s(demands)
 
-    def remedy(cause: str, after: LoopModel, workers: int = 0, *, channels_last: bool = False) -> Remedy:
-        after_s = max(best_s - channels_last * saved_s, min(step_s, costs.step_s(after)))
+    def remedy(
+        cause: str, after: LoopModel, workers: int = 0, *, channels_last: bool = False, rest: float = costs.rest
+    ) -> Remedy:
+        after_s = max(best_s - channels_last * saved_s, min(step_s, rest * after.played().step_s))
         how = how_to(cause, demands, workers)
         return Remedy(cause, change_for(cause, demands, workers), after_s, step_s / max(after_s, 1e-9), how)
 
@@ -190,7 +192,9 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
         if seconds[cause] > 0:
-            packed = remedy(cause, costs.packed(demands), channels_last=True)
+            # Of a loop without workers whose step was played again, nothing is left that the model does not explain.
+            rest = 1.0 if demands.packs_transform and demands.by_format is not None else costs.rest
+            packed = remedy(cause, costs.packed(demands), channels_last=True, rest=rest)
             if demands.packs_transform and not demands.transforms:
                 kept = remedy(cause, costs.packed(replace(demands, keeps_transform=True)), channels_last=True)
                 packed = replace(packed, least_gain=min(packed.gain, kept.gain))

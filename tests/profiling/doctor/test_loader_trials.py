@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import fastload
 from fastload.profiling.doctor import examine, loader_trials
+from fastload.profiling.doctor.loader_records import LoaderRecord
 from fastload.profiling.doctor.loader_trials import ImagesSeen, measure_fastloader, measure_worker
+from fastload.profiling.verdict import Demands
 
 
 @pytest.fixture(autouse=True)
@@ -137,3 +141,15 @@ class ToTensor:
 
 class ToNumpy(ToTensor):
     pass
+
+
+def test_fastloader_is_tried_where_it_could_be_worth_it_though_no_change_is_known_to_be(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        examine, "judge", lambda asked: SimpleNamespace(cause="compute", worth_making=asked.by_fastloader is not None)
+    )
+    for name in ("format", "worker", "one_tensor", "fastloader"):
+        trial = functools.partial(lambda name, asked, loader: (tried.append(name), asked)[1], name)
+        monkeypatch.setattr(examine, f"_with_{name}_trial", trial)
+    examine._judged(Demands((), (), 0, 1, 2), LoaderRecord({}, {}), ())
+    assert tried == ["format", "fastloader"]

@@ -273,6 +273,14 @@ def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_ta
     assert within == pytest.approx(alone + 7 * MS, rel=0.02)
 
 
+def test_what_the_model_does_not_explain_is_not_left_where_the_step_was_played_again_without_workers():
+    base = demands(wait=20, compute=40, decoding=(2, 0))  # batches of 2 ms, and yet waits
+    base = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False, step_running_s=40 * MS)
+    left, gone = (judge(replace(base, by_format=one)) for one in (None, FormatCosts(36 * MS, 36 * MS, 0.0, 4 * MS)))
+    assert left.cures[0].step_s == pytest.approx(60 * MS, rel=0.01)
+    assert gone.cures[0].step_s == pytest.approx(40 * MS, rel=0.02) and gone.cures[0].cause == "decoding"
+
+
 def test_where_nothing_is_known_of_the_transforms_a_gain_is_said_for_either_case():
     base = replace(
         demands(wait=45, decoding=(60, 0), transform=(30, 0)),
