@@ -1,10 +1,9 @@
 """Applies a change to the loaders of a script of the exam, and measures its loops. Python imports it at its start.
 
 EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some samples, made before, are handed out again and again, after as
-much CPU time as it took Pillow to decode them),
-`one tensor` (workers hand each batch over as one tensor, which the loop takes apart), `channels_last` (a batch's images
-are brought into the memory format of FastLoader's), `pack` (the loaders for which EXAM_PACK, a file that defines
-`replace(arguments)`, returns another one), or empty.
+much CPU time as it took Pillow to decode them), `one tensor` (workers hand each batch over as one tensor, which the
+loop takes apart), `channels_last` (a batch's images are brought into the memory format of FastLoader's), `pack` (the
+loaders for which EXAM_PACK, a file that defines `replace(arguments)`, returns another one), or empty.
 EXAM_OUT gets one JSON object a loop: the dataset, its backward passes, passes and steps; and seconds, from the loader's
 `iter()` to the end of the pass, without those of loops within its steps, nor of a loop's first steps, as the doctor
 leaves out warm-up.
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_KEPT = 2048
-MOST_KEPT_BYTES = 64 * 2**20  # forked workers take far longer to read more: each page is mapped anew for each of them
+MOST_KEPT_BYTES = 64 * 2**20  # of 1.8 GB, forked workers handed batches over three times as slowly
 ALIGNED = 16  # bytes
 WARM_UP = 2  # steps
 

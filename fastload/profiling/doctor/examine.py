@@ -244,10 +244,11 @@ def _judged(demands: Demands, loader: LoaderRecord, course: Sequence[str]) -> Ve
         "FastLoader": _with_fastloader_trial,
     }
     for what, trial in trials.items():
-        # A FastLoader is tried where it could be worth it, if it cost nothing.
-        at_best = replace(demands, by_fastloader=FastLoaderCosts(Work()), keeps_transform=keeps_transform(loader))
-        hopes = verdict.worth_making or (trial is _with_fastloader_trial and judge(at_best).worth_making)
-        if not hopes and trial is not _with_format_trial:
+        is_due = verdict.worth_making or trial is _with_format_trial
+        if not is_due and trial is _with_fastloader_trial:  # could it be worth it, if it cost nothing?
+            free = replace(demands, by_fastloader=FastLoaderCosts(Work()), keeps_transform=keeps_transform(loader))
+            is_due = judge(free).worth_making
+        if not is_due:
             continue
         try:
             tried = trial(demands, loader)

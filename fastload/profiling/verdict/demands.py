@@ -205,15 +205,19 @@ class Costs:
         between them. Steps after which the loop waits, beside workers or after their work, begin with cold caches.
         """
         own_s = self.model.own_s
-        worker = demands.by_a_worker if demands.by_a_worker is not None and self.model.workers else WorkerCosts(Work())
+        worker = self._worker(demands)
         mapping_s = worker.touch_s + worker.unmap_s
         fed_s = max(own_s - mapping_s - self.saved_by_channels_last_s(demands), _LEAST_OWN * own_s)
         return min(fed_s, demands.operations_s[1]) + self.around_s(demands)
 
     def around_s(self, demands: Demands) -> float:
         """Returns what a loader around the one that would be replaced does with each batch in the loop's process."""
-        receive_s = demands.by_a_worker.receive_s if demands.by_a_worker is not None and self.model.workers else 0.0
-        return max(0.0, demands.usual_receive_s - receive_s) if demands.wrapped else 0.0
+        return max(0.0, demands.usual_receive_s - self._worker(demands).receive_s) if demands.wrapped else 0.0
+
+    def _worker(self, demands: Demands) -> WorkerCosts:
+        """Returns what its workers cost, as measured in a trial; nothing without any."""
+        known = demands.by_a_worker if self.model.workers else None
+        return known or WorkerCosts(Work())
 
     def with_channels_last(self, demands: Demands) -> LoopModel:
         """Returns the loop that brings each batch's images into channels_last memory first."""

@@ -192,7 +192,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         if demands.packs_transform and seconds["transform"] > sum(seconds[name] for name in PACKED):
             cause = "transform"
         if seconds[cause] > 0:
-            # Of a loop without workers whose step was played again, nothing is left that the model does not explain.
+            # What the model does not explain is taken for contention with workers, where the step was played without.
             rest = 1.0 if demands.packs_transform and demands.by_format is not None else costs.rest
             packed = remedy(cause, costs.packed(demands), channels_last=True, rest=rest)
             if demands.packs_transform and not demands.transforms:
