@@ -205,14 +205,17 @@ class Costs:
         between them. Steps after which the loop waits, beside workers or after their work, begin with cold caches.
         """
         own_s = self.model.own_s
-        worker = self._worker(demands)
-        mapping_s = worker.touch_s + worker.unmap_s
+        mapping_s = 0.0 if demands.wrapped else self._worker(demands).mapping_s
         fed_s = max(own_s - mapping_s - self.saved_by_channels_last_s(demands), _LEAST_OWN * own_s)
         return min(fed_s, demands.operations_s[1]) + self.around_s(demands)
 
     def around_s(self, demands: Demands) -> float:
-        """Returns what a loader around the one that would be replaced does with each batch in the loop's process."""
-        return max(0.0, demands.usual_receive_s - self._worker(demands).receive_s) if demands.wrapped else 0.0
+        """Returns what a loader around the one that would be replaced does with each batch in the loop's process.
+
+        It reads a worker's batch before the loop does, and lets go of it.
+        """
+        worker = self._worker(demands)
+        return max(0.0, demands.usual_receive_s - worker.receive_s - worker.mapping_s) if demands.wrapped else 0.0
 
     def _worker(self, demands: Demands) -> WorkerCosts:
         """Returns what its workers cost, as measured in a trial; nothing without any."""
@@ -261,7 +264,7 @@ class Costs:
         if not model.workers and by_a_worker is not None:
             start_s, receive_s = by_a_worker.start_s, by_a_worker.receive_s
             batches = tuple(batch + by_a_worker.batch for batch in model.batches)
-            own_s = model.own_s + by_a_worker.touch_s + by_a_worker.unmap_s
+            own_s = model.own_s + by_a_worker.mapping_s
             model = replace(
                 model, batches=batches, receive_s=receive_s, own_s=own_s, startup_s=start_s, restart_s=start_s
             )

@@ -21,6 +21,11 @@ class WorkerCosts:
     unmap_s: float = 0.0  # in the next step, until that memory is given back
     start_s: float = 0.0  # until a worker begins
 
+    @property
+    def mapping_s(self) -> float:
+        """Time of the loop's process in which memory with a batch is mapped, and given back."""
+        return self.touch_s + self.unmap_s
+
 
 @dataclass(frozen=True)
 class FormatCosts:

@@ -271,6 +271,10 @@ def test_what_a_loader_around_it_does_with_each_batch_is_left_when_fastloader_ta
     )  # fmt: skip
     alone, within = (judge(replace(base, wrapped=wrapped)).cures[0].step_s for wrapped in (False, True))
     assert within == pytest.approx(alone + 7 * MS, rel=0.02)
+    # It maps the batch's memory and gives it back: FastLoader's stays.
+    mapping = WorkerCosts(Work(), receive_s=2 * MS, touch_s=MS, unmap_s=4 * MS)
+    again = judge(replace(base, wrapped=True, by_a_worker=mapping)).cures[0].step_s
+    assert again == pytest.approx(within - 5 * MS, rel=0.02)
 
 
 def test_what_the_model_does_not_explain_is_not_left_where_the_step_was_played_again_without_workers():
