@@ -2,7 +2,7 @@
 
 EXAM_CHANGE: `workers=N`, `persistent`, `cheaper` (some samples, made before, are handed out again and again, after as
 much CPU time as it took Pillow to decode them), `one tensor` (workers hand each batch over as one tensor, which the
-loop takes apart), `channels_last` (a batch's images are brought into the memory format of FastLoader's), `pack` (the
+loop takes apart), `channels_last` (images that a network gets are brought into FastLoader's memory format), `pack` (the
 loaders for which EXAM_PACK, a file that defines `replace(arguments)`, returns another one), or empty.
 EXAM_OUT gets one JSON object a loop: the dataset, its backward passes, passes and steps; and seconds, from the loader's
 `iter()` to the end of the pass, without those of loops within its steps, nor of a loop's first steps, as the doctor
@@ -56,7 +56,7 @@ def install(change: str, pack: str, out: str) -> None:
             for batch in batches:
                 if isinstance(batch, OneTensor):
                     batch = batch.apart()
-                yield mapped(channels_last, torch.Tensor, batch) if change == "channels_last" else batch
+                yield batch
                 # A pass that nobody asks for more ends with its last whole step.
                 loop["steps"] += 1
                 is_timed = loop["steps"] > WARM_UP
@@ -150,6 +150,9 @@ def install(change: str, pack: str, out: str) -> None:
             return measured(loader, fast_iter(loader), *begun)
 
         FastLoader.__iter__ = timed_fast_iter
+
+    if change == "channels_last":  # a loader around the one that is timed may put batches together anew
+        torch.nn.modules.module.register_module_forward_pre_hook(with_channels_last)
 
     plain_backward = torch.Tensor.backward
 
@@ -280,11 +283,15 @@ class OneTensor:
         return self._bytes[place.begin : place.begin + size].view(place.dtype).view(place.shape)
 
 
-def channels_last(tensor: Any) -> Any:
-    """Returns images (B, C, H, W) in channels_last memory, any other tensor as it is."""
+def with_channels_last(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns a module's inputs with images (B, C, H, W) in channels_last memory; modules within it find them so."""
     import torch
 
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+    def brought(tensor: Any) -> Any:
+        is_images = tensor.ndim == 4 and tensor.shape[1] in (1, 3, 4)
+        return tensor.contiguous(memory_format=torch.channels_last) if is_images else tensor
+
+    return tuple(mapped(brought, torch.Tensor, one) for one in inputs)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fastload.profiling.doctor.making import keeps_transform
 from fastload.profiling.doctor.step_trial import measure_formats
 from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
 from fastload.profiling.meter.clocks import HOW
-from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_others
+from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
@@ -176,7 +176,7 @@ class Recording:
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         readings = self._sampler.readings if self._sampler is not None else ()
         spans = [(span.begin_s - self._begun_s, span.end_s - self._begun_s) for span in loader.passes]
-        return replace(demands, others_cpus=mean_others(readings, spans))
+        return replace(demands, others_cpus=mean_others(readings, spans), job_cpus=mean_cpus(readings, spans))
 
     def measured(
         self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None,

@@ -270,16 +270,26 @@ class OthersCpus:
 def mean_others(readings: Sequence[Mapping[str, float]], spans_s: Iterable[tuple[float, float]]) -> float:
     """Returns how many CPUs, of those that this process may use, others used in these spans; 0.0 where nobody looked.
 
-    Each reading is the mean since the one before it. Spans are counted as the readings' `at_s`.
+    Spans are counted as the readings' `at_s`.
     """
-    known = [(one["at_s"], one["others_cpu_percent"] / 100) for one in readings if "others_cpu_percent" in one]
+    return taken_cpus(mean_cpus(readings, spans_s, "others_cpu_percent"))
+
+
+def mean_cpus(
+    readings: Sequence[Mapping[str, float]], spans_s: Iterable[tuple[float, float]], name: str = "cpu_percent"
+) -> float:
+    """Returns how many CPUs the sampled processes used in these spans, or whoever `name` counts; see `mean_others`.
+
+    Each reading is the mean since the one before it.
+    """
+    known = [(one["at_s"], one[name] / 100) for one in readings if name in one]
     used_s = elapsed_s = 0.0
     for begin_s, end_s in spans_s:
         before_s = 0.0
         for at_s, cpus in known:
             together_s = max(0.0, min(at_s, end_s) - max(before_s, begin_s))
             used_s, elapsed_s, before_s = used_s + cpus * together_s, elapsed_s + together_s, at_s
-    return taken_cpus(used_s / elapsed_s) if elapsed_s else 0.0
+    return used_s / elapsed_s if elapsed_s else 0.0
 
 
 def taken_cpus(others: float) -> float:

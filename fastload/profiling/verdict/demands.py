@@ -19,10 +19,8 @@ MAKING_STAGES = STAGES[:-1]
 BY_FASTLOAD = ("reading", "decoding", "collate", "hand-over", "lock contention")
 """What batches no longer cost when the images are packed and loaded by FastLoader."""
 
-
 PACKED = ("reading", "decoding", "collate", "lock contention")
 """Causes whose cure is to pack the images and to load them by FastLoader."""
-
 
 _PICKLED = 3.0  # times what tensors of so many bytes cost; who costs more is pickled
 
@@ -72,6 +70,7 @@ class Demands:
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     contending: tuple[float, ...] = ()
     others_cpus: float = 0.0  # CPUs, of those that the job may use, that other programs used meanwhile
+    job_cpus: float = 0.0  # CPUs that all processes of the job used; 0: those of its batches and steps
     waits_only: str = ""  # why nobody saw what batches cost, and who does: a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
@@ -164,19 +163,16 @@ class Costs:
 
     def without(self, *causes: str) -> LoopModel:
         """Returns the loop after causes are removed."""
-        model = self.model
         made = [sum((work for name, work in batch.items() if name not in causes), Work()) for batch in self.batches]
         batches = tuple(Work(self.scale * work.running_s, self.scale * work.blocked_s) for work in made)
         gone_s = self.copy_s * ("copy to the device" in causes) + self.transform_s * ("transform" in causes)
         left = 1 - gone_s / self.own_s if self.own_s > 0 else 1.0
+        model = replace(self.model, batches=batches or self.model.batches, own_s=left * self.model.own_s)
         if "hand-over" in causes:
-            return replace(
-                model, batches=batches or model.batches, own_s=left * model.own_s, receive_s=0.0, receive_blocked_s=0.0
-            )
+            return replace(model, receive_s=0.0, receive_blocked_s=0.0)
         # A worker that runs less Python gives its GIL sooner to the thread that passes the batch's memory on.
-        before_s, after_s = (sum(work.running_s for work in works) for works in (model.batches, batches))
-        late_s = model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0
-        return replace(model, batches=batches or model.batches, own_s=left * model.own_s, receive_blocked_s=late_s)
+        before_s, after_s = (sum(work.running_s for work in works) for works in (self.model.batches, batches))
+        return replace(model, receive_blocked_s=model.receive_blocked_s * after_s / before_s if before_s > 0 else 0.0)
 
     def packed(self, demands: Demands) -> LoopModel:
         """Returns the loop with a FastLoader over packed images.
@@ -264,10 +260,8 @@ class Costs:
         if not model.workers and by_a_worker is not None:
             start_s, receive_s = by_a_worker.start_s, by_a_worker.receive_s
             batches = tuple(batch + by_a_worker.batch for batch in model.batches)
-            own_s = model.own_s + by_a_worker.mapping_s
-            model = replace(
-                model, batches=batches, receive_s=receive_s, own_s=own_s, startup_s=start_s, restart_s=start_s
-            )
+            model = replace(model, batches=batches, own_s=model.own_s + by_a_worker.mapping_s)
+            model = replace(model, receive_s=receive_s, startup_s=start_s, restart_s=start_s)
         return replace(
             model,
             workers=workers,

@@ -120,7 +120,8 @@ def _is_held(demands: Demands, stall_share: float) -> bool:
     batches, step_s = demands.batches, statistics.fmean(step.duration_s for step in demands.steps)
     works = [sum(batch.stages.values(), Work()) for batch in batches]
     making_s, lacking_s = sum(work.total_s for work in works), sum(batch.runnable_s for batch in batches)
-    own_cpus = (sum(work.running_s for work in works) / max(1, len(batches)) + demands.step_running_s) / step_s
+    seen_s = sum(work.running_s for work in works) / max(1, len(batches)) + demands.receive_s + demands.step_running_s
+    own_cpus = demands.job_cpus or seen_s / step_s
     # Who only sleeps, or waits for a disk, is held up by nobody; nor is a loop by batches that it does not wait for.
     waits = stall_share >= 1 - 1 / WORTH
     lacked = waits and lacking_s > _LACKED * (making_s + lacking_s)

@@ -335,6 +335,9 @@ def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_th
     verdict = judge(replace(base, others_cpus=1.2))
     assert verdict.cause == "other programs" and not verdict.cures and not verdict.worth_making
     assert "they use 1.2 of its 2 CPUs" in verdict.sentence and "1.1" not in verdict.sentence
+    # What batches and steps are seen to use is not all that the job does.
+    less = replace(base, batches=demands(decoding=(40, 0)).batches, others_cpus=0.8)
+    assert judge(less).cause == "decoding" and judge(replace(less, job_cpus=1.1)).cause == "other programs"
     # No thread lacked a CPU, CPUs are left, or nothing is waited for.
     assert judge(replace(base, others_cpus=1.2, step_runnable_s=MS)).cause == "decoding"
     assert judge(replace(base, cpus=16, others_cpus=5.0)).cause == "too few workers"
