@@ -236,11 +236,11 @@ class Costs:
         """Returns the loop whose batches are handed over as one tensor each, at such costs in a trial.
 
         Where a trial with as many tensors as now says what these cost, that in the script becomes less, or more, in
-        proportion. It does not where it costs far more there: not tensors are handed over then, but what is pickled.
+        proportion. It does not where either side takes far longer there: what is handed over is pickled then.
         """
         model, without, now_s = self.model, self.without("hand-over"), self.stages["hand-over"].total_s
-        several = demands.by_a_worker
-        if several is None or now_s > _PICKLED * several.batch.total_s:
+        several, receive_s = demands.by_a_worker, 0.0 if demands.wrapped else demands.usual_receive_s
+        if several is None or now_s > _PICKLED * several.batch.total_s or receive_s > _PICKLED * several.receive_s:
             batches = tuple(batch + one.batch for batch in without.batches)
             return replace(without, batches=batches, receive_s=one.receive_s)
         handed_s = self.scale * now_s * one.batch.total_s / several.batch.total_s

@@ -208,7 +208,10 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if seconds[cause] > 0 and not (cause == "hand-over" and demands.by_threads):
             one_tensor = demands.as_one_tensor if cause == "hand-over" else None
-            yield remedy(cause, costs.with_one_tensor(demands, one_tensor) if one_tensor else costs.without(cause))
+            after = costs.with_one_tensor(demands, one_tensor) if one_tensor else costs.without(cause)
+            if cause == "transform" and demands.is_fastload and not demands.by_threads:  # threads take over at once
+                after = replace(after, startup_s=0.0, restart_s=0.0)
+            yield remedy(cause, after)
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
         once = len(demands.startups_s) > 1

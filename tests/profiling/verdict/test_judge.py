@@ -176,6 +176,9 @@ def test_a_batch_of_many_tensors_is_to_be_handed_over_as_one_at_the_costs_that_w
     # What is pickled costs far more than that, and is left.
     pickled = replace(both, by_a_worker=WorkerCosts(Work(6 * MS), 4 * MS))
     assert judge(pickled).cures[0].step_s == pytest.approx(tried.step_s)
+    # Or is taken over at far more.
+    unpickled = replace(both, by_a_worker=WorkerCosts(Work(60 * MS), 2 * MS), usual_receive_s=10 * MS)
+    assert judge(unpickled).cures[0].step_s == pytest.approx(tried.step_s)
 
 
 def test_code_that_waits_gets_the_workers_that_hide_it_and_is_named_with_its_line():
@@ -327,6 +330,13 @@ def test_any_loop_gets_one_cause_and_no_cure_makes_it_slower(stages, wait, compu
         assert verdict.cause != "too few workers"
     if workers <= cpus:
         assert verdict.cause != "too many workers"
+
+
+def test_without_python_in_its_transform_a_fastloader_has_no_processes_that_start():
+    base = replace(demands(wait=85, transform=(180, 0)), is_fastload=True, epochs=((2.0, 0.0),), num_steps=40)
+    first, other = (judge(replace(base, is_fastload=one)).cures[0] for one in (True, False))
+    assert first.cause == "transform" and first.step_s < 6 * MS
+    assert other.cause == "transform" and other.step_s > 4 * first.step_s
 
 
 def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_the_same():
