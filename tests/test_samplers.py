@@ -132,7 +132,7 @@ def test_the_share_of_a_rank_is_the_plans_and_torchs_attributes_are_there(train,
         assert list(ours) == fifth and ours.epoch == 4
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(
     size=st.integers(1, TRAIN), world_size=st.integers(2, 4), drop_last=st.booleans(), epoch=st.integers(0, 3),
     shuffle=st.sampled_from(["full", False, ChunkWindow(1), ChunkWindow(3)]),
@@ -158,7 +158,7 @@ def test_ranks_draw_equal_shares_that_cover_every_row(train, size, world_size, d
         assert set(counts) == set(range(len(dataset))) and counts.total() - len(dataset) < world_size
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(
     size=st.integers(1, TRAIN), ranks=st.integers(1, 3), workers=st.integers(0, 4), batch_size=st.integers(1, 20),
     shuffle=st.sampled_from(["full", False]), drop_last=st.booleans(),

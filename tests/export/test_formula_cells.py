@@ -30,7 +30,7 @@ def is_formula(cell: str) -> bool:
     return cell.lstrip(" ")[:1] in tuple(RUN) and not number
 
 
-@settings(max_examples=300)
+@settings(max_examples=12 * settings.default.max_examples)
 @example([["", " \n"]])
 @given(st.lists(st.lists(TEXTS, min_size=2, max_size=2), min_size=1, max_size=5))
 def test_no_cell_is_a_formula_and_all_come_back(rows: list[list[str]]) -> None:

@@ -116,7 +116,7 @@ def test_pixels_are_pillows(name: str, channels: int, mode: str) -> None:
     np.testing.assert_array_equal(decode(data, channels).squeeze(), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     suffix=st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP"]),
     orientation=st.integers(1, 8),
@@ -161,7 +161,7 @@ SIDES = st.integers(1, 60) | st.just(900)
 SIZES = st.tuples(SIDES, SIDES)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     source=SIZES,
     size=SIZES,
@@ -182,7 +182,7 @@ def test_crop_resizes_the_largest_centred_part_of_the_targets_aspect_and_stretch
     assert np.abs(found.astype(int) - expected.squeeze()).max() <= 1  # a box may differ in its last bit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(source=SIZES, size=SIZES, suffix=st.sampled_from(["JPEG", "PNG"]))
 def test_pad_keeps_the_whole_image_in_the_middle_of_zeros(
     source: tuple[int, int], size: tuple[int, int], suffix: str
@@ -216,7 +216,7 @@ def test_oriented_images_are_fitted_upright() -> None:
         np.testing.assert_array_equal(decode(data, 3, (62, 46), fit="crop"), expected)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(name=st.sampled_from(sorted(JPEGS)), cut=st.integers(1, 1200))
 def test_a_truncated_jpeg_is_an_error(name: str, cut: int) -> None:
     data = JPEGS[name][:-cut]
@@ -224,7 +224,7 @@ def test_a_truncated_jpeg_is_an_error(name: str, cut: int) -> None:
         decode(data, size=(23, 31))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(cut=st.integers(1, 3000), chunk=st.sampled_from([100, 100_000]))
 def test_a_truncated_png_is_an_error_unless_all_its_pixels_are_there(cut: int, chunk: int) -> None:
     whole = OTHERS["png RGB"]
@@ -243,7 +243,7 @@ def test_a_truncated_png_is_an_error_unless_all_its_pixels_are_there(cut: int, c
         np.testing.assert_array_equal(found, reference(whole))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(
     name=st.sampled_from(sorted(FILES)),
     changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=5),

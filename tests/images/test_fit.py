@@ -28,7 +28,7 @@ def placed_mask(mask: np.ndarray, size: tuple[int, int], fit: Fit | None, fill: 
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=6 * settings.default.max_examples)
 @given(height=SIDE, width=SIDE, size=st.tuples(SIDE, SIDE), fit=st.sampled_from(FITS), data=st.data())
 def test_a_box_encloses_exactly_its_pixels_in_the_mask(height, width, size, fit, data):
     top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
@@ -50,7 +50,7 @@ def test_a_box_encloses_exactly_its_pixels_in_the_mask(height, width, size, fit,
     np.testing.assert_allclose(xywh[0], [x0, y0, x1 - x0, y1 - y0], atol=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(factor=st.integers(1, 5), height=st.integers(1, 12), width=st.integers(1, 12), data=st.data())
 def test_a_bright_pixel_is_where_its_point_says(factor, height, width, data):
     row, column = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
@@ -65,7 +65,7 @@ def test_a_bright_pixel_is_where_its_point_says(factor, height, width, data):
         assert found[int(point[1]), int(point[0])] >= 0.5 * found.max() > 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(height=SIDE, width=SIDE, size=st.tuples(SIDE, SIDE), fit=st.sampled_from(FITS))
 def test_a_mask_is_fitted_like_its_image(height, width, size, fit):
     inside = np.full((height, width), 200, np.uint8)

@@ -39,7 +39,6 @@ def exif(entries: list[tuple[int, int, int, int]], order: str = "<") -> bytes:
     return segment(0xE1, b"Exif\0\0" + head + b"".join(struct.pack(f"{order}HHIHxx", *entry) for entry in entries))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     mode=st.sampled_from(["L", "RGB", "CMYK"]),
     width=st.integers(1, 300),
@@ -197,7 +196,7 @@ def test_a_file_is_left_whole_where_cutting_it_would_not_do():
         assert cut(damaged, 320, 160, 0, 16) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(junk=st.binary(max_size=60), at=st.integers(0, 700), length=st.integers(0, 2000))
 def test_no_header_makes_it_raise(junk, at, length):
     data = bytearray(insert(jpeg(64, 48), exif([(0x0112, 3, 1, 6)])))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from check_resume import check_resume
 from child_processes import in_a_fork
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from late_backend import Device
 from same_batches import assert_same, facts
@@ -53,7 +53,6 @@ def said(caplog, word):
 # The same batches
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     cache=st.sampled_from(["device", "host", "auto"]),
     shuffle=st.sampled_from([True, False, "full", ChunkWindow(2)]),

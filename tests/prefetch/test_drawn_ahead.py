@@ -74,7 +74,7 @@ def not_at_the_hand_over(monkeypatch):
     monkeypatch.setattr(fastload.transforms.engine.pipeline, "drawn_now", drawn_twice)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     transforms=st.sampled_from(list(LISTS.values())),
     seed=st.integers(0, 9),

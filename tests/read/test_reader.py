@@ -64,7 +64,7 @@ def test_any_rows_come_back_as_they_were_written(reader):
             gathered(reader, np.array([0, row]), "labels")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.integers(0, N - 1), max_size=60))
 def test_order_repeats_and_neighbours_do_not_matter(reader, rows):
     rows = np.array(rows, dtype=np.int64)

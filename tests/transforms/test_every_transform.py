@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import EVERY, LAYOUTS, applied, in_channels_last_memory, some_images
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +33,6 @@ from fastload.transforms.engine.buffers import sent
 
 
 @pytest.mark.parametrize("transform", EVERY, ids=repr)
-@settings(max_examples=30)
 @given(
     batch=st.integers(1, 9),
     height=st.integers(5, 12),

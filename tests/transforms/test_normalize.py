@@ -53,7 +53,7 @@ def test_normalize_is_within_its_stated_error_on_the_cpu_and_by_the_way_for_devi
         assert_close(made, images, mean, std)
 
 
-@settings(max_examples=50)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(channels=st.integers(1, 4), height=st.integers(1, 300), width=st.integers(1, 3000))
 def test_rows_of_constants_are_whole_image_rows(channels, height, width):
     row = resample.row_values(channels, height, width)

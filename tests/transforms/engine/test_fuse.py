@@ -88,7 +88,7 @@ LISTED = [
 ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(chosen=st.lists(st.sampled_from(range(len(LISTED))), max_size=5), normalize=st.booleans())
 def test_passes_give_what_the_transforms_give_one_by_one(chosen, normalize):
     transforms = [LISTED[number] for number in chosen] + ([NORMALIZE] if normalize else [])
