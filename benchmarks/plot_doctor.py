@@ -75,7 +75,7 @@ def main() -> None:
         for plant in by_plant
     ]
     right.set_yticks(range(len(by_plant)), names, fontsize=7)
-    right.set(xlim=(0, 2.2 * max(map(len, by_plant.values()))), xticks=range(1 + max(map(len, by_plant.values()))))
+    right.set(xlim=(0, 2.6 * max(map(len, by_plant.values()))), xticks=range(1 + max(map(len, by_plant.values()))))
     right.invert_yaxis()
     right.set_title("Runs with the planted cause named")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
