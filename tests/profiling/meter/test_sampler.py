@@ -21,6 +21,7 @@ from fastload.profiling.meter.sampler import (
     Rates,
     cpu_seconds,
     family_of,
+    mean_cpus,
     mean_others,
     others_cpu_seconds,
     process_memory,
@@ -167,6 +168,8 @@ def test_the_mean_of_readings_is_over_the_time_that_each_stands_for():
     assert mean_others(readings, [(0.0, 4.0)]) == pytest.approx(taken_cpus(0.25))
     assert mean_others(readings, [(0.0, 1.0), (3.0, 4.0)]) == pytest.approx(taken_cpus(0.5))
     assert mean_others(readings, []) == mean_others([], [(0.0, 4.0)]) == 0.0
+    of_the_job = [one | {"cpu_percent": 60.0 * one["at_s"]} for one in readings]
+    assert mean_cpus(of_the_job, [(0.5, 1.5)]) == pytest.approx((0.6 + 0.9) / 2) and mean_cpus([], [(0.0, 4.0)]) == 0.0
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux says what each CPU did")

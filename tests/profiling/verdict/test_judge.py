@@ -337,6 +337,8 @@ def test_without_python_in_its_transform_a_fastloader_has_no_processes_that_star
     first, other = (judge(replace(base, is_fastload=one)).cures[0] for one in (True, False))
     assert first.cause == "transform" and first.step_s < 6 * MS
     assert other.cause == "transform" and other.step_s > 4 * first.step_s
+    threads = judge(replace(base, is_fastload=True, by_threads=True)).cures[0]  # which start as before
+    assert threads.cause == "transform" and threads.step_s > 4 * first.step_s
 
 
 def test_beside_other_programs_no_gain_is_promised_unless_the_loop_is_fed_all_the_same():
