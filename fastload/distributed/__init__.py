@@ -5,5 +5,5 @@ and the largest or least of the numbers that all ranks give.
 
 Read first: `ranks` (works without torch), then `consensus` (imports torch.distributed).
 
-Imports only `errors`.
+Imports only `errors` and `system`.
 """

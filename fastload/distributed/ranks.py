@@ -8,6 +8,7 @@ import warnings
 from typing import Any, Literal, NamedTuple
 
 from fastload.errors import OptionError, ShareError
+from fastload.system.machine import available_cpus
 
 
 class Share(NamedTuple):
@@ -74,6 +75,11 @@ def local_world_size() -> int:
         return 1
     gpus: int = sys.modules["torch"].cuda.device_count()
     return min(group.world_size, gpus) if gpus else group.world_size
+
+
+def cpus_of_rank() -> int:
+    """Returns how many CPUs each rank on this machine has, if all share those that this process may use; at least 1."""
+    return max(1, available_cpus() // local_world_size())
 
 
 def process_group() -> Share | None:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fastload.distributed.ranks import local_world_size
-from fastload.system.machine import available_cpus, available_memory
+from fastload.distributed.ranks import cpus_of_rank
+from fastload.system.machine import available_memory
 
 _log = logging.getLogger("fastload")
 
@@ -168,7 +168,7 @@ class AutoWorkers:
 
     def ended(self, measured: MeasuredPass, workers: int, *, worker_bytes: int) -> None:
         """Takes note of the end of a pass of so many workers; one more would take `worker_bytes`. Never waits."""
-        cpus = max(1, available_cpus() // local_world_size())
+        cpus = cpus_of_rank()
         room = int(available_memory() * _MEMORY_SHARE) // max(1, worker_bytes)
         epoch = self._so_far.followed_by(measured)
         self.number, choice = workers, choose_workers(epoch, workers, self._history, cpus=cpus, room=room)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend
-from fastload.distributed.ranks import Share, local_world_size
+from fastload.distributed.ranks import Share, cpus_of_rank, local_world_size
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY
@@ -26,7 +26,7 @@ from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.waiting import Patience
 from fastload.read.linear import Read
-from fastload.system.machine import available_cpus, available_memory
+from fastload.system.machine import available_memory
 from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
@@ -306,8 +306,8 @@ def default_workers(data: Input, batch_size: int, *, computing: bool, to_device:
     """
     if isinstance(data, PackedInput) and not (data.runs_python or computing):
         batch_bytes = data.row_bytes * batch_size if to_device else None
-        return copying_threads(_cpus_of_rank(), batch_bytes, available_memory() // local_world_size())
-    return min(_MAX_WORKERS, _cpus_of_rank())
+        return copying_threads(cpus_of_rank(), batch_bytes, available_memory() // local_world_size())
+    return min(_MAX_WORKERS, cpus_of_rank())
 
 
 def copying_threads(cpus: int, batch_bytes: int | None, free_bytes: int) -> int:
@@ -323,7 +323,3 @@ def copying_threads(cpus: int, batch_bytes: int | None, free_bytes: int) -> int:
     pinned_bytes = max(_PINNED_BYTES, int(_PINNED_PART * free_bytes))
     fitting = pinned_bytes // max(1, batch_bytes) - (SLOTS_IN_COPY + 1)
     return min(spare, _MAX_FEEDING, max(_LEAST_FEEDING, fitting))
-
-
-def _cpus_of_rank() -> int:
-    return max(1, available_cpus() // local_world_size())

@@ -176,8 +176,8 @@ class Recording:
         demands = demands_of(loader, cpus=cpus, waits=self._kernel.shares(loader.fetches))
         readings = self._sampler.readings if self._sampler is not None else ()
         spans = [(span.begin_s - self._begun_s, span.end_s - self._begun_s) for span in loader.passes]
-        job_cpus = mean_cpus(readings, spans) / local_ranks
-        return replace(demands, others_cpus=mean_others(readings, spans), job_cpus=job_cpus)
+        others_cpus, job_cpus = (look(readings, spans) / local_ranks for look in (mean_others, mean_cpus))
+        return replace(demands, others_cpus=others_cpus, job_cpus=job_cpus)
 
     def measured(
         self, loader: LoaderRecord, *, title: str, command: str = "", run: Span | None = None,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from fastload.distributed.ranks import cpus_of_rank
 from fastload.profiling.verdict import Demands
-from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe, WorkerInfo
 from fastload.timing.results import BatchWork, Step, Work
 
@@ -178,7 +178,7 @@ def demands_of(loop: Loop, *, alone_samples_per_s: float | None = None, others_c
         steps=loop.steps,
         workers=info.workers,
         ahead=max(1, info.ahead) if info.workers else 0,
-        cpus=available_cpus(),
+        cpus=cpus_of_rank(),
         num_steps=totals.steps,
         epochs=tuple(loop.epochs),
         receive_s=loop.receive_s.value,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from fastload.distributed.ranks import local_world_size
 from fastload.errors import OptionError
 from fastload.profiling.meter import exports
 from fastload.profiling.meter.clocks import HOW, measure_headspace, open_clock
@@ -185,7 +186,7 @@ class Meter:
         Args:
             loader: that was watched; None: that of the loop which took longest.
         """
-        others_cpus = mean_others(self.readings, [(0.0, math.inf)])
+        others_cpus = mean_others(self.readings, [(0.0, math.inf)]) / local_world_size()
         return demands_of(self._loop(loader), alone_samples_per_s=self._headspace, others_cpus=others_cpus)
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from fastload.distributed.ranks import local_world_size
 from fastload.errors import OptionError
 from fastload.format.writer import writer_name
 from fastload.profiling.meter.gpus import Gpus, reason_of
@@ -223,8 +224,9 @@ def cpu_seconds(pids: list[int]) -> dict[int, float]:
 def others_cpu_seconds(family: list[int]) -> float | None:
     """Returns the seconds that the CPUs which a process may use were busy with neither its family nor this process.
 
-    The family is a process with its descendants, as `family_of` lists them. Children that have ended count too.
-    Other machines in the same hardware, which take time from this one, are others. None: only Linux says it.
+    The family is a process with its descendants, as `family_of` lists them. Children that have ended count too, and in
+    a DDP job the ranks that the same launcher started. Other machines in the same hardware, which take time from this
+    one, are others. None: only Linux says it.
     """
     if not Path("/proc/stat").exists() or not family:
         return None
@@ -232,8 +234,9 @@ def others_cpu_seconds(family: list[int]) -> float | None:
     allowed = os.sched_getaffinity(family[0])
     times = [one for cpu, one in enumerate(psutil.cpu_times(percpu=True)) if cpu in allowed]
     busy_s: float = sum(getattr(one, name) for one in times for name in names)
+    ranks = family_of(os.getppid()) if local_world_size() > 1 else []
     ticks = 0
-    for pid in {*family, os.getpid()}:
+    for pid in {*family, *ranks, os.getpid()}:
         with suppress(OSError, IndexError):  # it has ended
             # After the name, which may have any character: 11 others, then ticks of it and of children it waited for.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
-from fastload.distributed.ranks import local_world_size
+from fastload.distributed.ranks import cpus_of_rank
 from fastload.errors import OptionError
 from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
 from fastload.loader.loader import FastLoader
@@ -33,7 +33,6 @@ from fastload.profiling.tune.trials import Runner
 from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.system.files import drop
-from fastload.system.machine import available_cpus
 from fastload.system.text import counted, format_bytes
 from fastload.timing.results import Measured, Table
 
@@ -377,5 +376,5 @@ def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:
             field = fields["images" if "images" in fields else data.dataset.fields[0]]
             kept = CACHE_BYTES // (field.row_bytes * data.chunk_rows)
     chunks = -(-len(data.plan_rows) // data.chunk_rows) if data.chunk_rows else 0
-    cpus = max(1, available_cpus() // local_world_size())
+    cpus = cpus_of_rank()
     return DataTraits(data.runs_python, linear, chunks, cpus, kept, cold=cold)

@@ -69,8 +69,8 @@ class Demands:
     keeps_transform: bool = True  # whether it would have to run the dataset's own transforms, too
     # For each of `steps`, the CPUs that workers used while it did its own work; empty: not known
     contending: tuple[float, ...] = ()
-    others_cpus: float = 0.0  # CPUs, of those that the job may use, that other programs used meanwhile
-    job_cpus: float = 0.0  # CPUs that all processes of the job used; 0: those of its batches and steps
+    others_cpus: float = 0.0  # CPUs of this rank that other programs used meanwhile
+    job_cpus: float = 0.0  # CPUs that all processes of the job used, for each rank; 0: those of its batches and steps
     waits_only: str = ""  # why nobody saw what batches cost, and who does: a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0

@@ -179,6 +179,17 @@ def test_the_rank_that_waits_longest_is_judged(tmp_path):
     assert loader_that_binds(read_records(tmp_path)).process["rank"] == "1"
 
 
+def test_ranks_share_the_cpus_that_the_job_and_other_programs_use(tmp_path, monkeypatch):
+    write(tmp_path, 10, LOADER, *loop(1, [step(0.01)] * 5), rank="0", local_world="2", cpus=8)
+    monkeypatch.setattr(examine, "available_cpus", lambda: 8)
+    monkeypatch.setattr(examine, "mean_others", lambda *_: 3.0)
+    monkeypatch.setattr(examine, "mean_cpus", lambda *_: 5.0)
+    with Recording() as recording:
+        recording.records = read_records(tmp_path)
+        found = recording.demands(loader_that_binds(recording.records))
+    assert (found.cpus, found.others_cpus, found.job_cpus) == (4, 1.5, 2.5)
+
+
 def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
     found = judged(tmp_path, steps=6, gpu=0.045).steps.kept[-1].step
     assert (found.wait_s, found.compute_s) == pytest.approx((0.015, 0.045))

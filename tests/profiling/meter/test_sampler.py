@@ -181,3 +181,33 @@ def test_children_that_have_ended_are_not_other_programs(monkeypatch):
     for _ in range(2):  # each ends before anybody has looked at it
         subprocess.run([sys.executable, "-c", code], check=True)
     assert before_s - others_cpu_seconds(family_of(os.getpid())) >= 0.55
+
+
+LAUNCHER_OF_TWO = """
+import subprocess, sys
+with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE) as other_rank:
+    subprocess.run([sys.executable, "-c", sys.argv[2]], stdin=other_rank.stdout, check=True)
+    other_rank.kill()
+"""
+OTHER_RANK = """
+import time
+while time.process_time() < 0.3: pass
+print(flush=True)
+time.sleep(600)
+"""
+SEEN_BY_A_RANK = """
+import os, psutil
+from fastload.profiling.meter.sampler import family_of, others_cpu_seconds
+times = psutil.cpu_times(percpu=True)
+psutil.cpu_times = lambda percpu: times
+input()  # the other rank has worked by then
+alone_s = others_cpu_seconds(family_of(os.getpid()))
+os.environ["LOCAL_WORLD_SIZE"] = "2"
+print(alone_s - others_cpu_seconds(family_of(os.getpid())))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="only Linux says what each CPU did")
+def test_other_ranks_are_not_other_programs(no_launcher):
+    run = [sys.executable, "-c", LAUNCHER_OF_TWO, OTHER_RANK, SEEN_BY_A_RANK]
+    assert float(subprocess.run(run, check=True, capture_output=True, text=True).stdout) >= 0.25

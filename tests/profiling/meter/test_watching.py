@@ -41,6 +41,15 @@ def test_batches_are_the_loaders_own_in_order(meter):
     assert [step.samples for step in meter.measured().steps] == [2, 3, 0]
 
 
+def test_ranks_share_the_cpus_and_what_other_programs_use(meter, clock, monkeypatch, no_launcher):
+    train(meter, SlowLoader(clock, 3), clock)
+    monkeypatch.setattr("fastload.profiling.meter.meter.mean_others", lambda *_: 3.0)
+    monkeypatch.setattr("fastload.distributed.ranks.available_cpus", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    demands = meter.demands()
+    assert (demands.cpus, demands.others_cpus) == (4, 1.5)
+
+
 def test_a_device_that_is_behind_is_waited_for_at_the_end_or_before_the_marks_pile_up():
     clock = HandClock(behind=True)
     with Meter(device=clock, sample_every_s=0) as meter:
