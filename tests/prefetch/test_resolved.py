@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from late_backend import Device
 from ragged_cases import varied_file
 
+import fastload.distributed.ranks
 import fastload.prefetch.cached_feed
 import fastload.prefetch.resolved
 from fastload.dataset import PackedDataset
@@ -25,7 +26,7 @@ MB, GIB = 10**6, 2**30
 @pytest.fixture
 def with_cpus(monkeypatch):
     def set_cpus(cpus, ranks=1):
-        monkeypatch.setattr(fastload.prefetch.resolved, "available_cpus", lambda: cpus)
+        monkeypatch.setattr(fastload.distributed.ranks, "available_cpus", lambda: cpus)
         monkeypatch.setattr(fastload.prefetch.resolved, "available_memory", lambda: 32 * GIB)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
 

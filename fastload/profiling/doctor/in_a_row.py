@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastload.timing.results import Step, Work
 
@@ -20,6 +22,37 @@ class StepRecord:
     receive: Work  # cost of receiving the batch, part of the wait
     host_s: float = 0.0  # time of the loop's thread in the step, its waits for the GPU included
     gpu_s: float | None = None  # time of a step on the GPU, the latest that was known; None: none was timed
+    others_s: float = 0.0  # of the step, that the loop waited for batches of other loaders
+
+
+def step_of(batch: Mapping[str, Any], step: Mapping[str, float]) -> StepRecord:
+    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
+    begin_s = batch["begun"]
+    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
+    own_s = inside["copy"] + inside["transform"]
+    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
+    compute_s = max(0.0, step["wall"] - step["copy"])
+    if step.get("gpu") is not None:
+        # The GPU works on after the loop has launched the step: as long as it does, the loop's wait is no stall.
+        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
+        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
+    return StepRecord(
+        step=Step(
+            begin_s=begin_s,
+            wait_s=wait_s,
+            copy_s=step["copy"] + inside["copy"],
+            transform_s=inside["transform"],
+            compute_s=compute_s,
+            samples=batch["n"],
+            queue_depth=inside.get("depth"),
+        ),
+        running_s=step["process_cpu"],
+        runnable_s=step["delay"] + step["copy_delay"],
+        others_s=step.get("others", 0.0),
+        receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
+        host_s=step["wall"],
+        gpu_s=step.get("gpu"),
+    )
 
 
 @dataclass

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastload.profiling.doctor.in_a_row import InARow, StepRecord
+from fastload.profiling.doctor.in_a_row import InARow, StepRecord, step_of
 from fastload.profiling.doctor.step_trial import Recorded
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
@@ -45,35 +45,6 @@ class Fetch:
     decoded: tuple[int, int, int] = (0, 0, 0)  # images that were decoded, their heights and their widths together
     waits: tuple[tuple[str, float], ...] = ()  # lines of the dataset's code that slept or waited for a socket; seconds
     first_wait: tuple[float, float] = (0.0, 0.0)  # of those: when the first began, and its seconds; 0: there was none
-
-
-def step_of(batch: Event, step: Mapping[str, float]) -> StepRecord:
-    """Returns the step after a batch was received; `begun`: when it was asked for, or the epoch's iterator was made."""
-    begin_s = batch["begun"]
-    inside = batch.get("inside", {"copy": 0.0, "transform": 0.0})
-    own_s = inside["copy"] + inside["transform"]
-    wait_s = max(0.0, batch["t"] + batch["wait"] - begin_s - own_s)
-    compute_s = max(0.0, step["wall"] - step["copy"])
-    if step.get("gpu") is not None:
-        # The GPU works on after the loop has launched the step: as long as it does, the loop's wait is no stall.
-        hidden_s = min(wait_s, max(0.0, step["gpu"] - compute_s))
-        wait_s, compute_s = wait_s - hidden_s, compute_s + hidden_s
-    return StepRecord(
-        step=Step(
-            begin_s=begin_s,
-            wait_s=wait_s,
-            copy_s=step["copy"] + inside["copy"],
-            transform_s=inside["transform"],
-            compute_s=compute_s,
-            samples=batch["n"],
-            queue_depth=inside.get("depth"),
-        ),
-        running_s=step["process_cpu"],
-        runnable_s=step["delay"] + step["copy_delay"],
-        receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
-        host_s=step["wall"],
-        gpu_s=step.get("gpu"),
-    )
 
 
 # The stage of a part of making a batch.
@@ -289,8 +260,8 @@ class _File:
         self.num_made = 0  # lines about the making of a batch
         self.seen: dict[tuple[str, ...], int] = {}  # as in `LoaderRecord`
         self._read_to = 0
-        # A loop that makes a new loader for each epoch gets one record for all of them.
-        self._alike: dict[tuple[Any, ...], LoaderRecord] = {}
+        # A loop that makes a new loader for each epoch gets one record for all; two that take turns have one each.
+        self._alike: dict[tuple[Any, ...], list[LoaderRecord]] = {}
         self._last: dict[int, Event] = {}  # by loader: its last `iter` or `next`, until its epoch ends
 
     def read(self, makers: dict[int, LoaderRecord]) -> None:
@@ -329,8 +300,11 @@ class _File:
         """Takes an event of a loop over a loader."""
         number = event.get("id", 0)
         if kind == "loader":
-            kinds = tuple(str(value) for name, value in event.items() if name not in ("id", "t"))
-            self.loaders[number] = self._alike.setdefault(kinds, LoaderRecord(self.process, event))
+            kinds = tuple(str(value) for name, value in event.items() if name not in ("id", "t", "beside"))
+            alike = self._alike.setdefault(kinds, [])
+            beside = [self.loaders.get(one) for one in event.get("beside", ())]
+            alike += [] if any(one not in beside for one in alike) else [LoaderRecord(self.process, event)]
+            self.loaders[number] = next(one for one in alike if one not in beside)
         loader, before = self.loaders.get(number), self._last.get(number)
         if loader is None:
             return

@@ -81,6 +81,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         receive_blocked_s=statistics.fmean(record.receive.blocked_s for record in records) if workers else 0.0,
         wrapped=loader.inner > 0 and loader.inner_per_batch == 1.0,
         step_running_s=statistics.fmean(record.running_s for record in records),
+        other_loaders_s=statistics.fmean(record.others_s for record in records),
         step_runnable_s=statistics.fmean(record.runnable_s for record in records),
         by_threads=facts.get("by_threads", False),
         timed_device=bool(gpu_s),

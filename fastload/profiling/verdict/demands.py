@@ -50,6 +50,7 @@ class Demands:
     # and gets its GIL late while it runs Python
     receive_blocked_s: float = 0.0
     step_running_s: float = 0.0  # mean CPU time of the loop's process, all threads, in a step outside its wait
+    other_loaders_s: float = 0.0  # mean time in a step that the loop waited for batches of other loaders
     step_runnable_s: float = 0.0  # mean time in a step, outside its wait, in which the loop's thread lacked a CPU
     # A trial: workers allowed to work at once, mean seconds of a step with those, and with all; None: there was none
     fewer_workers: tuple[int, float, float] | None = None
@@ -119,7 +120,7 @@ class Demands:
         if costs is None:
             return math.inf, math.inf
         unmap_s = self.by_a_worker.unmap_s if self.by_a_worker is not None and self.workers else 0.0
-        between_s = max(0.0, costs.between_s - unmap_s)
+        between_s = max(0.0, costs.between_s - unmap_s) + self.other_loaders_s
         return costs.contiguous_s + between_s, costs.channels_last_s + between_s
 
     @property

@@ -219,6 +219,9 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
         f"its batch, {seconds_text(copy_s)} for the copy, {transform}works {seconds_text(works_s)}; with a loader that "
         f"costs nothing it would take {seconds_text(verdict.free_step_s)}"
     ]
+    if demands.other_loaders_s >= 0.01 * verdict.step_s:
+        waits = seconds_text(demands.other_loaders_s)
+        lines.append(f"of what is called work here, {waits} are waits for batches of other loaders in the same step")
     if line := first_batches(demands, verdict.step_s):
         lines.append(line)
     if others >= OTHERS_FEW * demands.cpus and verdict.cause != OTHER_PROGRAMS:

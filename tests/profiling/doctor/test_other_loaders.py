@@ -333,6 +333,51 @@ LEFT = """
 """
 
 
+TWO_IN_A_STEP = """
+    import time, torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+    from torch.utils.data import DataLoader, Dataset
+
+    def recording():
+        return _get_current_dispatch_mode() is not None
+
+    class Images(Dataset):
+        def __len__(self):
+            return 80
+        def __getitem__(self, index):
+            assert not recording()
+            time.sleep(0.001)
+            return torch.ones(3, 4, 4).mul(2)
+
+    weight, recorded = torch.ones(1, requires_grad=True), 0
+    loader, other = DataLoader(Images(), 4), DataLoader(Images(), 4)
+    for epoch in range(2):
+        others = iter(other)
+        for images in loader:
+            (images * weight).sum().backward()
+            recorded += recording()
+            (next(others) * weight).sum().backward()
+    print(recorded, recording())
+"""
+
+
+def test_of_two_loaders_in_a_step_each_is_known_and_what_makes_a_batch_is_not_recorded(tmp_path):
+    output, loaders = run(tmp_path, TWO_IN_A_STEP)
+    recorded, still = output.split()
+    assert int(recorded) <= 8 and still == "False"
+    assert len(loaders) == 2
+    for found in loaders:
+        assert found.num_nexts == 40 and found.trains and found.recordings
+        names = [name for name, *_ in found.recordings[0].operations]
+        assert names.count("aten.mul.Tensor") >= 2  # the work on both batches; of what makes them, nothing
+        assert "aten.stack.default" not in names
+        # Each waits for the other's four samples, which is a part of the step, and said.
+        assert all(record.others_s >= 0.004 for record in found.steps.kept[1:-1])
+        demands = demands_of(found, cpus=2)
+        assert demands.other_loaders_s >= 0.004
+        assert any("batches of other loaders" in line for line in judge(demands).evidence)
+
+
 def test_the_recording_of_a_step_that_was_left_by_break_ends_when_the_next_loop_begins(tmp_path):
     output, _ = run(tmp_path, LEFT)
     assert output.split() == ["True", "False", "False"]

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from fastload.profiling.doctor import injected, step_trial
 from fastload.profiling.doctor.injected import step_operations
 from fastload.profiling.doctor.injected.step_operations import StepRecorder
+from fastload.profiling.doctor.injected.timed_calls import thread
 from fastload.profiling.doctor.step_trial import Recorded, Replay, TrialStep, measure_formats
 
 
@@ -55,11 +56,11 @@ def recorded(tmp_path):
     before = injected.record_into(str(tmp_path))
 
     def record(step, images=IMAGES, *, whole=True):
-        recorder = StepRecorder.of(7, [] if images is None else [images])
-        if recorder is None:
+        StepRecorder.begin(7, [] if images is None else [images])
+        if thread.recorder is None:
             return None
         step()
-        recorder.end(whole=whole)
+        StepRecorder.end(7 if whole else None)
         found = events_of(tmp_path)
         names = ("tensors", "operations", "images", "between")
         return Recorded(*(found[-1][name] for name in names)) if found else None

@@ -1,4 +1,4 @@
-"""Names the place where a thread is: the user's line of code, and the call inside it that takes the time."""
+"""Names places: of a class or function, and where a thread is, the user's line and the call that takes the time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 OUTWARD = (b"nanosleep", b"unix_stream", b"wait_woken", b"wait_data", b"inet_", b"tcp_", b"skb_", b"poll", b"do_select")
 """Kernel functions (`/proc/PID/wchan`) in which a thread sleeps, or waits for a socket, and for no disk and no lock."""
+
+TIMED = "__fastload__"
+"""The attribute of a wrapped function that holds what it wraps."""
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -139,3 +142,15 @@ def _read_call(code: Any, at: int) -> str:
         text = text.partition("(")[0] if first != last else ""
     found = re.search(r"[A-Za-z_][\w.]*$", text)
     return found[0].removeprefix("self.") if found else ""
+
+
+def place(thing: Any, root: str = "") -> str:
+    """Returns `name (file:line)` of a class or function, as far as it is known; a library's dataset by its folder."""
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    getting = getattr(thing, "__getitem__", None)
+    if getattr(getting, "__module__", "") == "torch.utils.data.dataset":  # of a dataset that is only iterated
+        getting = getattr(thing, "__iter__", None)
+    code = getattr(thing, "__code__", None) or getattr(getattr(getting, TIMED, getting), "__code__", None)
+    if root and (not code or is_packaged(code.co_filename)):
+        return f"{name} of {root}"
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)

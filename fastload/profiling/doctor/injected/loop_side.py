@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 import time
 import weakref
@@ -12,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
-from .code_lines import is_packaged
+from .code_lines import TIMED, place
 from .copies import copied_in, gpu, moved, time_copy
 from .dataset_facts import facts_of
 from .event_file import clock, events, note_fault
@@ -23,12 +22,11 @@ from .worker_trial import WorkerTrial, worker_id
 _RECORDED = (1, 3, 7, 15)  # steps
 _MOST_BETWEEN = 3  # batches of other loaders within one step
 _MOST_PARTS = 64  # of a batch are looked at
-_TIMED = "__fastload__"  # the attribute of a wrapped function that holds what it wraps
 
 # Once a step: a template costs a fifth of json.dumps.
 _NEXT = '{"e":"next","id":%d,"t":%.6f,"wait":%.7f,"cpu":%.7f,"delay":%.7f,"into":[%.7f,%.7f],"n":%d,"step":%s%s}'
 _END = '{"e":"end","id":%d,"t":%.6f,"wait":%.7f,"step":%s}'
-_STEP = '{"wall":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"copy_delay":%.7f,"gpu":%s}'
+_STEP = '{"wall":%.7f,"process_cpu":%.7f,"delay":%.7f,"copy":%.7f,"copy_delay":%.7f,"others":%.7f,"gpu":%s}'
 
 
 class LoaderState:
@@ -50,10 +48,11 @@ class LoaderState:
         self.probe: Any = None  # records what a FastLoader reports of its batches
         self.shape: tuple[int, ...] = ()  # of the first batch's images
         self.trains = False  # whether a step of its loop ran backward
-        self.recorder: StepRecorder | None = None  # of this step's operations
+        self.is_due = False  # whether the operations of a step are to be recorded
         self.training_steps = 0  # that were seen since it is known that they are such
         self.passes = 0  # epochs that began
         self.is_open = False  # whether one of them has not come to its end
+        self.iterator: Callable[[], Any] = lambda: None  # a weak reference to that of the last one
         self.inner = 0  # batches that it took from a loader within it
         sampler = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
@@ -73,10 +72,11 @@ class LoaderState:
             "pin": bool(getattr(loader, "pin_memory", False)),
             "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
             "dataset": getattr(data, "name", None)
-            or _place(type(loader if dataset is None else dataset), facts.get("root", "")),
+            or place(type(loader if dataset is None else dataset), facts.get("root", "")),
             "length": length,
+            "beside": [one.id for _, one in LoaderState.known.values() if one.is_open and one.iterator() is not None],
             "sampler": type(getattr(loader, "sampler", None)).__name__,
-            "collate": _place(getattr(loader, "collate_fn", None)),
+            "collate": place(getattr(loader, "collate_fn", None)),
             **facts,
             "t": clock(),
         })  # fmt: skip
@@ -93,7 +93,7 @@ class LoaderState:
         """Records that an epoch's iterator was made, from `begin` on."""
         self.passes += 1
         self.is_open, self.returned = True, 0.0
-        self.end_recording(whole=False)  # that step may have been left by break
+        StepRecorder.end(None)  # that step may have been left by break
         pids = [worker.pid for worker in workers or ()]
         events.write({"e": "iter", "id": self.id, "t": begin, "s": clock() - begin, "pids": pids})
 
@@ -111,7 +111,7 @@ class LoaderState:
             "prefetch": getattr(inner, "_prefetch_factor", None) or 2,
             "persistent": bool(getattr(inner, "_persistent_workers", False)),
             "batch_size": getattr(getattr(inner, "_index_sampler", None), "batch_size", None) or 0,
-            "dataset": _place(type(getattr(inner, "_dataset", None))),
+            "dataset": place(type(getattr(inner, "_dataset", None))),
         })  # fmt: skip
 
     def step_begins(self) -> None:
@@ -126,19 +126,18 @@ class LoaderState:
     def step_ends(self) -> str:
         """Returns the times of the step since the last batch as JSON; null before the first, and if not known."""
         now, used = clock(), time.process_time()
-        recording_s = self.end_recording(whole=True)
+        recording_s = StepRecorder.end(self.id)
         epochs, nexts, next_s = self.seen
         if not self.returned or self.epochs != epochs or self.nexts > nexts + _MOST_BETWEEN:
             return "null"  # another loader was iterated meanwhile: no step of this one's
-        # Loaders that take turns, as in zip(a, b): each has its own waits only.
-        others_s = self.next_s - next_s
         gpu_s = gpu.step_s(self.gpu_mark)
         return _STEP % (
-            max(0.0, now - self.returned - others_s - recording_s),
+            max(0.0, now - self.returned - recording_s),
             max(0.0, used - self.process_cpu - recording_s),
             waited_s() - self.delay - self.copy_delay,
             self.copy,
             self.copy_delay,
+            self.next_s - next_s,
             "null" if gpu_s is None else repr(gpu_s),
         )
 
@@ -161,13 +160,10 @@ class LoaderState:
     def record_step(self, batch: Any) -> None:
         """Records a few steps of a loop that trains, of which the least disturbed one counts."""
         self.training_steps += self.trains
-        if self.training_steps in _RECORDED:
-            self.recorder = StepRecorder.of(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
-
-    def end_recording(self, *, whole: bool) -> float:
-        """Writes down the step that is over, if it was recorded, and is a whole one; returns what recording took."""
-        recorder, self.recorder = self.recorder, None
-        return recorder.end(whole=whole) if recorder is not None else 0.0
+        self.is_due = self.is_due or self.training_steps in _RECORDED
+        if self.is_due and thread.recorder is None:
+            self.is_due = False
+            StepRecorder.begin(self.id, [one for one in _parts(batch) if hasattr(one, "shape")])
 
     def told(self, now: float) -> str:
         """Returns what is known of a batch beyond its times as a member of its event; "" for most loaders.
@@ -188,18 +184,6 @@ class LoaderState:
             "work": {name: [work.running_s, work.blocked_s] for name, work in stages.items()},
         }
         return ',"inside":' + json.dumps(inside)
-
-
-def _place(thing: Any, root: str = "") -> str:
-    """Returns `name (file:line)` of a class or function, as far as it is known; a library's dataset by its folder."""
-    name = getattr(thing, "__qualname__", type(thing).__qualname__)
-    getting = getattr(thing, "__getitem__", None)
-    if getattr(getting, "__module__", "") == "torch.utils.data.dataset":  # of a dataset that is only iterated
-        getting = getattr(thing, "__iter__", None)
-    code = getattr(thing, "__code__", None) or getattr(getattr(getting, _TIMED, getting), "__code__", None)
-    if root and (not code or is_packaged(code.co_filename)):
-        return f"{name} of {root}"
-    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
 def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,8 +215,7 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
             state.trial = WorkerTrial.of(self, state.trial)
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
             note_fault("loader")
-        if thread.current is not None:
-            thread.current.end_recording(whole=False)  # of a step within which this begins, or that was left by break
+        StepRecorder.end(None)  # of a step within which this begins, or that was left by break
         making, thread.making = thread.making, id(self)
         try:
             iterator = original(self, probe) if takes_probe else original(self)
@@ -246,15 +229,18 @@ def iterating(original: Callable[..., Any]) -> Callable[..., Any]:
                 return iterator
             if type(iterator).__module__ in ("builtins", "itertools"):  # a generator, a slice of one
                 state.epoch_begins(begin)
-                return _watched(iterator, state)
-            if any(hasattr(vars(one).get("__next__"), _TIMED) for one in type(iterator).mro()):
+                watched = _watched(iterator, state)
+                state.iterator = weakref.ref(watched)
+                return watched
+            if any(hasattr(vars(one).get("__next__"), TIMED) for one in type(iterator).mro()):
                 iterator.__dict__["_fastload_doctor"] = state
+                state.iterator = weakref.ref(iterator)
                 state.epoch_begins(begin, getattr(iterator, "_workers", None))
         except Exception:  # noqa: BLE001  # an iterator that takes no attributes is not metered
             note_fault("iter")
         return iterator
 
-    setattr(begin_epoch, _TIMED, original)
+    setattr(begin_epoch, TIMED, original)
     return begin_epoch
 
 
@@ -286,7 +272,7 @@ def asking(original: Callable[..., Any]) -> Callable[..., Any]:
         state = self.__dict__.get("_fastload_doctor")
         return original(self) if state is None or not events.folder else _ask(state, original, self)
 
-    setattr(ask, _TIMED, original)
+    setattr(ask, TIMED, original)
     return ask
 
 
@@ -301,20 +287,24 @@ def asking_itself(original: Callable[..., Any]) -> Callable[..., Any]:
             state = LoaderState.of(self)
             if not state.is_open:
                 LoaderState.epochs += 1
+                state.iterator = weakref.ref(self)
                 state.epoch_begins(clock())
         except Exception:  # noqa: BLE001  # a loader that cannot be known is not metered
             note_fault("loader")
             return original(self)
         return _ask(state, original, self)
 
-    setattr(ask, _TIMED, original)
+    setattr(ask, TIMED, original)
     return ask
 
 
 def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> Any:
     """Returns the next batch, and records the wait for it and the step before it."""
+    recorder = None
     try:
         step = state.step_ends()
+        if (recorder := thread.recorder) is not None:  # of a step of another loader
+            recorder.pause()
     except Exception:  # noqa: BLE001  # another device meanwhile, a CUDA error that is the script's to see
         note_fault("step")
         step = "null"
@@ -329,6 +319,7 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
         LoaderState.epochs += 1
         events.write(_END % (state.id, span.begin, clock() - span.begin, step))
         state.returned, state.is_open = 0.0, False
+        StepRecorder.end(None)  # of a step of another loader, which may not be asked again
         if state.trial is not None:
             state.trial.epoch_ends()
         raise
@@ -336,6 +327,8 @@ def _ask(state: LoaderState, following: Callable[[Any], Any], iterator: Any) -> 
         thread.asked = None
         LoaderState.next_s += clock() - span.begin
         LoaderState.nexts += 1
+        if recorder is not None:
+            recorder.go_on()
     try:
         wait, cpu, delay = span.taken()
         now = span.begin + wait

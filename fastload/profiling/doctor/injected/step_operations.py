@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from .event_file import clock, events, note_fault
-from .timed_calls import waited_s
+from .timed_calls import thread, waited_s
 
 _MOST = 20_000  # operations; a step of more is not recorded
 _DISPATCH_S = 1.5e-5  # that torch takes to give an operation to us; measured: 10 to 25 us
@@ -22,11 +22,12 @@ class _NotWritten(Exception):
 class StepRecorder:
     """Records each operation that the calling thread gives to torch: its name, its arguments, the tensors between.
 
-    Of tensors only shape, dtype and strides are kept. What was recorded of a step that the loop left is dropped.
+    Of tensors only shape, dtype and strides are kept. What was recorded of a step that the loop left is dropped. One
+    step at a time is recorded, and none of what makes a batch of another loader within it.
     """
 
     def __init__(self, loader: int, images: Any) -> None:
-        self._loader = loader
+        self.loader = loader
         self._operations: list[Any] = []
         self._tensors: list[Any] = []  # [shape, dtype, strides] of each, once for each operation that returned it
         self._known: dict[Any, int] = {}  # the latest number of the tensor that lies at an address in such a way
@@ -34,34 +35,62 @@ class StepRecorder:
         self._number_of(images)
         self._mode = _mode_class()(self)
         self._mode.__enter__()
-        self._begun, self._busy = _now(), 0.0  # seconds in operations, and in recording them
+        self._begun, self._busy = _now(), 0.0  # seconds in operations, in recording them, and in pauses
         self._cost = 0.0  # of these, those that recording takes
+        self._paused: float | None = None  # since when it records nothing
 
     @staticmethod
-    def of(loader: int, arrays: list[Any]) -> StepRecorder | None:
-        """Returns the recorder of a step with a batch of such arrays; None without images whose format could change."""
+    def begin(loader: int, arrays: list[Any]) -> None:
+        """Records the step that begins with a batch of such arrays; none without images whose format could change."""
         torch = sys.modules["torch"]
         images = next((one for one in arrays if len(one.shape) == 4), None)
         if not isinstance(images, torch.Tensor) or images.device.type != "cpu" or not images.is_contiguous():
-            return None
+            return
         if getattr(sys.modules.get("torch._dynamo.utils"), "counters", None):
-            return None  # it would be compiled again
-        return StepRecorder(loader, images)
+            return  # it would be compiled again
+        thread.recorder = StepRecorder(loader, images)
 
-    def end(self, *, whole: bool) -> float:
-        """Records no more; writes down what there is of a `whole` step. Returns the seconds that recording took."""
+    @staticmethod
+    def end(loader: int | None) -> float:
+        """Ends the recording of a step, and writes it down; of this loader's only, if there is one.
+
+        None: of any loader's, which was left, and is dropped. Returns the seconds that recording took.
+        """
+        recorder: StepRecorder | None = thread.recorder
+        if recorder is None or loader not in (None, recorder.loader):
+            return 0.0
+        thread.recorder = None
+        if recorder._leave() and loader is not None:
+            recorder._write()
+        return recorder._cost
+
+    def pause(self) -> None:
+        """Records nothing until `go_on`."""
+        if self._leave():
+            self._paused = _now()
+
+    def go_on(self) -> None:
+        """Records again after a pause."""
+        if self._paused is not None and thread.recorder is self:
+            self._busy, self._paused = self._busy + _now() - self._paused, None
+            self._mode.__enter__()
+
+    def _leave(self) -> bool:
+        """Leaves torch's mode; returns whether it could, and whether all was recorded so far."""
         current = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode()
         if current is not self._mode:  # the script has entered one of its own, and not left it
             self._failed = True
-            return self._cost
+            return False
         self._mode.__exit__(None, None, None)
-        if whole and not self._failed:
+        return True
+
+    def _write(self) -> None:
+        if not self._failed:
             between = _now() - self._begun - self._busy - _DISPATCH_S * len(self._operations)
             events.write({
-                "e": "operations", "id": self._loader, "images": self._images, "between": max(0.0, between),
+                "e": "operations", "id": self.loader, "images": self._images, "between": max(0.0, between),
                 "tensors": self._tensors, "operations": self._operations,
             })  # fmt: skip
-        return self._cost
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operation, and records it."""

@@ -137,6 +137,7 @@ class _Thread(threading.local):
         self.asked: Any = None  # state of the loader whose batch it waits for
         self.current: Any = None  # state of the loader whose batch it works on
         self.making = 0  # id of the loader whose iterator it makes
+        self.recorder: Any = None  # records the operations of the step that it is in
 
 
 metering = ProcessTotals()
