@@ -52,7 +52,7 @@ class Subject(Protocol):
 class Drawn:
     """A drawn script."""
 
-    changes, special = ALL, ()
+    changes, special = ALL, ("channels_last",)
 
     def __init__(self, examiner: DrawnExaminer, number: int) -> None:
         self.name, self._examiner, self._number = f"drawn {number}", examiner, number

@@ -16,6 +16,11 @@ from fastload.timing.results import WAITING, BatchWork, Work
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named
 _MOST_CALLS = 3
 _IMAGE_LIBRARIES = ("PIL.", "cv2.", "torchvision.", "albumentations.", "kornia.", "skimage.")
+# Methods and functions of tensors and arrays by which images become floats, as they do in a FastLoader.
+_CONVERTS = frozenset({
+    "array", "asarray", "astype", "clone", "contiguous", "copy", "div", "div_", "float", "from_numpy", "mul", "mul_",
+    "permute", "sub", "sub_", "tensor", "to", "transpose", "true_divide",
+})  # fmt: skip
 _BEGINS = 2.0  # times as much as a usual batch costs a worker's first one, from which on it is part of its start
 _LEAST_FEW, _LEAST_MANY = 2, 10  # waits; of fewer nothing is concluded
 
@@ -68,15 +73,18 @@ def keeps_transform(loader: LoaderRecord) -> bool:
     """Returns whether a FastLoader would have to run the dataset's transforms, too, being none that fastload has.
 
     Those that the dataset lists tell, else the calls in which workers were seen: who mostly resizes, crops or flips
-    does so in a library for images. Where neither is known, images of another size than those decoded were resized.
+    does so in a library for images, and then makes floats of them. Where neither is known, images of another size than
+    those decoded were resized.
     """
     if listed := loader.facts.get("transforms"):
         return not all(is_known(our_name(one)) for one in listed)
     calls = Counter({call: count for (at, call), count in loader.seen_at("call").items() if at == "transform"})
-    in_libraries = sum(
-        count for call, count in calls.items() if call.startswith(_IMAGE_LIBRARIES) or is_known(our_name(call))
+    ours = sum(
+        count
+        for call, count in calls.items()
+        if call in _CONVERTS or call.startswith(_IMAGE_LIBRARIES) or is_known(our_name(call))
     )
-    return bool(calls) and in_libraries < 0.5 * calls.total()
+    return bool(calls) and ours < 0.5 * calls.total()
 
 
 def shares_its_waits(fetches: Sequence[Fetch]) -> tuple[bool, list[str]]:

@@ -18,7 +18,13 @@ from fastload.profiling.doctor.examine import Recording, loader_that_binds
 from fastload.profiling.doctor.injected.copies import Gpu
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord, Records
 from fastload.profiling.doctor.loop_demands import demands_of
-from fastload.profiling.doctor.making import first_of_workers, seen_at_work, shares_its_waits, slow_samples
+from fastload.profiling.doctor.making import (
+    first_of_workers,
+    keeps_transform,
+    seen_at_work,
+    shares_its_waits,
+    slow_samples,
+)
 from fastload.profiling.doctor.step_trial import Recorded
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.verdict import judge
@@ -193,6 +199,19 @@ def test_ranks_share_the_cpus_that_the_job_and_other_programs_use(tmp_path, monk
 def test_while_the_gpu_works_the_loops_wait_is_no_stall(tmp_path):
     found = judged(tmp_path, steps=6, gpu=0.045).steps.kept[-1].step
     assert (found.wait_s, found.compute_s) == pytest.approx((0.015, 0.045))
+
+
+@pytest.mark.parametrize(
+    ("calls", "keeps"),
+    [
+        ({"PIL.Image.resize": 2, "copy": 3, "permute": 2, "Photos.__getitem__": 3}, False),
+        ({"PIL.Image.resize": 2, "permute": 1, "blurred": 4}, True),
+        ({}, False),
+    ],
+)
+def test_resizing_and_making_floats_is_fastloaders_work_and_other_code_is_not(calls, keeps):
+    seen = Counter({("call", "transform", name): count for name, count in calls.items()})
+    assert keeps_transform(LoaderRecord({}, {}, seen=seen)) is keeps
 
 
 def test_slow_samples_are_few_and_take_far_longer():
