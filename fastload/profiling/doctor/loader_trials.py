@@ -28,12 +28,10 @@ if TYPE_CHECKING:  # torch takes seconds to import
     from fastload.transforms.spec import BaseTransform
 
 _SECONDS = 0.6
-_ROUNDS, _MOST_SECONDS = (
-    4,
-    10.0,
-)  # other programs come and go: of a few turns the median, as far as these take no longer
+# Other programs come and go: of a few turns the median, as far as these take no longer.
+_ROUNDS, _MOST_SECONDS = 4, 10.0
 _LOOK_S, _IDLE = 0.02, 0.1  # part of a look in which no thread of an idle process runs
-_MOST_BYTES, _SOME_BYTES, _MOST_BATCHES = 128 * 2**20, 16 * 2**20, 64
+_MOST_BYTES, _MOST_BATCHES = 128 * 2**20, 64
 _MOST_HANDED = 8 * 2**20  # bytes; /dev/shm of a container holds 64 MiB, and three batches lie in it
 _LEAST_IMAGES = 16
 _PAGE = 4096  # bytes
@@ -103,9 +101,9 @@ def measure_fastloader(
     batch_size = max(1, min(seen.batch[0], _MOST_BYTES // largest))
     share = batch_size / seen.batch[0]
     seen, own_s, around_s = replace(seen, batch=(batch_size, *seen.batch[1:])), share * own_s, share * around_s
-    # An epoch of few batches, made in little time, is mostly its begin.
+    # The begin of an epoch costs as much as several batches of small images: a training has more in each.
     size = batch_size * seen.channels * height * width
-    most = max(2, min(4, _MOST_BYTES // size), min(_MOST_BATCHES, _SOME_BYTES // size))
+    most = max(2, min(_MOST_BATCHES, _MOST_BYTES // size))
     count = max(_LEAST_IMAGES, most * batch_size) if share == 1 else most * batch_size
     transform = _transforms(seen) if transforms else []
     with tempfile.TemporaryDirectory(prefix="fastload-doctor-") as folder:

@@ -190,10 +190,7 @@ class Costs:
         model = self.without(*BY_FASTLOAD, "transform")
         own_s = self.own_beside_fastloader_s(demands)
         steps = made.loop(own_s, model.own_cpus, model.cpus)
-        # The first start, which a longer run makes small, is taken to stay as it is.
-        return replace(
-            steps, device_s=model.device_s, startup_s=model.startup_s, steps=model.steps, epochs=model.epochs
-        )
+        return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)  # no process starts
 
     def own_beside_fastloader_s(self, demands: Demands) -> float:
         """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.
