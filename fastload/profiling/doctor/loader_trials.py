@@ -8,7 +8,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,6 +92,7 @@ def measure_fastloader(
     the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
     size, and to normalize, where it has floating-point numbers.
     """
+    from fastload.dataset import PackedDataset
     from fastload.loader.loader import FastLoader
     from fastload.pack import pack_images
 
@@ -101,7 +102,6 @@ def measure_fastloader(
     batch_size = max(1, min(seen.batch[0], _MOST_BYTES // largest))
     share = batch_size / seen.batch[0]
     seen, own_s, around_s = replace(seen, batch=(batch_size, *seen.batch[1:])), share * own_s, share * around_s
-    # The begin of an epoch costs as much as several batches of small images: a training has more in each.
     size = batch_size * seen.channels * height * width
     most = max(2, min(_MOST_BATCHES, _MOST_BYTES // size))
     count = max(_LEAST_IMAGES, most * batch_size) if share == 1 else most * batch_size
@@ -111,13 +111,15 @@ def measure_fastloader(
         images = np.random.default_rng(0).integers(0, 256, (count, height, width, seen.channels), np.uint8)
         np.savez(source, images=images, labels=np.arange(count) % 10)
         pack_images(source, packed)
-        with closing(FastLoader(packed, min(batch_size, count), transform=transform, check=None)) as loader:
-            for _ in loader:  # its threads start, its memory is mapped
-                pass
-            begin_s, running_s, samples = time.perf_counter(), time.process_time(), 0
-            while time.perf_counter() - begin_s < _SECONDS:
-                for batch in loader:
-                    samples += len(batch[0])
+        # The begin of an epoch costs as much as several batches of small images: a training has more in each.
+        dataset = PackedDataset(packed).select(np.tile(np.arange(count), -(-_MOST_BATCHES // most)))
+        with closing(FastLoader(dataset, min(batch_size, count), transform=transform, check=None)) as loader:
+            with closing(_endless(loader)) as batches:
+                for _ in range(most):  # its threads start, its memory is mapped
+                    next(batches)
+                begin_s, running_s, samples = time.perf_counter(), time.process_time(), 0
+                while time.perf_counter() - begin_s < _SECONDS:
+                    samples += len(next(batches)[0])
             made_s = (time.process_time() - running_s) / samples * batch_size
             costs = FastLoaderCosts(Work(made_s))
             if own_s:
@@ -160,7 +162,7 @@ def _until_idle() -> None:
             return
 
 
-def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+def _endless(loader: Iterable[Any]) -> Generator[Any, None, None]:
     while True:
         yield from loader
 
