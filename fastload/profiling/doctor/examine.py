@@ -265,8 +265,7 @@ def _with_format_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what a step costs by the memory format of its images, where it works on CPUs."""
     if demands.on_device or loader.recorded is None:
         return demands
-    model = costs_of(demands).model
-    costs = measure_formats(loader.recorded, model.own_s, model.own_cpus)
+    costs = measure_formats(loader.recorded, costs_of(demands).model.own_s)
     if costs is None:
         return demands
     note = (

@@ -317,7 +317,7 @@ class _File:
         elif kind == "trains":
             loader.trains = True
         elif kind == "operations":
-            names = ("tensors", "operations", "images", "between")
+            names = ("tensors", "operations", "images", "between", "threads")
             loader.recordings.append(Recorded(*(event[name] for name in names)))
         elif kind == "shape":
             shape = tuple(map(int, event["shape"]))

@@ -123,7 +123,7 @@ def measure_fastloader(
             made_s = (time.process_time() - running_s) / samples * batch_size
             costs = FastLoaderCosts(Work(made_s))
             if own_s:
-                with torch_threads(max(1, round(own_cpus))):
+                with torch_threads(recorded.threads if recorded is not None else max(1, round(own_cpus))):
                     shape = (batch_size, seen.channels, *seen.size)
                     step = TrialStep(recorded if share == 1 else None, own_s, shape, pause_s, around_s)
                     costs = _beside_steps(loader, costs, step, pause_s)

@@ -30,12 +30,14 @@ class Recorded:
             none.
         images: which of the tensors holds the batch's images.
         between_s: seconds of the step between its operations, without those in which its thread had no CPU.
+        threads: that torch could use for an operation.
     """
 
     tensors: Sequence[tuple[Sequence[int], str, Sequence[int]]]
     operations: Sequence[tuple[str, Sequence[Any], Mapping[str, Any], Sequence[int | None]]]
     images: int
     between_s: float = 0.0
+    threads: int = 1
 
     @property
     def batch_size(self) -> int:
@@ -254,8 +256,8 @@ def _training(network: torch.nn.Module, samples: torch.Tensor) -> Callable[[], N
     return step
 
 
-def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> FormatCosts | None:
-    """Returns what a recorded step of `own_s`, that has so many CPUs, costs by memory format of its images.
+def measure_formats(recorded: Recorded, own_s: float) -> FormatCosts | None:
+    """Returns what a recorded step of `own_s` costs by memory format of its images.
 
     None for one that takes too long to be played again.
     """
@@ -263,7 +265,7 @@ def measure_formats(recorded: Recorded, own_s: float, own_cpus: float) -> Format
 
     if own_s > _LONGEST_S:
         return None
-    with torch_threads(max(1, round(own_cpus))):
+    with torch_threads(recorded.threads):
         formats = [Replay(recorded, channels_last=last) for last in (False, True)]
         contiguous_s, channels_last_s = _least_of_each_s(formats)
         images = torch.rand(tuple(recorded.tensors[recorded.images][0]))

@@ -16,7 +16,7 @@ from fastload.profiling.doctor import injected, step_trial
 from fastload.profiling.doctor.injected import step_operations
 from fastload.profiling.doctor.injected.step_operations import StepRecorder
 from fastload.profiling.doctor.injected.timed_calls import thread
-from fastload.profiling.doctor.step_trial import Recorded, Replay, TrialStep, measure_formats
+from fastload.profiling.doctor.step_trial import Recorded, Replay, TrialStep, measure_formats, torch_threads
 
 
 class Shuffling(nn.Module):
@@ -62,7 +62,7 @@ def recorded(tmp_path):
         step()
         StepRecorder.end(7 if whole else None)
         found = events_of(tmp_path)
-        names = ("tensors", "operations", "images", "between")
+        names = ("tensors", "operations", "images", "between", "threads")
         return Recorded(*(found[-1][name] for name in names)) if found else None
 
     yield record
@@ -227,7 +227,9 @@ def test_a_recorded_step_has_the_results_of_one_that_is_not(recorded, mode):
 
 
 def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatch):
-    found, seen, before = recorded(train), [], torch.get_num_threads()
+    seen, before = [], torch.get_num_threads()
+    with torch_threads(3):
+        found = recorded(train)
 
     def least_of_each_s(calls, pause_s=0.0):
         begun = len(seen)
@@ -237,11 +239,11 @@ def test_formats_are_tried_with_as_many_threads_as_the_step(recorded, monkeypatc
         return [float(number + 1) for number in range(begun, len(seen))]
 
     monkeypatch.setattr(step_trial, "_least_of_each_s", least_of_each_s)
-    costs = measure_formats(found, own_s=0.1, own_cpus=1.2)
+    costs = measure_formats(found, own_s=0.1)
     assert (costs.contiguous_s, costs.channels_last_s, costs.convert_s) == (1.0, 2.0, 3.0)
     assert costs.between_s == found.between_s
-    assert seen == [1, 1, 1] and torch.get_num_threads() == before
-    assert measure_formats(found, own_s=2 * step_trial._LONGEST_S, own_cpus=1.2) is None
+    assert seen == [3, 3, 3] and torch.get_num_threads() == before
+    assert measure_formats(found, own_s=2 * step_trial._LONGEST_S) is None
 
 
 def test_a_long_step_is_played_once_after_one_that_warms_up(monkeypatch):

@@ -21,7 +21,8 @@ of CLOCK_MONOTONIC, the same clock in every process. Events (key `e`):
     shape    id, shape, dtype, bytes, masks                      the images of its first batch, whether masks follow
     inner    id, pids, workers, dataset, ...                     a loader takes its batches from a DataLoader within it
     trains   id                                                  a step of its loop ran backward, for the first time
-    operations   id, images, tensors, operations, between        what one of its steps on the CPUs consists of
+    operations   id, images, tensors, operations, between, ...   what one of its steps on the CPUs consists of, and for
+                                                                 how many threads
     call     name, t, s                                          a function was called that takes time between loops
     fetch    id, t, wall, delay, parts, ...                      a batch was made; id: by the loop itself, for a loader
     line     seen                                                [kind and names, count] of looks at a worker: the line

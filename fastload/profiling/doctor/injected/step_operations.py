@@ -90,6 +90,7 @@ class StepRecorder:
             events.write({
                 "e": "operations", "id": self.loader, "images": self._images, "between": max(0.0, between),
                 "tensors": self._tensors, "operations": self._operations,
+                "threads": sys.modules["torch"].get_num_threads(),
             })  # fmt: skip
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
