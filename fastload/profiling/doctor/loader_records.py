@@ -300,11 +300,11 @@ class _File:
         """Takes an event of a loop over a loader."""
         number = event.get("id", 0)
         if kind == "loader":
-            kinds = tuple(str(value) for name, value in event.items() if name not in ("id", "t", "beside"))
+            kinds = tuple(str(value) for name, value in event.items() if name not in ("id", "t", "open"))
             alike = self._alike.setdefault(kinds, [])
-            beside = [self.loaders.get(one) for one in event.get("beside", ())]
-            alike += [] if any(one not in beside for one in alike) else [LoaderRecord(self.process, event)]
-            self.loaders[number] = next(one for one in alike if one not in beside)
+            taking_turns = [self.loaders.get(one) for one in event.get("open", ())]
+            alike += [] if any(one not in taking_turns for one in alike) else [LoaderRecord(self.process, event)]
+            self.loaders[number] = next(one for one in alike if one not in taking_turns)
         loader, before = self.loaders.get(number), self._last.get(number)
         if loader is None:
             return

@@ -74,7 +74,7 @@ class LoaderState:
             "dataset": getattr(data, "name", None)
             or place(type(loader if dataset is None else dataset), facts.get("root", "")),
             "length": length,
-            "beside": [one.id for _, one in LoaderState.known.values() if one.is_open and one.iterator() is not None],
+            "open": [one.id for _, one in LoaderState.known.values() if one.is_open and one.iterator() is not None],
             "sampler": type(getattr(loader, "sampler", None)).__name__,
             "collate": place(getattr(loader, "collate_fn", None)),
             **facts,
