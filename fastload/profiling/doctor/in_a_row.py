@@ -48,7 +48,7 @@ def step_of(batch: Mapping[str, Any], step: Mapping[str, float]) -> StepRecord:
         ),
         running_s=step["process_cpu"],
         runnable_s=step["delay"] + step["copy_delay"],
-        others_s=step.get("others", 0.0),
+        others_s=step["others"],
         receive=Work(max(0.0, batch["cpu"] - own_s), max(0.0, batch["into"][0] - batch["into"][1])),
         host_s=step["wall"],
         gpu_s=step.get("gpu"),

@@ -555,7 +555,15 @@ EVENTS: list[Any] = [
         "n": 4,
         "cpu": 0.1,
         "into": [0.2, 0.1],
-        "step": {"wall": 0.2, "copy": 0.1, "gpu": None, "process_cpu": 0.1, "delay": 0.0, "copy_delay": 0.0},
+        "step": {
+            "wall": 0.2,
+            "copy": 0.1,
+            "gpu": None,
+            "process_cpu": 0.1,
+            "delay": 0.0,
+            "copy_delay": 0.0,
+            "others": 0.0,
+        },
     },
     {
         "e": "fetch",

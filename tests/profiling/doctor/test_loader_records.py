@@ -36,7 +36,8 @@ LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "pre
 
 
 def step(wall: float, **others: float) -> dict:
-    return {"wall": wall, "process_cpu": 0.0, "delay": 0.0, "copy": 0.0, "copy_delay": 0.0} | others
+    times = {"wall": wall, "process_cpu": 0.0, "delay": 0.0, "copy": 0.0, "copy_delay": 0.0, "others": 0.0}
+    return times | others
 
 
 def fetch(**others: object) -> dict:

@@ -76,7 +76,7 @@ class StepRecorder:
             self._mode.__enter__()
 
     def _leave(self) -> bool:
-        """Leaves torch's mode; returns whether it could, and whether all was recorded so far."""
+        """Leaves torch's mode; returns whether it could."""
         current = importlib.import_module("torch.utils._python_dispatch")._get_current_dispatch_mode()
         if current is not self._mode:  # the script has entered one of its own, and not left it
             self._failed = True
