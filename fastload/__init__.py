@@ -103,6 +103,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name == "transforms":
         return import_module("fastload.transforms")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("fastload-hdf5")
     if name not in __all__:
         raise AttributeError(f"module 'fastload' has no attribute {name!r}; it offers {', '.join(__all__)}")
     value = getattr(import_module(_HOMES.get(name, "fastload.errors")), name)

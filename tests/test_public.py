@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_the_export_list_is_this_and_each_name_is_there():
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None
     assert set(fastload.__all__) <= set(dir(fastload))
+    assert fastload.__version__ == version("fastload-hdf5")
     with pytest.raises(AttributeError, match="offers CacheError, ChunkBatchSampler"):
         _ = fastload.Fastloader  # type: ignore[attr-defined]
     modules = {path.stem for path in (*PACKAGE.glob("*.py"), *(init.parent for init in PACKAGE.glob("*/__init__.py")))}

@@ -55,4 +55,4 @@ Size = Annotated[
 Device = Annotated[str | None, typer.Option(help="Where batches go: cpu, cuda, cuda:1.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Report = Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a report as an HTML page.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a report that exists.")]
+Force = Annotated[bool, typer.Option("--overwrite", "--force", help="Replace files that exist.")]

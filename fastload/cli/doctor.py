@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastload.cli.arguments import Force
 from fastload.cli.output import check_report, one_line, one_line_errors
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def doctor(
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured to this file.")] = None,
     report: Annotated[Path | None, typer.Option("--report", help="Write a report to this .html file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite these files where they exist.")] = False,
+    force: Force = False,
 ) -> None:
     """Run a training script and say what limits it: fastload doctor -- python train.py
 
@@ -48,6 +49,8 @@ def doctor(
                 raise OptionError(f"--json {json_path}: name a file; what the script prints keeps stdout to itself.")
             check_new_file(json_path, force=force)
         check_report(report, force=force)
+        if json_path is not None and report is not None and json_path.resolve() == report.resolve():
+            raise OptionError(f"--json {json_path} --report {report}: both name one file; give each its own.")
         with Signals() as signals:  # to the end: a second, impatient Ctrl-C does not lose the verdict
             with live_panel("doctor", seconds, script_runs=True) as show:
                 look = None if show is show_nothing else lambda records: show(_figures(records))
@@ -116,7 +119,9 @@ def _print(examined: Examined) -> None:
     for line in verdict.evidence:
         say(f"  {line}")
     for remedy in verdict.cures[1:4]:
-        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast" + (f" ({remedy.how})" if remedy.how else ""))
-    if verdict.worth_making and verdict.cures[0].how:
-        say(f"  to do it: {verdict.cures[0].how}")
+        how = remedy.how_in_brief
+        say(f"  also: {remedy.change}: {remedy.gain:.1f} times as fast{f' ({how})' if how else ''}")
+    if verdict.worth_making:
+        for line in verdict.cures[0].instructions:
+            say(f"  {line}")
     say(f"verdict: {verdict.sentence}.")

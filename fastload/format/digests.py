@@ -22,6 +22,8 @@ MOST_READ = 2000
 
 _MOST_ATTRIBUTE_BYTES = 64 * 2**20
 _BLOCK_BYTES = 2 * 2**20
+_MOST_SPLIT_ROWS = 512  # that are compared; a file with more runs is more than damaged here and there
+_MOST_SPLIT_ROW_BYTES = 2**20
 
 # xxhash releases the GIL for 100,000 bytes and more, and each time a thread that runs Python may take it, for
 # milliseconds. A row is hashed in pieces below that: 2.0 us for 116 KB in cache, 1.4 us in one piece.
@@ -142,3 +144,41 @@ def linear_offset(item: h5py.Dataset) -> int | None:
     chunk_bytes = math.prod(map(int, item.chunks)) * item.dtype.itemsize
     base = offsets.get(0, -1)
     return int(base) if offsets == {i: base + i * chunk_bytes for i in range(num_chunks)} else None
+
+
+def repaired_splits(columns: Mapping[str, h5py.Dataset], digests: h5py.Dataset, num_splits: int) -> NDArray[np.uint8]:
+    """Returns the number of each row's split, (N,), as it was packed: `split` decides which rows are a split's.
+
+    A split is one run of rows. So whatever changed, the first and the last row of some run have changed values: those
+    rows are compared with their digests. Where a digest fits with another number of a split, that one was packed.
+    A row that does not fit its digest with any number is left as it is: another of its columns is damaged.
+
+    Args:
+        columns: what the digests are of, by name, `split` among them; (N, ...).
+        digests: uint64 (N,); of another type they say nothing.
+        num_splits: so many there are.
+    """
+    found: NDArray[np.uint8] = columns["split"][()]
+    if found.dtype != np.uint8 or digests.dtype != np.uint64 or digests.ndim != 1:
+        return found
+    compared: set[int] = set()
+    while rows := set(_ends_of_runs(found)) - compared:
+        if len(compared) + len(rows) > _MOST_SPLIT_ROWS:
+            return found
+        compared |= rows
+        for row in sorted(rows):
+            cells = {name: column[row : row + 1] for name, column in columns.items()}
+            if sum(cell.nbytes for cell in cells.values()) > _MOST_SPLIT_ROW_BYTES:
+                return found
+            for number in (int(found[row]), *range(num_splits)):
+                cells["split"] = np.array([number], found.dtype)
+                if row_digests(cells)[0] == digests[row]:
+                    found[row] = number
+                    break
+    return found
+
+
+def _ends_of_runs(values: NDArray[np.uint8]) -> list[int]:
+    """Returns the first and the last row of each run of equal values, of the first runs of many."""
+    changes = np.flatnonzero(values[1:] != values[:-1])[:_MOST_SPLIT_ROWS]
+    return [0, *changes.tolist(), *(changes + 1).tolist(), len(values) - 1]

@@ -18,9 +18,8 @@ import numpy as np
 from fastload.errors import FastloadError, FormatError, MissingFileError, typed
 from fastload.format import valid
 from fastload.format.codecs import pipeline
-from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset
+from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset, repaired_splits
 from fastload.format.ragged import RaggedExtent
-from fastload.format.split_repair import repaired
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
@@ -120,7 +119,7 @@ def read_header(path: str | Path) -> PackedFile:
             names, values = fields["split"].names, file["split"][()]
             if packed and "digest_fields" in fields:
                 columns = {name: file[name] for name in fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)}
-                values = repaired(columns, file["digest_fields"], len(names))
+                values = repaired_splits(columns, file["digest_fields"], len(names))
             splits = valid.splits(path, values, names, packed=packed)
         digest = attrs.get("header_digest") if packed else None
         return PackedFile(

@@ -82,7 +82,7 @@ def make_preview(
     path, output = Path(path), Path(output)
     if output.suffix.lower() != ".png":
         raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
-    check_new_file(output, force=overwrite, option="--overwrite")
+    check_new_file(output, force=overwrite)
     check_whole("count", count, least=1)
     check_whole("seed", seed, least=0)
     file = read_header(path)

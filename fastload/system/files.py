@@ -29,11 +29,10 @@ _RANGE, _COUNTS = struct.Struct("=QQ"), struct.Struct("=QQQQQ")
 _PROBES = 256
 
 
-def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option: str = "--force") -> None:
+def check_new_file(path: str | os.PathLike[str], *, force: bool = False) -> None:
     """Raises OutputError now, not after minutes of work, if no file could be written to `path`.
 
-    That is where it exists (unless `force`; the message names the option that allows it), is a folder, or where its
-    folder is missing or not writable.
+    That is where it exists (unless `force`), is a folder, or where its folder is missing or not writable.
     """
     path = Path(path)
     folder = path.absolute().parent
@@ -41,7 +40,7 @@ def check_new_file(path: str | os.PathLike[str], *, force: bool = False, option:
         raise OutputError(f"{path}: is a folder. Give the name of a file in it.")
     # lexists: a broken link exists, too.
     if os.path.lexists(path) and not force:
-        raise OutputError(f"{path}: exists. Choose another name, or replace it with `{option}` (`force=True`).")
+        raise OutputError(f"{path}: exists. Choose another name, or replace it with `--overwrite` (`force=True`).")
     if not folder.is_dir():
         raise OutputError(f"{path}: its folder {folder} does not exist. Make it first.")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -83,7 +82,7 @@ def save_bytes(data: bytes, path: Path, *, force: bool) -> None:
             except OSError:  # no hard links on this file system (FAT, some network mounts)
                 os.replace(unfinished, path)
     except FileExistsError as exc:
-        raise OutputError(f"{path}: exists. Choose another name, or replace it with `--force`.") from exc
+        raise OutputError(f"{path}: exists. Choose another name, or replace it with `--overwrite`.") from exc
     except OSError as exc:
         raise OutputError(f"{path}: cannot be written ({exc.strerror or exc}).") from exc
     finally:

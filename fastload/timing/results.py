@@ -62,8 +62,20 @@ class Remedy:
     change: str  # an imperative clause
     step_s: float  # mean seconds a step would take after it
     gain: float  # speed of a step after it over the present one, as predicted
-    how: str = ""  # what to type; empty: the clause says all
+    how: str = ""  # what to type, in one line or several; empty: the clause says all
     least_gain: float = 0.0  # if the dataset's own transforms have to be kept, of which nothing is known; 0: known
+
+    @property
+    def how_in_brief(self) -> str:
+        """`how` if it is one line."""
+        return "" if "\n" in self.how else self.how
+
+    @property
+    def instructions(self) -> list[str]:
+        """`how` as lines to print, with a heading; none if it is empty."""
+        if "\n" not in self.how:
+            return [f"to do it: {self.how}"] if self.how else []
+        return ["to do it:", *(f"  {line}" for line in self.how.split("\n"))]
 
 
 @dataclass(frozen=True)

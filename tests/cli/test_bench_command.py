@@ -50,7 +50,7 @@ def test_faults_and_plain_ways_have_their_lines_and_a_report_all_loops(packed, t
         assert said in text
     page = out.read_text()
     assert "fastload bench file.h5, stall=1@2" in page and "<html" in page
-    assert "--force" in refused(packed, "--report", out)
+    assert "--overwrite" in refused(packed, "--report", out)
     assert out.read_text() == page
     refused(packed, "--report", tmp_path / "absent" / "out.html")
 

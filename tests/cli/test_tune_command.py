@@ -27,7 +27,7 @@ def test_a_table_and_a_call_to_paste_and_a_report_that_replaces_none(packed, tmp
     assert [line for line in text.splitlines() if line.startswith("  ->")] != []
     page = path.read_text()
     assert "fastload tune file.h5" in page and "FastLoader(" in page
-    assert "--force" in refused(packed, "--report", path)
+    assert "--overwrite" in refused(packed, "--report", path)
     assert path.read_text() == page
 
 

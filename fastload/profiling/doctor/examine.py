@@ -150,14 +150,13 @@ class Recording:
             chosen = loader
         lines = course.described()
         for one, (_, verdict, share, _) in judged.items():
-            name = f"the loop over {one.facts['dataset']} with {one.steps.count:,} steps"
+            name = f"the loop over {one.name} with {one.steps.count:,} steps"
             if len(judged) > 1 or lines:
                 lines.append(f"{share:.0%} of the run: {name}" + (", judged here" if one is chosen else ""))
             if one is not chosen and not is_held:
                 lines[-1] += f": {verdict.sentence}"
         drawn = [
-            (f"{one.facts['dataset']}, {one.steps.count:,} steps" + ", judged" * (one is chosen), one.passes)
-            for one in judged
+            (f"{one.name}, {one.steps.count:,} steps" + ", judged" * (one is chosen), one.passes) for one in judged
         ]
         return chosen, judged[chosen][0], lines, lanes_of(run, drawn, calls)
 
@@ -194,7 +193,7 @@ class Recording:
         if run is not None:
             trains = loader
             loader, demands, course, lanes = self._in_its_run(loader, demands, run)
-            name = f"{loader.facts['dataset']} with {loader.steps.count:,} steps"
+            name = f"{loader.name} with {loader.steps.count:,} steps"
             which = "" if loader is trains else f"in the loop over {name}, "
         steps = [record.step for record in loader.steps.kept]
         begun_s = steps[0].begin_s
@@ -299,13 +298,11 @@ def _with_one_tensor_trial(demands: Demands, loader: LoaderRecord) -> Demands:
 def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
     """Returns the demands with what a FastLoader costs, where it could take the dataset's place."""
     keeps = keeps_transform(loader)
-    count, heights, widths = (sum(fetch.decoded[number] for fetch in loader.fetches) for number in range(3))
+    plain = demands.plain
     # Where nothing is decoded and no transform is known, nothing says that these are images which can be packed.
-    if not loader.shape or not (count or (demands.transforms and not keeps)):
+    if not loader.shape or not (any(loader.decoded_size) or (plain.lists_transforms and not keeps)):
         return demands
-    seen = ImagesSeen(loader.shape, "float" in loader.dtype, demands.transforms)
-    if count:
-        seen = replace(seen, decoded=(heights // count, widths // count))
+    seen = ImagesSeen(loader.shape, plain.transforms, loader.decoded_size)
     found = costs_of(demands)
     model, made_s = found.model, statistics.fmean(batch.total_s for batch in found.model.batches)
     costs = measure_fastloader(
@@ -321,10 +318,10 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
         which = "; the dataset's own transforms are left"
     elif demands.timed_device:
         which = "; their transforms are the device's work"
-    elif demands.transforms:
+    elif plain.lists_transforms:
         which = ", with the dataset's transforms"
     else:
-        which = ", cropped and resized at random in place of the dataset's own code" * (seen.size != seen.stored)
+        which = f", with {', '.join(plain.added)} in place of the dataset's own code" if plain.added else ""
     note = (
         f"a trial here: FastLoader takes {seconds_text(costs.batch.running_s)} of CPU for such a batch, of images of "
         f"{seen.stored[0]}x{seen.stored[1]}{which}"
@@ -335,13 +332,13 @@ def _with_fastloader_trial(demands: Demands, loader: LoaderRecord) -> Demands:
 
 
 def _facts(loader: LoaderRecord, records: Records) -> list[tuple[str, str]]:
-    facts = [("loader", f"{loader.facts['kind']} of {loader.facts['dataset']}")]
+    facts = [("loader", f"{loader.facts['kind']} of {loader.name}")]
     if rank := loader.process["rank"]:
         ranks = {other.process["rank"] for other in records.loaders}
         facts.append(("rank", f"{rank}, which waits longest of {len(ranks)}"))
     facts.append(("epochs", f"{len(loader.epochs):,}"))
     others = [
-        f"{other.facts['dataset']} {other.elapsed_s:.1f} s"
+        f"{other.name} {other.elapsed_s:.1f} s"
         for other in records.loaders
         if other is not loader and other.process is loader.process
     ]

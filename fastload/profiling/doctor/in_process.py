@@ -28,8 +28,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines = [f"  {line}" for line in self.verdict.evidence]
-        if self.verdict.worth_making and self.verdict.cures[0].how:
-            lines.append(f"  to do it: {self.verdict.cures[0].how}")
+        if self.verdict.worth_making:
+            lines += [f"  {line}" for line in self.verdict.cures[0].instructions]
         return "\n".join([*lines, f"verdict: {self.verdict.sentence}."])
 
     __repr__ = __str__

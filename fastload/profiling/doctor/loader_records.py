@@ -177,10 +177,21 @@ class LoaderRecord:
         return min((one for one in whole if one.batch_size == full), key=lambda one: one.between_s, default=None)
 
     @property
+    def decoded_size(self) -> tuple[int, int]:
+        """Mean height and width of the images that were decoded for its batches; (0, 0): there were none."""
+        count, heights, widths = (sum(fetch.decoded[number] for fetch in self.fetches) for number in range(3))
+        return (heights // count, widths // count) if count else (0, 0)
+
+    @property
     def inner_per_batch(self) -> float:
         """How many batches of the DataLoader within it are one of its own; 1.0 unless it cuts them anew."""
         inner = self.inner / max(1, self.num_nexts)
         return inner if inner and not 0.8 < inner < 1.25 else 1.0
+
+    @property
+    def name(self) -> str:
+        """The dataset, and where the script iterates its loader."""
+        return str(self.facts["dataset"]) + f" at {self.facts['at']}" * bool(self.facts["at"])
 
     def take(self, record: StepRecord | None) -> None:
         """Adds a step that has ended; None: none follows it for now."""

@@ -37,29 +37,24 @@ _LEAST_IMAGES = 16
 _PAGE = 4096  # bytes
 
 
-_ARGUMENTS = {"ColorJitter": [0.4, 0.4, 0.4]}  # where the dataset's are not known
-
-
 @dataclass(frozen=True)
 class ImagesSeen:
     """What a loader makes of its images.
 
     Attributes:
         batch: shape (B, C, H, W) of its batches; the last two may be the first two of others: (B, H, W, C).
-        floating: whether these are floating-point numbers.
-        transforms: of the dataset, such as `Resize(64)`.
-        decoded: mean height and width of those that it decodes; None: it decodes none.
+        transforms: by which a FastLoader makes them, such as `Resize(64)`; those that fastload has not are left out.
+        decoded: mean height and width of those that it decodes; (0, 0): it decodes none.
     """
 
     batch: tuple[int, ...]
-    floating: bool
     transforms: tuple[str, ...] = ()
-    decoded: tuple[int, int] | None = None
+    decoded: tuple[int, int] = (0, 0)
 
     @property
     def stored(self) -> tuple[int, int]:
         """Height and width of an image in a packed file."""
-        return self.decoded or self.size
+        return self.decoded if any(self.decoded) else self.size
 
     @property
     def channels(self) -> int:
@@ -88,9 +83,7 @@ def measure_fastloader(
     These steps, which have so many CPUs, are a recorded one played again, or of a small network if there is none; 0:
     they are a device's, and none is tried. `around_s` of them another loader works on the batch. Before each of them
     the loop is busy for `pause_s`, with making the batch itself.
-    Random images of the stored size are packed without compression, and read; with `transforms`, also transformed as in
-    the dataset. One that lists none is taken to crop and resize at random and to flip, where the batch has another
-    size, and to normalize, where it has floating-point numbers.
+    Random images of the stored size are packed without compression, and read; with `transforms`, also transformed.
     """
     from fastload.dataset import PackedDataset
     from fastload.loader.loader import FastLoader
@@ -183,14 +176,9 @@ def _mean_step_s(
 
 
 def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
-    """Returns those that the dataset lists, as far as fastload has them; of a dataset without a list, usual ones."""
+    """Returns those of the transforms that fastload has."""
     from fastload import transforms
 
-    if not seen.transforms:
-        size = seen.size
-        cropped = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()] if size != seen.stored else []
-        normalized = transforms.Normalize([0.5] * seen.channels, [0.25] * seen.channels)
-        return [*cropped, *[normalized] * seen.floating]
     found = []
     for one in seen.transforms:
         name = one.partition("(")[0]
@@ -200,7 +188,7 @@ def _transforms(seen: ImagesSeen) -> list[BaseTransform]:
                 assert isinstance(call, ast.Call)
                 arguments = [ast.literal_eval(word) for word in call.args]
                 named = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-                found.append(one_like_it(*(arguments or _ARGUMENTS.get(name, [])), **named))
+                found.append(one_like_it(*arguments, **named))
     return found
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
+from fastload.profiling.doctor.loader_trials import ImagesSeen
 from fastload.profiling.doctor.making import (
     explained,
     first_of_workers,
@@ -19,7 +20,8 @@ from fastload.profiling.doctor.making import (
     unseen,
 )
 from fastload.profiling.verdict import Demands
-from fastload.profiling.verdict.sentences import TO_FLOAT, our_name, seconds_text
+from fastload.profiling.verdict.replacement import PlainLoader, completed, our_name
+from fastload.profiling.verdict.sentences import seconds_text
 from fastload.timing.results import BatchWork, Step, Work
 
 # The first steps of a run include compilation, allocation and warm-up.
@@ -47,7 +49,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
     later = [fetch for number, fetch in enumerate(loader.fetches) if number not in begun]
     slow_s, slow_note = slow_samples(later)
     notes = [
-        f"{facts['kind']} of {facts['dataset']}, batch_size {facts['batch_size'] or None}, num_workers {workers}"
+        f"{facts['kind']} of {loader.name}, batch_size {facts['batch_size'] or None}, num_workers {workers}"
         + (", persistent" if facts["persistent"] else "")
     ]
     waits_at, places = seen_at_work(loader)
@@ -94,30 +96,45 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         compression_ratio=facts.get("compression_ratio", 0.0),
         waits_at=waits_at,
         waits_shared=waits_shared,
-        root=facts.get("root", ""),
-        split=facts.get("split", ""),
-        masks=facts.get("masks", False),
-        batch_size=facts["batch_size"] or (*loader.shape, 0)[0],
+        plain=plain_loader(loader),
         tensors=len(loader.sizes),
         channels=loader.shape[1] if loader.shape else 0,
         images=bool(loader.shape or not (loader.sizes and loader.fetches)),
-        transforms=_transforms(loader),
         waits_only=unseen(loader),
         notes=(*notes, *slow_note),
     )
 
 
-def _transforms(loader: LoaderRecord) -> tuple[str, ...]:
-    """Returns what the dataset lists, by our names, and what turns images into floats where its batches hold such.
-
-    Those of a loader around another one may be that one's work.
-    """
-    listed = [our_name(one) for one in loader.facts.get("transforms", ())]
-    names = {one.partition("(")[0] for one in listed}
-    channels = loader.shape[1] if loader.shape else 0
-    if names & TO_FLOAT and "Normalize" not in names and "float" in loader.dtype and channels and not loader.inner:
-        listed.append(f"Normalize({[0.0] * channels}, {[1.0] * channels})")
-    return tuple(listed)
+def plain_loader(loader: LoaderRecord) -> PlainLoader:
+    """Returns what a FastLoader in a loader's place depends on."""
+    facts, (height, width), shape = loader.facts, loader.decoded_size, loader.shape
+    listed = tuple(our_name(one) for one in facts.get("transforms", ()))
+    transforms, added = listed, tuple[str, ...]()
+    if shape:
+        images = ImagesSeen(shape)
+        transforms, added = completed(
+            listed,
+            channels=images.channels,
+            size=images.size,
+            # Those of a loader around another one may be that one's work.
+            floating="float" in loader.dtype and not loader.inner,
+            resized=bool(height) and (height, width) != images.size,
+            calls=[call for _, call in loader.seen_at("call")],
+        )
+    return PlainLoader(
+        root=facts.get("root", ""),
+        split=facts.get("split", ""),
+        is_part=facts.get("is_part", False),
+        num_samples=max(0, facts["length"]),
+        same_labels=facts.get("same_labels", False),
+        masks=facts.get("masks", False),
+        batch_size=facts["batch_size"] or (*shape, 0)[0],
+        sampler=facts["sampler"],
+        drop_last=facts["drop_last"],
+        transforms=transforms,
+        added=added,
+        lists_transforms=bool(listed),
+    )
 
 
 def _later_parts(fetches: Sequence[Fetch], begun: set[int]) -> list[float]:

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
-from fastload.profiling.verdict.sentences import is_known, our_name, seconds_text
+from fastload.profiling.verdict.replacement import is_known, our_name
+from fastload.profiling.verdict.sentences import seconds_text
 from fastload.timing.results import WAITING, BatchWork, Work
 
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named

@@ -87,7 +87,7 @@ def sections(run: Measured) -> list[Section]:
     found = [*_run(run), _steps(run), _rate(run), _gpus(run), _machine(run), _stages(run)]
     items = tuple(
         f"{remedy.change}: {number_text(remedy.gain)} times as fast, {seconds_text(remedy.step_s)} a step "
-        f"(takes away: {remedy.cause})" + (f"; to do it: {remedy.how}" if remedy.how else "")
+        f"(takes away: {remedy.cause})" + (f"; to do it: {remedy.how_in_brief}" if remedy.how_in_brief else "")
         for remedy in (run.verdict.cures[1:] if run.verdict else ())
     )
     if items:

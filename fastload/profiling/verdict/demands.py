@@ -6,10 +6,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fastload.profiling.verdict.loop_model import Contention, LoopModel, fitted, own_time
+from fastload.profiling.verdict.replacement import PlainLoader
 from fastload.profiling.verdict.trial_costs import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.timing.results import STAGES, WAITING, BatchWork, Step, Work
 
@@ -77,13 +78,9 @@ class Demands:
     compression_ratio: float = 0.0
     waits_at: str = ""  # the line of the dataset's code that sleeps or waits for the network most of the time
     waits_shared: bool = False  # whether workers were seen to wait longer the more of them did
-    root: str = ""  # folder of the dataset's files; empty: not known
-    split: str = ""  # the part of them that it takes, such as `train`; empty: all, or not known
-    masks: bool = False  # whether its images have masks
-    batch_size: int = 0  # 0: not known
+    plain: PlainLoader = field(default_factory=PlainLoader)  # what a FastLoader in its place depends on
     tensors: int = 0  # in a batch; 0: not known
     images: bool = True  # False: its batches are known to hold no images of one size, which could be packed
-    transforms: tuple[str, ...] = ()  # classes of the dataset's transforms, in order
     notes: tuple[str, ...] = ()  # further evidence, a line each, such as the line of code that takes longest
 
     @cached_property

@@ -27,7 +27,7 @@ from fastload.timing.results import WAITING, Remedy, Verdict, Work
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
-_HELD, _FULL = 0.25, 0.9  # parts of the CPUs: that others use, and that all use together
+_HELD, _FULL = 0.25, 0.8  # parts of the CPUs: that others use, and that all use together
 _LACKED = 0.15  # part of a batch's making, or of a step, in which it was ready to run and had no CPU
 
 WORTH = 1.1
@@ -196,7 +196,7 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
             # What the model does not explain is taken for contention with workers, where the step was played without.
             rest = 1.0 if demands.packs_transform and demands.by_format is not None else costs.rest
             packed = remedy(cause, costs.packed(demands), channels_last=True, rest=rest)
-            if demands.packs_transform and not demands.transforms:
+            if demands.packs_transform and not demands.plain.lists_transforms:
                 kept = remedy(cause, costs.packed(replace(demands, keeps_transform=True)), channels_last=True)
                 packed = replace(packed, least_gain=min(packed.gain, kept.gain))
             yield packed

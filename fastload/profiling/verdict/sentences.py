@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import shlex
-from pathlib import PurePath
 
 from fastload.profiling.verdict.demands import PACKED, Costs, Demands
+from fastload.profiling.verdict.replacement import to_type
 from fastload.timing.results import WAITING, Verdict
 
 FASTLOAD_HELPS = frozenset(
@@ -102,28 +101,6 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
     return _CHANGES[cause]
 
 
-# Transforms that fastload.transforms has by the same name, and those that FastLoader does without being asked.
-_OURS = frozenset({
-    "CenterCrop", "ColorJitter", "Grayscale", "Normalize", "RandAugment", "RandomCrop", "RandomErasing",
-    "RandomGrayscale", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize",
-})  # fmt: skip
-TO_FLOAT = frozenset({"ToTensor", "ToDtype", "ConvertImageDtype", "MaybeToTensor"})
-"""Transforms that may turn images into floating-point numbers from 0 to 1."""
-_NOT_NEEDED = TO_FLOAT | {"PILToTensor", "ToImage", "ToPureTensor", "ToTensorV2", "MaybePILToTensor", "ToNumpy"}
-_ALIASES = {"RandomResizedCropAndInterpolation": "RandomResizedCrop"}
-
-
-def our_name(transform: str) -> str:
-    """Returns a transform of other libraries, such as `CenterCrop(224)`, by the name that it has in fastload."""
-    name, parenthesis, words = transform.partition("(")
-    return _ALIASES.get(name, name) + parenthesis + words
-
-
-def is_known(transform: str) -> bool:
-    """Returns whether a FastLoader can do what a transform of other libraries does, such as `CenterCrop(224)`."""
-    return transform.partition("(")[0] in _OURS | _NOT_NEEDED
-
-
 def how_to(cause: str, demands: Demands, workers: int) -> str:
     """Returns what to type for a change; "" where `change_for` says all."""
     if workers and not demands.is_fastload:
@@ -133,27 +110,13 @@ def how_to(cause: str, demands: Demands, workers: int) -> str:
         return "images = images.contiguous(memory_format=torch.channels_last), first in the loop"
     if cause == "worker start-up" and len(demands.startups_s) > 1:
         return "DataLoader(..., persistent_workers=True)"
-    known = [one for one in demands.transforms if is_known(one) and one.partition("(")[0] not in _NOT_NEEDED]
-    others = [one.partition("(")[0] for one in demands.transforms if not is_known(one)]
-    moves = demands.packs_transform or (known and (demands.on_device or not others))
+    plain = demands.plain
+    moves = demands.packs_transform or (plain.known and not plain.unknown and demands.on_device)
     packs = cause in PACKED or (cause == "transform" and moves)
     if demands.is_fastload or not demands.images or not packs:
         return ""
-    packed = f"{PurePath(demands.root).name or 'packed'}.h5"
-    parts = [f'split="{demands.split}"'] if demands.split else []
-    if demands.masks:
-        parts.append('fields=("images", "masks")')
-    words = [", ".join([f'PackedDataset("{packed}"', *parts]) + ")" if parts else f'"{packed}"']
-    if demands.batch_size:
-        words.append(f"batch_size={demands.batch_size}")
-    if known:
-        words.append(f"transform=[{', '.join(known)}]")
-    source = shlex.quote(demands.root) if demands.root else "FOLDER"
-    return (
-        f"fastload pack {source} {shlex.quote(packed)}; then FastLoader({', '.join(words)}) in place of the DataLoader"
-        + (", the transforms from fastload.transforms" if known else "")
-        + (f" (which has no {', '.join(others)})" if known and others else "")
-    )
+    keeps = demands.keeps_transform if demands.by_fastloader is not None else bool(plain.unknown)
+    return to_type(plain, keeps_transform=keeps)
 
 
 def sentence_of(verdict: Verdict, demands: Demands) -> str:
@@ -260,6 +223,12 @@ def evidence_of(verdict: Verdict, demands: Demands, costs: Costs) -> list[str]:
         lines.append(
             f"taking a batch over costs the loop {seconds_text(demands.receive_s)}, and "
             f"{seconds_text(demands.receive_blocked_s)} of waiting for the worker to pass it on"
+        )
+    if verdict.worth_making and verdict.cures[0].gain * (1 - verdict.stall_share) > _APART and demands.workers:
+        lines.append(
+            f"{verdict.cures[0].gain:.1f} times is more than the waits are: the step's own work gets faster, too, once "
+            f"workers leave it the CPUs"
+            + (" and its images lie in channels_last memory" if demands.by_format is not None else "")
         )
     if demands.step_runnable_s > 0.05 * verdict.step_s:
         lines.append(

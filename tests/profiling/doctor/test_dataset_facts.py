@@ -7,12 +7,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastload.profiling.doctor.injected.dataset_facts import facts_of
+from fastload.profiling.doctor.injected.dataset_facts import drops_last, facts_of, sampler_of
 
 
 class Compose:
     def __init__(self, *transforms):
         self.transforms = list(transforms)
+
+    def __call__(self, image):
+        return image
+
+
+class BatchSampler:
+    def __init__(self, sampler, drop_last):
+        self.sampler, self.drop_last = sampler, drop_last
+
+
+class _InfiniteConstantSampler:
+    pass
 
 
 class RandomResizedCrop:
@@ -121,3 +133,65 @@ def test_transforms_are_written_as_they_would_be_typed():
     larger = RandomResizedCrop(64, [0.5, 1.0])
     assert facts_of(SimpleNamespace(transform=larger))["transforms"] == ["RandomResizedCrop(64, scale=(0.5, 1))"]
     assert facts_of(SimpleNamespace(transform=None))["transforms"] == []
+
+
+BLUR = Compose(RandomResizedCrop(32), ToTensor())
+
+
+class Blurred:
+    """A dataset whose transforms stand in its module."""
+
+    def __getitem__(self, index):
+        return BLUR(index)
+
+
+def test_transforms_are_found_wherever_the_dataset_has_them():
+    names = ["RandomResizedCrop(32)", "ToTensor()"]
+    assert facts_of(SimpleNamespace(root="absent", augment=BLUR))["transforms"] == names
+    assert facts_of(Blurred())["transforms"] == names
+    assert facts_of(SimpleNamespace(transforms_seen=3, steps=[BLUR]))["transforms"] == []
+
+
+def test_a_subset_is_a_part_and_a_dataset_around_another_one_is_none():
+    whole = SimpleNamespace(root="data")
+    for loaded, is_part in ((whole, False), (SimpleNamespace(dataset=whole), False), (Part(whole), True)):
+        assert facts_of(loaded)["is_part"] == is_part
+    assert facts_of(Part(SimpleNamespace(dataset=whole)))["is_part"]
+
+
+class Part:
+    def __init__(self, dataset):
+        self.dataset, self.indices = dataset, [0]
+
+
+def test_labels_are_those_of_folders_only_where_a_dataset_of_torchvision_gives_them_as_it_found_them():
+    theirs = type("ImageFolder", (), {"__getitem__": lambda self, index: self.samples[index]})
+    theirs.__getitem__.__module__ = "torchvision.datasets.folder"
+    own = type("Photos", (), {"__getitem__": lambda self, index: self.samples[index]})
+    samples = [("data/cat/0.jpg", 0), ("data/dog/0.jpg", 1)]
+
+    def same(kind, **changed):
+        dataset = kind()
+        vars(dataset).update({"root": os.curdir, "class_to_idx": {"cat": 0, "dog": 1}, "samples": samples} | changed)
+        vars(dataset)["samples"] = [(path.removeprefix("data/"), label) for path, label in dataset.samples]
+        return facts_of(dataset)["same_labels"]
+
+    assert same(theirs) and not same(own)
+    assert not same(theirs, target_transform=str), "another label"
+    assert not same(theirs, class_to_idx={"dog": 0, "cat": 1}), "another order"
+    assert not same(theirs, samples=[("data/cat/0.jpg", 1)]), "changed by the script"
+    assert same(theirs, class_to_idx=None), "such as MNIST"
+
+
+@pytest.mark.parametrize(
+    ("loader", "sampler", "drops"),
+    [
+        (SimpleNamespace(), "", None),
+        (SimpleNamespace(batch_sampler=BatchSampler("abc", True)), "str", True),
+        (SimpleNamespace(sampler=3, batch_sampler=SimpleNamespace(drop_last=False)), "SimpleNamespace", False),
+        (SimpleNamespace(sampler=3, batch_sampler=None, drop_last=False), "int", False),
+        (SimpleNamespace(sampler=_InfiniteConstantSampler(), drop_last=0), "", None),
+    ],
+)
+def test_the_order_of_a_loader_and_its_last_batch(loader, sampler, drops):
+    assert (sampler_of(loader), drops_last(loader)) == (sampler, drops)

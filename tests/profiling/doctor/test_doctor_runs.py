@@ -302,8 +302,10 @@ def test_wrong_use_is_refused_before_anything_runs(tmp_path, monkeypatch):
     there = Path("there.json")
     there.write_text("mine")
     done = doctor("--json", there, "--", "touch", "ran")
-    assert done.returncode == 1 and "--force" in done.stderr and there.read_text() == "mine"
+    assert done.returncode == 1 and "--overwrite" in done.stderr and there.read_text() == "mine"
     assert doctor("--json", "no/folder.json", "--", "touch", "ran").returncode == 1
+    both = doctor("--json", "one.html", "--report", "./one.html", "--", "touch", "ran")
+    assert both.returncode == 1 and "give each its own" in both.stderr
     assert not Path("ran").exists()
     done = doctor("--", "no-such-program")
     assert done.returncode == 1 and "no such program" in done.stderr

@@ -32,7 +32,8 @@ from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.timing.results import BatchWork, Verdict, Work
 
 LOADER = {"e": "loader", "id": 1, "workers": 1, "kind": "torch.DataLoader", "prefetch": 2, "persistent": False,
-          "batch_size": 8, "dataset": "D (d.py:1)"}  # fmt: skip
+          "batch_size": 8, "dataset": "D (d.py:1)", "at": "train (main.py:3)", "length": 80, "sampler": "RandomSampler",
+          "drop_last": False}  # fmt: skip
 
 
 def step(wall: float, **others: float) -> dict:
@@ -314,7 +315,7 @@ def test_the_batch_size_of_a_loader_that_does_not_know_it_is_that_of_its_first_b
     shape = {"e": "shape", "id": 1, "shape": [24, 3, 8, 8], "dtype": "float", "bytes": [24 * 192 * 4]}
     write(tmp_path, 1, loader, shape, *loop(1, [step(0.01)] * 4))
     [found] = read_records(tmp_path).loaders
-    assert demands_of(found, cpus=2).batch_size == 24
+    assert demands_of(found, cpus=2).plain.batch_size == 24
 
 
 def test_beside_other_programs_nothing_is_said_of_what_other_loops_would_gain(tmp_path, monkeypatch):

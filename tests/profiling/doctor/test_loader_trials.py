@@ -24,10 +24,10 @@ def shorter(monkeypatch):
 
 
 @pytest.mark.parametrize("seen", [
-    ImagesSeen((4, 3, 8, 8), True, ("Resize((12, 10))", "CenterCrop(8)", "Normalize([0, 0, 0], [1, 1, 1])")),
-    ImagesSeen((4, 8, 8, 1), False, (), decoded=(20, 30)),
-    ImagesSeen((4, 3, 8, 8), False, ("RandomErasing(value)", "Unknown()", "ColorJitter()"), decoded=(20, 30)),
-    ImagesSeen((1, 3, 8, 8), True, (), decoded=(20, 30)),
+    ImagesSeen((4, 3, 8, 8), ("Resize((12, 10))", "CenterCrop(8)", "Normalize([0, 0, 0], [1, 1, 1])")),
+    ImagesSeen((4, 8, 8, 1), decoded=(20, 30)),
+    ImagesSeen((4, 3, 8, 8), ("RandomErasing(value)", "Unknown()", "ColorJitter(0.4)"), decoded=(20, 30)),
+    ImagesSeen((1, 3, 8, 8), ("Resize((8, 8))",), decoded=(20, 30)),
 ])  # fmt: skip
 @pytest.mark.parametrize("own_s", [0.0, 0.002])
 def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
@@ -37,8 +37,14 @@ def test_images_of_any_shape_and_transforms_are_tried(seen, own_s):
 
 
 def test_transforms_are_tried_with_the_arguments_that_are_known_of_the_dataset():
-    names = ("RandomResizedCrop(8, scale=(0.5, 1))", "ColorJitter()", "RandomErasing(value)", "print('no')", "Resize(")
-    crop, jitter, *others = loader_trials._transforms(ImagesSeen((4, 3, 8, 8), True, names))
+    names = (
+        "RandomResizedCrop(8, scale=(0.5, 1))",
+        "ColorJitter(0.2, 0.1)",
+        "RandomErasing(value)",
+        "print('no')",
+        "Resize(",
+    )
+    crop, jitter, *others = loader_trials._transforms(ImagesSeen((4, 3, 8, 8), names))
     assert crop.size == (8, 8) and crop.scale == (0.5, 1) and type(jitter).__name__ == "ColorJitter" and not others
 
 
@@ -48,7 +54,7 @@ def test_the_step_beside_it_uses_as_many_threads_as_the_loop_does_and_torch_gets
         loader_trials, "_beside_steps", lambda loader, costs, *_: (seen.append(torch.get_num_threads()), costs)[1]
     )
     for own_cpus in (0.2, 2.6):
-        measure_fastloader(ImagesSeen((4, 3, 8, 8), True), 0.002, own_cpus, transforms=True)
+        measure_fastloader(ImagesSeen((4, 3, 8, 8)), 0.002, own_cpus, transforms=True)
     assert seen == [1, 3] and torch.get_num_threads() == before
 
 
@@ -64,7 +70,7 @@ def test_of_batches_too_large_for_memory_a_part_is_tried_and_counts_for_all(monk
         "__init__",
         lambda self, file, size, **words: (tried.append(size), init(self, file, size, **words))[0],
     )
-    costs = measure_fastloader(ImagesSeen((1 << 20, 3, 8, 8), True), 1000.0, 1.0, transforms=True)
+    costs = measure_fastloader(ImagesSeen((1 << 20, 3, 8, 8)), 1000.0, 1.0, transforms=True)
     assert tried == [16]
     assert costs.batch.running_s > 1e-9 * (1 << 20)
     assert measure_worker([1 << 40, 1 << 20]).batch.total_s > 0
@@ -108,6 +114,7 @@ def test_what_turns_images_into_floats_is_part_of_the_change_where_batches_hold_
     )
     dataset = Images(400)
     dataset.transform = ToTensor() if floats else ToNumpy()
+    dataset.dtype = torch.float32 if floats else torch.uint8
     found = fastload.diagnose(DataLoader(dataset, 10), lambda batch: None, seconds=1.0)
     floating = "Normalize([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])"
     assert tried[0].transforms == (("ToTensor()", floating) if floats else ("ToNumpy()",))
@@ -124,14 +131,14 @@ class Rows(Dataset):
 
 class Images(Dataset):
     def __init__(self, count):
-        self.count, self.transform = count, ToTensor()
+        self.count, self.transform, self.dtype = count, ToTensor(), torch.float32
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
         time.sleep(0.004)
-        return self.transform(torch.zeros(3, 4, 4)), index
+        return self.transform(torch.zeros(3, 4, 4, dtype=self.dtype)), index
 
 
 class ToTensor:

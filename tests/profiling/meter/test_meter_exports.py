@@ -50,7 +50,7 @@ def test_files_have_a_row_a_step_and_jsonl_the_machine_the_readings_and_the_sums
 def test_nothing_is_overwritten_unasked(meter, tmp_path, write):
     path = tmp_path / "there"
     path.write_text("mine")
-    with pytest.raises(OutputError, match=r"exists.*--force"):
+    with pytest.raises(OutputError, match=r"exists.*--overwrite"):
         getattr(meter, write)(path)
     with open(path) as old:
         assert path.read_text() == "mine"

@@ -39,7 +39,7 @@ def test_a_new_name_is_accepted_and_what_exists_stays_unless_forced(tmp_path):
     check_report_path(str(path))
     assert list(tmp_path.iterdir()) == []
     path.write_text("precious")
-    with pytest.raises(OutputError, match=r"report\.html: exists.*--force"):
+    with pytest.raises(OutputError, match=r"report\.html: exists.*--overwrite"):
         write_report(Measured("x"), path)
     with pytest.raises(OutputError, match="exists"):  # it appeared after it was looked for
         save_text("ours", path, force=False)
@@ -52,7 +52,7 @@ def test_a_new_name_is_accepted_and_what_exists_stays_unless_forced(tmp_path):
 
 def test_what_cannot_be_a_report_is_named(tmp_path):
     (tmp_path / "link.html").symlink_to(tmp_path / "gone")
-    with pytest.raises(OutputError, match="--force"):
+    with pytest.raises(OutputError, match="--overwrite"):
         check_report_path(tmp_path / "link.html")
     for path, why in ((tmp_path, "is a folder"), (tmp_path / "nowhere" / "report.html", "nowhere does not exist")):
         with pytest.raises(OutputError, match=why):

@@ -145,12 +145,12 @@ def _read_call(code: Any, at: int) -> str:
 
 
 def place(thing: Any, root: str = "") -> str:
-    """Returns `name (file:line)` of a class or function, as far as it is known; a library's dataset by its folder."""
+    """Returns `name (file:line)` of a class or function, as far as it is known; of a library's, the folder instead."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     getting = getattr(thing, "__getitem__", None)
     if getattr(getting, "__module__", "") == "torch.utils.data.dataset":  # of a dataset that is only iterated
         getting = getattr(thing, "__iter__", None)
     code = getattr(thing, "__code__", None) or getattr(getattr(getting, TIMED, getting), "__code__", None)
-    if root and (not code or is_packaged(code.co_filename)):
-        return f"{name} of {root}"
-    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
+    if not code or is_packaged(code.co_filename):
+        return f"{name} of {root}" if root else str(name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

@@ -7,30 +7,89 @@ import re
 import tempfile
 from typing import Any
 
+from .code_lines import TIMED
+
 _ROOTS = ("root", "root_dir", "data_dir", "data_root", "image_dir", "img_dir", "folder", "path", "directory")
 _TARGETS = "mask|label|target|annotation|segm"  # in the name of an attribute that is a folder of them
 _MOST_PATHS = 64  # of a list of files are looked at
 _MOST_TRANSFORMS = 16
 _CLOSE = 1e-6
 _USUAL_SCALE = (0.08, 1.0)  # of a random crop that is resized: the part of the image's area
+_OF_TRANSFORMS = ("torchvision.transforms", "albumentations")  # modules of classes that are transforms
 _BEGIN = 64  # bytes of the index of shards, in which it says what it lists
 
 
 def facts_of(dataset: Any) -> dict[str, Any]:
-    """Returns `root` and `split`, "" where they are not known, and `transforms`, such as `RandomResizedCrop(224)`."""
+    """Returns what `PlainLoader` wants to know of a dataset: root, split, transforms, is_part, same_labels.
+
+    `root` and `split` are "" where they are not known; of the transforms each is written as `RandomResizedCrop(224)`.
+    """
+    is_part = False
     for _ in range(8):  # a Subset of a Subset, and the like
         inner = getattr(dataset, "dataset", None)
         if inner is None or inner is dataset:
             break
+        is_part = is_part or hasattr(dataset, "indices")
         dataset = inner
     held = getattr(dataset, "__dict__", {})
-    named = [held[name] for name in ("transform", "transforms") if held.get(name) is not None]
-    transform = next(
-        iter([*named, *(one for name, one in held.items() if "transform" in name and callable(one))]), None
-    )
-    transforms = [_written(one) for one in _listed(transform)[:_MOST_TRANSFORMS]]
     root = _root_of(held)
-    return {"root": root, "split": _split_of(held, root), "transforms": transforms}
+    return {
+        "root": root,
+        "split": _split_of(held, root),
+        "transforms": [_written(one) for one in _listed(_transform_of(dataset, held))[:_MOST_TRANSFORMS]],
+        "is_part": is_part,
+        "same_labels": _has_labels_of_folders(dataset, held, root),
+    }
+
+
+def sampler_of(loader: Any) -> str:
+    """Returns the class that orders a loader's samples; "" where it has none."""
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is not None and type(batches).__name__ != "BatchSampler":
+        return type(batches).__name__
+    sampler = getattr(batches, "sampler", getattr(loader, "sampler", None))
+    # One that is there for an iterable dataset, whose order it does not decide.
+    return "" if sampler is None or "Infinite" in type(sampler).__name__ else type(sampler).__name__
+
+
+def drops_last(loader: Any) -> bool | None:
+    """Returns whether a loader drops a last batch that is not full; None where that is not known."""
+    found = getattr(getattr(loader, "batch_sampler", None), "drop_last", getattr(loader, "drop_last", None))
+    return found if isinstance(found, bool) else None
+
+
+def _transform_of(dataset: Any, held: dict[str, Any]) -> Any:
+    """Returns a dataset's transforms: an attribute, or else what its `__getitem__` finds in its module."""
+    named = [held[name] for name in ("transform", "transforms") if held.get(name) is not None]
+    named += [one for name, one in held.items() if "transform" in name and callable(one)]
+    getting = getattr(type(dataset), "__getitem__", None)
+    getting = getattr(getting, TIMED, getting)
+    names = getattr(getattr(getting, "__code__", None), "co_names", ())
+    around = getattr(getting, "__globals__", {})
+    others = [*held.values(), *(around[name] for name in names if name in around)]
+    return next(iter([*named, *(one for one in others if _is_transform(one))]), None)
+
+
+def _is_transform(thing: Any) -> bool:
+    """Returns whether something is a transform of a library, or holds a list of them."""
+    owner = type(thing)
+    listed = callable(thing) and isinstance(getattr(thing, "transforms", None), (list, tuple))
+    return listed or (owner.__module__.startswith(_OF_TRANSFORMS) and callable(thing) and not isinstance(thing, type))
+
+
+def _has_labels_of_folders(dataset: Any, held: dict[str, Any], root: str) -> bool:
+    """Returns whether a dataset is one of torchvision that gives the labels it found, in the order of their names."""
+    getting = getattr(type(dataset), "__getitem__", None)
+    theirs = (getattr(getting, "__module__", None) or "").startswith("torchvision.datasets")
+    if not theirs or held.get("target_transform") is not None:
+        return False
+    numbers, samples = held.get("class_to_idx"), held.get("samples")
+    if not isinstance(numbers, dict):
+        return True
+    if numbers != {name: number for number, name in enumerate(sorted(numbers))}:
+        return False
+    some = samples[:: max(1, len(samples) // _MOST_PATHS)] if isinstance(samples, list) else []
+    return all(numbers.get(os.path.relpath(path, root).split(os.sep)[0]) == label for path, label in some)
 
 
 def _split_of(held: dict[str, Any], root: str) -> str:

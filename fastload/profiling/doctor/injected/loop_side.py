@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
 
-from .code_lines import TIMED, place
+from .code_lines import TIMED, place, user_line
 from .copies import copied_in, gpu, moved, time_copy
-from .dataset_facts import facts_of
+from .dataset_facts import drops_last, facts_of, sampler_of
 from .event_file import clock, events, note_fault
 from .step_operations import StepRecorder
 from .timed_calls import Span, metering, thread, waited_s
@@ -54,7 +54,7 @@ class LoaderState:
         self.is_open = False  # whether one of them has not come to its end
         self.iterator: Callable[[], Any] = lambda: None  # a weak reference to that of the last one
         self.inner = 0  # batches that it took from a loader within it
-        sampler = getattr(loader, "batch_sampler", None)
+        batches = getattr(loader, "batch_sampler", None)
         dataset = getattr(loader, "dataset", None)
         data = getattr(getattr(loader, "_options", None), "data", None)  # of a FastLoader
         length, facts = -1, {}
@@ -70,12 +70,14 @@ class LoaderState:
             "prefetch": getattr(loader, "prefetch_factor", None) or 2,
             "persistent": bool(getattr(loader, "persistent_workers", False)),
             "pin": bool(getattr(loader, "pin_memory", False)),
-            "batch_size": getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0,
+            "batch_size": getattr(loader, "batch_size", None) or getattr(batches, "batch_size", None) or 0,
             "dataset": getattr(data, "name", None)
             or place(type(loader if dataset is None else dataset), facts.get("root", "")),
             "length": length,
             "open": [one.id for _, one in LoaderState.known.values() if one.is_open and one.iterator() is not None],
-            "sampler": type(getattr(loader, "sampler", None)).__name__,
+            "sampler": sampler_of(loader),
+            "drop_last": drops_last(loader),
+            "at": user_line(sys._getframe(1)),
             "collate": place(getattr(loader, "collate_fn", None)),
             **facts,
             "t": clock(),
@@ -111,7 +113,7 @@ class LoaderState:
             "prefetch": getattr(inner, "_prefetch_factor", None) or 2,
             "persistent": bool(getattr(inner, "_persistent_workers", False)),
             "batch_size": getattr(getattr(inner, "_index_sampler", None), "batch_size", None) or 0,
-            "dataset": place(type(getattr(inner, "_dataset", None))),
+            "dataset": place(type(dataset := getattr(inner, "_dataset", None)), facts_of(dataset)["root"]),
         })  # fmt: skip
 
     def step_begins(self) -> None:
