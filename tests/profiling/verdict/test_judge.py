@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
+from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.replacement import PlainLoader, to_type
 from fastload.profiling.verdict.trial_costs import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.timing.results import WAITING, BatchWork, Step, Work
@@ -149,6 +150,15 @@ def test_a_fastloader_is_not_told_to_use_fastload():
     verdict = judge(replace(base, batches=decoding, compression_ratio=21.6))
     assert verdict.cause == "decoding" and "--store raw" in verdict.sentence and "about 22 times" in verdict.sentence
     assert not any(words in verdict.sentence for words in ("decode once", "not needed", "more workers"))
+
+
+def test_a_fastloader_starts_no_processes_unless_it_runs_the_datasets_own_transforms():
+    base = demands(wait=45, decoding=(90, 0), transform=(4, 0), startups=(600, 600))
+    base = replace(base, by_fastloader=FastLoaderCosts(Work(MS)), keeps_transform=False)
+    model = costs_of(base).packed(base)
+    assert (model.startup_s, model.restart_s, model.end_s) == (0.0, 0.0, 0.0)
+    kept = costs_of(base).packed(replace(base, keeps_transform=True))
+    assert kept.startup_s > 0 and kept.restart_s == 0.0
 
 
 def test_batches_that_hold_no_images_are_not_to_be_packed():
