@@ -83,17 +83,21 @@ def draw(folder: Path, count: int, sizes: list[tuple[int, int]], seed: int) -> N
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the examples speak of: photos/ with splits, phone/ of several sizes, cells/ with masks, birds.csv."""
+    """What the examples speak of: photos/ with splits, phone/ of several sizes, birds.csv, three folders with masks."""
     folder = tmp_path_factory.mktemp("given")
     for split, count in (("train", 48), ("val", 20)):
         for seed, label in enumerate(("cat", "dog")):
             draw(folder / "photos" / split / label, count, [(24, 32)], seed)
     for seed, label in enumerate(("inside", "outside")):
         draw(folder / "phone" / label, 15, [(40, 60), (60, 40), (50, 50)], seed)
-    draw(folder / "cells" / "images", 6, [(40, 40)], 5)
-    (folder / "cells" / "masks").mkdir()
-    for image in (folder / "cells" / "images").iterdir():
-        Image.new("L", (40, 40), 1).save(folder / "cells" / "masks" / f"{image.stem}.png")
+    # Masks: of classes, of 0 and 255 at half the size, and of colours.
+    masks = {"cells": ("L", 40, 1), "people": ("L", 20, 255), "streets": ("RGB", 40, (64, 64, 0))}
+    for name, (mode, side, value) in masks.items():
+        draw(folder / name / "images", 6, [(40, 40)], 5)
+        (folder / name / "masks").mkdir()
+        for image in (folder / name / "images").iterdir():
+            Image.new(mode, (side, side), value).save(folder / name / "masks" / f"{image.stem}.png")
+    (folder / "streets" / "class_dict.csv").write_text("name,r,g,b\nTree,64,64,0\nVoid,0,0,0\n")
     draw(folder / "birds", 4, [(40, 60)], 6)
     rows = [f"birds/{i:03d}.jpg,{species},{i}" for i, species in enumerate(("owl", "wren", "owl", "kite"))]
     (folder / "birds.csv").write_text("\n".join(["file,species,age", *rows]))

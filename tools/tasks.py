@@ -211,7 +211,12 @@ class Segmentation:
         found = masks.attrs.get("ignore_index")
         self.ignored = None if found is None else int(found)
         shares = _shares(dataset, ignored=self.ignored)
-        self.names = (*masks.names, *(f"class {i}" for i in range(len(masks.names), len(shares))))
+        if masks.names and len(shares) > len(masks.names):
+            raise SystemExit(
+                f"{dataset.path}: masks hold class {len(shares) - 1}, and the file names {len(masks.names)} classes, 0 "
+                f"to {len(masks.names) - 1}. Name all of them with `fastload pack --mask-values`"
+            )
+        self.names = masks.names or tuple(f"class {i}" for i in range(len(shares)))
         shares = np.pad(shares, (0, len(self.names) - len(shares)))
         # Rare classes, poles and pedestrians, count for more, as in ENet (Paszke et al., 2016): without, none is found.
         self.weights = torch.from_numpy(1 / np.log(1.02 + shares)).float()

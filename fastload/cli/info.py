@@ -22,7 +22,7 @@ from fastload.cli.output import (
     progress_bar,
     splits_pair,
 )
-from fastload.system.text import counted, format_bytes
+from fastload.system.text import counted, format_bytes, share_text
 
 if TYPE_CHECKING:
     from fastload.inspection.chunk_layout import ChunkLayout
@@ -97,6 +97,8 @@ def _print(found: FileInfo) -> None:
         more = f" and {len(found.classes) - MAX_CLASSES:,} more" if len(found.classes) > MAX_CLASSES else ""
         label = "attributes" if len(found.fields["labels"].shape) == 2 else "classes"
         pairs.append((label, f"{len(found.classes):,}: {shown}{more}"))
+    if found.mask_shares:
+        pairs.append(("masks", _mask_classes(found)))
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found.layout)
@@ -127,6 +129,16 @@ def _print(found: FileInfo) -> None:
             print_finding(finding)
     elif found.version is None:
         typer.echo("\nNothing to fix: FastLoader reads each image as one piece of this file.")
+
+
+def _mask_classes(found: FileInfo) -> str:
+    """Returns the classes of masks with their shares of the pixels that were looked at, most frequent first."""
+    ordered = sorted(found.mask_shares, key=lambda value: -found.mask_shares[value])
+    names = dict(enumerate(found.mask_names))
+    shares = [f"{names.get(value, value)} {share_text(found.mask_shares[value])}" for value in ordered[:MAX_CLASSES]]
+    more = f" and {len(ordered) - MAX_CLASSES:,} more" if len(ordered) > MAX_CLASSES else ""
+    classes = f"{len(names):,} classes: " if names else "values: "
+    return f"{classes}{', '.join(shares)}{more} of the pixels"
 
 
 def _reading(found: FileInfo) -> str:

@@ -151,7 +151,7 @@ def times_text(elapsed_s: float, total_s: float | None) -> str:
 
 def figure_text(value: str | float) -> str:
     """Returns a figure as text: `61,200`, `61.2`, `0.61`; text is put on one line."""
-    from fastload.profiling.verdict.sentences import number_text
+    from fastload.system.text import number_text
 
     return one_line(value) if isinstance(value, str) else number_text(value)
 

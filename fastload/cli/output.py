@@ -276,7 +276,7 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    from fastload.profiling.verdict.sentences import seconds_text
+    from fastload.system.text import seconds_text
 
     return seconds_text(seconds)
 

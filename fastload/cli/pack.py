@@ -41,6 +41,22 @@ def pack(
         str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
     ] = None,
     masks: Masks = "auto",
+    mask_size: Annotated[
+        Literal["same", "image"], typer.Option(help="image: resize masks of the same shape to their images.")
+    ] = "same",
+    mask_values: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|keep|V[=NAME],...",
+            help="Values of masks that are classes 0, 1, ...; auto: 0 and 255 become 0 and 1.",
+        ),
+    ] = "auto",
+    palette: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Colours of classes in masks: lines of r,g,b,name.")
+    ] = None,
+    ignore_index: Annotated[
+        str | None, typer.Option(metavar="V|NAME", help="Value or class of masks that means no class.")
+    ] = None,
     labels: Annotated[
         Any, typer.Option(parser=parse_names, metavar="A,B", help="Columns of a table that hold the labels.")
     ] = "",

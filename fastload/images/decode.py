@@ -102,7 +102,39 @@ def decode_mask(
         raise ImageError(
             f"the mask is {width}x{height} pixels (width x height), its image {image_size[1]}x{image_size[0]}"
         )
-    resample_mask(indices, target, out, fill=fill)
+    resample_mask(as_index_mask(indices), target, out, fill=fill)
+
+
+def as_index_mask(numbers: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns the numbers in a mask as uint8; ImageError for larger ones."""
+    if numbers.max(initial=0) > 255:
+        raise ImageError(
+            f"a mask of 16 bits with values up to {numbers.max()}, more than the 256 of a mask: `--mask-values` says "
+            f"which class each of them is"
+        )
+    return numbers.astype(np.uint8)
+
+
+def read_mask(data: bytes, *, colours: bool = False) -> NDArray[Any]:
+    """Returns the numbers in a mask's file, (H, W), upright, or its `colours`, uint8 (H, W, 3).
+
+    Gray stored as RGB counts as numbers.
+
+    Raises:
+        ImageError: it cannot be decoded, is of a lossy format, or holds colours where numbers are wanted.
+    """
+    with _loaded(data) as loaded:
+        if not colours and loaded.image.mode not in ("LA", "RGB", "RGBA"):
+            return upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
+        _refuse_lossy(loaded.image)
+        if loaded.bits == 16:
+            raise ImageError("a mask of 16 bits a channel holds no colours that a palette could name")
+        pixels = upright(_pixels_of(_converted(loaded.image, 3)), loaded.orientation)
+    if colours:
+        return pixels
+    if (pixels != pixels[..., :1]).any():
+        raise ImageError(f"a mask of colours, not the index of a class. {_BY_PALETTE}")
+    return pixels[..., 0]
 
 
 def decode_unturned(data: bytes, channels: int) -> NDArray[np.uint8]:
@@ -216,23 +248,32 @@ def _from_16_bits(data: bytes, loaded: _Loaded, target: Target) -> NDArray[Any]:
 
 
 _LOSSY = {"JPEG", "MPO", "JPEG2000", "WEBP", "AVIF"}
-_ADVICE = "Store the index of each pixel's class as 8-bit gray or palette PNG"
+_BY_PALETTE = "`--palette FILE` says which class each colour is"
 
 
-def _indices_of(loaded: _Loaded) -> NDArray[np.uint8]:
-    """Returns the numbers in the file, uint8 (H, W)."""
-    image, top = loaded.image, loaded.largest
+def _refuse_lossy(image: Image.Image) -> None:
+    """Raises ImageError for a file whose format blends neighbouring pixels."""
     if image.format in _LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp"):
-        raise ImageError(f"a mask in {image.format}, which blends neighbouring classes, is refused. {_ADVICE}")
+        raise ImageError(
+            f"a mask in {image.format}, which blends neighbouring classes, is refused. Store the index of each pixel's "
+            f"class as 8-bit gray or palette PNG"
+        )
+
+
+def _indices_of(loaded: _Loaded) -> NDArray[Any]:
+    """Returns the numbers in the file, uint8 or int (H, W)."""
+    image, top = loaded.image, loaded.largest
+    _refuse_lossy(image)
     if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
-        raise ImageError(f"a mask of Pillow mode {image.mode!r} holds colours, not the index of a class. {_ADVICE}")
+        raise ImageError(
+            f"a mask of Pillow mode {image.mode!r} holds colours, not the index of a class. {_BY_PALETTE}, and "
+            f"`--mask-values 0,255` what gray ones are"
+        )
     values = np.asarray(image)
     if top:
         full = 255 if values.dtype == np.uint8 else 65535
         values = (values.astype(np.int64) * top + full // 2) // full
-    if values.max(initial=0) > 255:
-        raise ImageError(f"a mask of 16 bits with values up to {values.max()}, more than the 256 of a mask. {_ADVICE}")
-    return values.astype(np.uint8)
+    return values.astype(np.uint8) if values.dtype == np.bool_ else values
 
 
 def _largest_value(image: Image.Image) -> int:

@@ -26,6 +26,7 @@ from fastload.pack.survey import has_coordinates, read_headers, with_moved_coord
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.mask_meaning import MaskOptions, read_as_said
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
@@ -99,6 +100,13 @@ def compare_source(
     options = _pack_options(file)
     layout = str(file.attrs.get("source_layout"))
     listing = list_source(source, layout, "skip", replace(options.source, root=root))
+    masks = file.fields.get("masks")
+    if masks is not None:
+        # Releases before these options left the values of masks as they are.
+        said = options.masks
+        if said.values == "auto" and "source_values" not in masks.attrs:
+            said = replace(said, values="keep")
+        listing = read_as_said(listing, said, source)
     numbers = {key: sample for sample, key in enumerate(listing.keys)}
     found = np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)
@@ -189,7 +197,8 @@ def _pack_options(file: PackedFile) -> PackOptions:
         source = SourceOptions(**{**given, "labels": tuple(given.get("labels", ()))})
         store = parse_encoding(options["store"]) if "store" in options else None
         size = tuple(options["size"]) if options["size"] else None
-        return PackOptions(**{**options, "size": size, "source": source, "store": store})
+        masks = MaskOptions.of_dict(options.get("masks", {}))
+        return PackOptions(**{**options, "size": size, "source": source, "store": store, "masks": masks})
     except (KeyError, TypeError, ValueError) as exc:
         raise FormatError(
             f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded in the same way. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fastload.errors import FormatError
+from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import pipeline, why_unreadable
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import ENCODINGS
 from fastload.inspection.chunk_layout import PACK_AGAIN, REPACK_FILE, ChunkLayout, chunk_layout, findings
 from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.read.reader import RowReader
 from fastload.system import syscalls
 from fastload.system.text import text_of
 
 MAX_COUNTED_BYTES = 256 * 2**20
 _MOST_OBJECTS = 1000  # of a file that FastLoader cannot read; each takes 0.3 ms
+_MOST_MASKS, _MASK_BYTES = 64, 64 * 2**20  # that are looked at
 _MENTIONED = 16  # groups and other types in a foreign file are nothing special
 
 
@@ -56,6 +58,8 @@ class FileInfo:
         splits: name -> (start, stop) of its rows.
         classes: class or attribute names in label order.
         class_counts: samples of each class, or with each attribute set; None if there are no names.
+        mask_shares: value of masks -> its share of their pixels, in up to 64 masks, by number; empty without masks.
+        mask_names: names of the classes in masks, by number; empty where they have none.
         layout: how the pixels lie on disk; None if no dataset looks like images, or if the images are ragged.
         stores: `images` and `masks` if they are ragged (rows of varying length): what each holds.
         file_bytes: size of the file.
@@ -80,6 +84,8 @@ class FileInfo:
     splits: dict[str, tuple[int, int]]
     classes: tuple[str, ...]
     class_counts: tuple[int, ...] | None
+    mask_shares: dict[int, float]
+    mask_names: tuple[str, ...]
     layout: ChunkLayout | None
     stores: dict[str, RaggedInfo]
     file_bytes: int
@@ -101,7 +107,7 @@ class FileInfo:
 
 
 def inspect_file(path: str | Path) -> FileInfo:
-    """Describes a file by its header and HDF5's chunk index; pixels are not read.
+    """Describes a file by its header and HDF5's chunk index; of pixels only some masks are read.
 
     Works on any HDF5 file: if `read_header` refuses a foreign one, all its groups are searched and the largest dataset
     that looks like images is described.
@@ -188,6 +194,8 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()},
         classes=header.fields["labels"].names if "labels" in header.fields else (),
         class_counts=_class_counts(file, header),
+        mask_shares=_mask_shares(header) if not refusal else {},
+        mask_names=header.fields["masks"].names if "masks" in header.fields else (),
         layout=layout,
         stores=stores,
         file_bytes=path.stat().st_size,
@@ -241,6 +249,25 @@ def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None
         known = values[(values >= 0) & (values < len(labels.names))].ravel()
         counts = np.bincount(known.astype(np.int64), minlength=len(labels.names))
     return tuple(int(count) for count in counts)
+
+
+def _mask_shares(header: PackedFile) -> dict[int, float]:
+    """Returns the share of each value in the pixels of some masks, evenly chosen; none where they cannot be read."""
+    field = header.fields.get("masks")
+    if field is None or not header.num_rows or field.dtype != np.uint8 or len(field.shape) != 2:
+        return {}
+    count = max(1, min(_MOST_MASKS, _MASK_BYTES // field.row_bytes, header.num_rows))
+    rows = np.arange(count) * header.num_rows // count
+    total = np.zeros(256, np.int64)
+    with suppress(ReadError), closing(RowReader(header, ["masks"])) as reader:
+        if field.varied:
+            masks = reader.decoded("masks", rows)
+        else:
+            masks = [np.empty((count, *field.shape), np.uint8)]
+            reader.gather(rows, {"masks": masks[0]})
+        for mask in masks:
+            total += np.bincount(mask.ravel(), minlength=256)
+    return {value: total[value] / total.sum() for value in np.flatnonzero(total).tolist()}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fastload.format.header import Field, PackedFile
 from fastload.images.fit import axis_letter
-from fastload.system.text import text_of
+from fastload.system.text import share_text, text_of
 
 Colour = tuple[int, int, int]
 
@@ -117,11 +117,15 @@ def legend_of(file: PackedFile, marks: Sequence[Marks]) -> list[Entry]:
     entries, more = list[Entry](), 0
     for kind, name, shown in (("mask", "masks", of_masks), ("box", "box_labels", of_boxes)):
         found, counts = np.unique(np.concatenate(shown) if shown else np.zeros(0, np.int64), return_counts=True)
+        total = max(1, counts.sum())
         if kind == "mask":
             counts, found = counts[~np.isin(found, bare)], found[~np.isin(found, bare)]
         names = file.fields[name].names if name in file.fields else ()
         most = found[np.argsort(-counts, kind="stable")][: MAX_LEGEND - len(entries)]
-        entries += [Entry(class_name(i, names), class_colour(i), kind) for i in sorted(most.tolist())]
+        shares = dict(zip(found.tolist(), (counts / total).tolist(), strict=True))
+        for i in sorted(most.tolist()):
+            share = f" {share_text(shares[i])}" if kind == "mask" else ""
+            entries.append(Entry(class_name(i, names) + share, class_colour(i), kind))
         more += len(found) - len(most)
     return [*entries, Entry(f"and {more} more", (0, 0, 0), "more")] if more else entries
 
@@ -137,7 +141,9 @@ def _bare_classes(file: PackedFile) -> list[int]:
     """Returns the mask values that are not drawn: the ignored index, and the background."""
     field = file.fields["masks"]
     ignored = field.attrs.get("ignore_index")
-    background = [i for i, name in enumerate(field.names) if name.lower() in ("background", "__background__")]
+    # Names that are the values of the source's masks say nothing more: 0 is what is not marked.
+    unmarked = ("background", "__background__", "0")
+    background = [i for i, name in enumerate(field.names) if name.lower() in unmarked]
     return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 256 else [])]
 
 

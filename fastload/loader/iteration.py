@@ -27,8 +27,7 @@ from fastload.prefetch.device_stage import DeviceBatch
 from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.clocks import InFlight, StreamWaits
-from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe
-from fastload.timing.ranges import span
+from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
 
 _log = logging.getLogger("fastload")
 

@@ -42,6 +42,7 @@ from fastload.pack.pack_options import (
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, only_arrays, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
+from fastload.sources.mask_meaning import MaskSize, read_as_said
 from fastload.sources.open_tree import open_tree
 from fastload.system.machine import worker_count
 
@@ -54,6 +55,10 @@ def pack_images(
     *,
     layout: str | None = None,
     masks: MasksWanted = "auto",
+    mask_size: MaskSize = "same",
+    mask_values: str = "auto",
+    palette: str | Path | None = None,
+    ignore_index: int | str | None = None,
     labels: Sequence[str] = (),
     image_column: str = "",
     split_column: str = "",
@@ -88,6 +93,13 @@ def pack_images(
         layout: name of the layout; recognised by default.
         masks: "auto": masks that are there as files; "none"; "semantic" or "instance": masks of this kind, drawn from
             polygons if the layout has no files of them.
+        mask_size: "same": masks have the size of their images; "image": those of the same shape, within 1 % of height
+            to width, are brought to it, each value the nearest one.
+        mask_values: which values of masks are which classes, in order, such as "0,255" or "0=background,255=person";
+            they become 0, 1, ...; "keep": values stay; "auto": masks of 0 and 255 become 0 and 1, others stay.
+        palette: file with the colour of each class (red, green, blue, name), for masks of colours.
+        ignore_index: the value of masks, or the class of the palette, that means no class; it becomes the file's
+            `ignore_index`, 255 unless the dataset has one.
         labels: columns of a table that hold labels; by default those with a usual name.
         image_column: column of a table that names or holds the images.
         split_column: column of a table that names the split.
@@ -123,8 +135,7 @@ def pack_images(
     """
     started, options = time.perf_counter(), PackOptions.of(locals())
     output = _checked_output(output, overwrite, source)
-    is_path = isinstance(source, (str, Path))
-    name = str(source) if is_path else type(source).__name__
+    is_path, name = isinstance(source, (str, Path)), _name_of(source)
     with PackPool(worker_count(workers if is_path else workers or 0)) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
         return _run(PackJob(name, output, listing, options, on_error, overwrite, progress), pool, started)
@@ -193,6 +204,11 @@ def survey_source(
     return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
 
 
+def _name_of(source: object) -> str:
+    """Returns the name of a source in messages."""
+    return str(source) if isinstance(source, (str, Path)) else type(source).__name__
+
+
 def _list_samples(
     source: str | Path | Sequence[Any], layout: str | None, options: PackOptions, on_error: OnError, pool: PackPool
 ) -> Listing:
@@ -210,6 +226,7 @@ def _list_samples(
         listing = list_source(tree, name, on_error, options.source)
     else:
         listing = list_objects(source, on_error=on_error)
+    listing = read_as_said(listing, options.masks, _name_of(source))
     total = len(listing)
     if options.limit is None or options.limit >= total:
         return listing

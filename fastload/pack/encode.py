@@ -28,6 +28,7 @@ from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jp
 from fastload.images.jpeg import scan_jpeg
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
+from fastload.sources.mask_meaning import same_shape
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 _ZEROS = bytes(256)
@@ -53,6 +54,10 @@ ROW = np.dtype(
 """A row that was made: its number in the order of packing, its digest, the bytes of its image and its mask, and the
 values of its `EncodedRow`; warned is 1 for a JPEG that libjpeg warns of. chunked is 1 where the row belongs to
 chunks that are compressed already: the length of each is that of its first row, that of the others 0."""
+
+
+SAME_SHAPE = "another size of the same shape"
+"""Why a mask that `--mask-size image` would help does not fit."""
 
 
 class Amiss(NamedTuple):
@@ -90,10 +95,12 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
                     mask = mask_header(sample)
                 except ImageError as exc:
                     raise ImageError(reason_of_mask(str(exc))) from exc
-                if (mask.height, mask.width) != (header.height, header.width):
+                sizes = (mask.height, mask.width), (header.height, header.width)
+                if sizes[0] != sizes[1]:
+                    why = SAME_SHAPE if same_shape(*sizes) else "they cannot belong together"
                     raise ImageError(
                         f"its mask is {mask.width}x{mask.height}, the image {header.width}x{header.height} (width x "
-                        f"height): they cannot belong together"
+                        f"height): {why}"
                     )
         except (ImageError, OSError) as exc:
             found.reasons[sample] = reason_of(exc)
@@ -202,7 +209,11 @@ def reason_of_mask(reason: str) -> str:
     """Returns the reason why a mask could not be read as a reason about its sample."""
     if reason.startswith("a mask "):
         return f"its {reason.removeprefix('a ')}"
-    return f"its mask {reason}" if reason.startswith(("is ", "was ", "has ", "cannot ")) else f"its mask: {reason}"
+    return (
+        f"its mask {reason}"
+        if reason.startswith(("is ", "was ", "has ", "holds ", "cannot "))
+        else f"its mask: {reason}"
+    )
 
 
 class RowEncoder:

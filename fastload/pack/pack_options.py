@@ -12,6 +12,7 @@ from fastload.errors import OptionError, OutputError
 from fastload.format.codecs import parse_codec
 from fastload.format.writer import CHUNK_BYTES
 from fastload.sources.listing import Listing, OnError, SourceOptions
+from fastload.sources.mask_meaning import MaskOptions, read_palette
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
@@ -58,6 +59,9 @@ def parse_encoding(text: str) -> EncodingOption:
     raise OptionError(f"store={text!r} is not known; {accepted}")
 
 
+_NEWER = ("source", "bits", "store", "max_size", "codec", "strict", "masks")  # than format 1
+
+
 @dataclass(frozen=True)
 class PackOptions:
     """The options that shape a packed file's bytes; its attribute `pack_options` holds them as JSON."""
@@ -78,6 +82,7 @@ class PackOptions:
     """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
     strict: bool = False
     """JPEGs that libjpeg warns of are left out."""
+    masks: MaskOptions = field(default_factory=MaskOptions)
 
     def __post_init__(self) -> None:
         for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
@@ -119,6 +124,13 @@ class PackOptions:
             "root": Path(root) if root is not None else None,
         }
         values["source"] = SourceOptions(**{one.name: values[one.name] for one in fields(SourceOptions)})
+        palette, ignore = arguments["palette"], arguments["ignore_index"]
+        values["masks"] = MaskOptions(
+            arguments["mask_size"],
+            arguments["mask_values"],
+            () if palette is None else read_palette(Path(palette)),
+            "" if ignore is None else str(ignore),
+        )
         return cls(**{one.name: values[one.name] for one in fields(cls)})
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,10 +139,11 @@ class PackOptions:
             **vars(self),
             "size": list(self.size) if self.size else None,
             "source": self.source.to_dict(),
+            "masks": self.masks.to_dict(),
             "store": None if self.store in (None, EncodingOption()) else str(self.store),
             "codec": "" if self.codec == "auto" else self.codec,
         }
-        defaults = {name for name in ("source", "bits", "store", "max_size", "codec", "strict") if not values[name]}
+        defaults = {name for name in _NEWER if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}
 
 

@@ -36,7 +36,7 @@ from fastload.pack.decisions import (
     source_exceptions,
     too_large,
 )
-from fastload.pack.encode import HEADERS, Headers, RowEncoder
+from fastload.pack.encode import HEADERS, SAME_SHAPE, Headers, RowEncoder
 from fastload.pack.pack_options import PackJob, PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
@@ -337,7 +337,8 @@ def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> st
     """Returns the message about images that cannot be read, (key, reason) of each, the first few by name."""
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
-    return (
-        f"{source}: {len(bad)} of {total} images cannot be read: {shown}{more}. Repair or remove them, or leave "
-        f"them out with `--on-error skip`."
-    )
+    sized = sum(reason.endswith(SAME_SHAPE) for _, reason in bad)
+    which = "" if sized == len(bad) else f"{sized} of these "
+    fix = f"`--mask-size image` resizes {which}masks to their images" if sized else "Repair or remove them"
+    what = "images do not have the size of their masks" if sized == len(bad) else "images cannot be read"
+    return f"{source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}, or leave them out with `--on-error skip`."

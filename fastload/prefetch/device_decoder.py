@@ -27,7 +27,7 @@ from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import allocate_aligned
 from fastload.prefetch.row_transformer import use_one_torch_thread, writable
 from fastload.read.reader import RowReader
-from fastload.timing.ranges import span
+from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws
 from fastload.transforms.engine.place import place_varied_coordinates

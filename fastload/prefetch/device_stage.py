@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from fastload.device import Backend
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, FilledBatch, SlotField
-from fastload.timing.probe import Probe
-from fastload.timing.ranges import span
+from fastload.timing.probe import Probe, span
 from fastload.transforms.engine.placement import ImageRows, PlacedImages
 
 CHANNELS_FIRST = (0, 3, 1, 2)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, Slot
-from fastload.timing.ranges import span
+from fastload.timing.probe import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
 

@@ -26,7 +26,7 @@ from fastload.plan import PlannedBatch
 from fastload.prefetch.device_stage import fields_on_cpu
 from fastload.prefetch.resolved import Augmentation
 from fastload.read.reader import RowReader, image_axes
-from fastload.timing.ranges import span
+from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws, Normalize
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks

@@ -1,8 +1,9 @@
-"""Bytes, sizes and counts as text for people; values out of JSON, with texts that UTF-8 can hold."""
+"""Bytes, sizes, times and counts as text for people; values out of JSON, with texts that UTF-8 can hold."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -52,3 +53,36 @@ def format_bytes(count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Returns `1 row`, `2,000 rows`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Returns a time: `0 s`, `830 µs`, `12.3 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    if not math.isfinite(seconds):
+        return "not known"
+    if seconds == 0:
+        return "0 s"
+    if seconds >= 60:
+        minutes, rest = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    for unit, factor in (("s", 1), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 0.9995 or unit == "µs":
+            return f"{number_text(seconds * factor)} {unit}"
+    raise AssertionError
+
+
+def number_text(value: float) -> str:
+    """Returns a number: `12,345`, `123`, `12.3`, `1.23`, `0`."""
+    if not math.isfinite(value):
+        return "not known"
+    size = abs(value)
+    digits = 0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2
+    return f"{value:,.{digits}f}"
+
+
+def share_text(share: float) -> str:
+    """Returns a share of 1 in per cent: `62 %`, `0.4 %`."""
+    if not math.isfinite(share):
+        return "not known"
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 9.5 or percent == 0 else f"{percent:.1f} %"

@@ -1,9 +1,18 @@
-"""How a `FastLoader` reports what it does: to a `Meter` batch by batch (`Probe`), and as totals (`LoaderStats`)."""
+"""How a `FastLoader` reports what it does: by batch to a `Meter` (`Probe`), as totals (`LoaderStats`), to profilers.
+
+Ranges of profilers are named `fastload.wait`, `fastload.read`, `fastload.copy`, ...
+
+Off, a range costs 0.2 us. Ranges are on while `torch.profiler` records, and while a `Meter(ranges=True)` runs, which
+also sends them to NVTX where CUDA is in use. Torch's profiler sees only the ranges of its own thread unless it records
+all threads; NVTX sees all. No torch here, unless it is imported already.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -123,3 +132,29 @@ class LoaderStats:
     def stall_share(self) -> float:
         """Part of the time that training waited for batches, 0 to 1: `stall_s` of `elapsed_s`."""
         return min(1.0, self.stall_s / self.elapsed_s) if self.elapsed_s else 0.0
+
+
+_OFF = nullcontext()
+_asked = [0]  # Meters that want ranges; one number for the process, as the profiler's own switch is
+
+
+def ask_for_ranges(count: int) -> None:
+    """Adds `count`, maybe negative, to the number of meters that want ranges in this process."""
+    _asked[0] += count
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """Returns a context manager: the range `fastload.NAME`, or one that does nothing if nobody records."""
+    if not _asked[0]:
+        profiler = sys.modules.get("torch.autograd.profiler")
+        if not getattr(profiler, "_is_profiler_enabled", False):
+            return _OFF
+    return _recorded(f"fastload.{name}") if "torch" in sys.modules else _OFF
+
+
+@contextmanager
+def _recorded(name: str) -> Iterator[None]:
+    torch: Any = sys.modules["torch"]
+    nvtx = torch.cuda.nvtx.range(name) if _asked[0] and torch.cuda.is_initialized() else _OFF
+    with nvtx, torch.profiler.record_function(name):
+        yield

@@ -212,7 +212,7 @@ def test_the_legend_names_classes_of_masks_and_boxes(tmp_path: Path) -> None:
     with open_hdf5(path) as hdf5:
         file = read_header(path)
         entries = legend_of(file, marks_of(hdf5, file, [0], [masks[0]]))
-    assert [entry.name for entry in entries] == ["1", "2", "dog"]
+    assert [entry.name for entry in entries] == ["1 7.5 %", "2 22 %", "dog"], "shares of the pixels"
     assert [entry.kind for entry in entries] == ["mask", "mask", "box"]
 
 

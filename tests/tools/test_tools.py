@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -223,6 +224,19 @@ def test_training_segments_and_shows_what_it_answers(tmp_path, trained):
     truth, answer = pixels[:, 44:88], pixels[:, 88:]
     assert len(np.unique(truth.reshape(-1, 3), axis=0)) == 3 and not truth[0].any()
     assert len(np.unique(answer.reshape(-1, 3), axis=0)) == 2
+
+
+def test_masks_with_more_classes_than_the_file_names_are_refused(tmp_path):
+    images, masks = np.zeros((4, 8, 8, 3), np.uint8), np.zeros((4, 8, 8), np.uint8)
+    masks[1, 0, 0] = 2
+    path = write_packed(tmp_path / "a.h5", images, masks=masks)
+    assert tasks.Segmentation(fastload.PackedDataset(path)).names == ("class 0", "class 1", "class 2")
+    with h5py.File(path, "a") as file:
+        for name in [name for name in file.attrs if name.startswith("fastload")]:
+            del file.attrs[name]
+        file["masks"].attrs["names"] = ["sky", "tree"]
+    with pytest.raises(SystemExit, match="masks hold class 2, and the file names 2 classes"):
+        tasks.Segmentation(fastload.PackedDataset(path))
 
 
 def test_pixels_that_are_ignored_have_no_loss(tmp_path):

@@ -17,9 +17,9 @@ from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
 from fastload.profiling.bench.training_loop import LoopFigures, headspace_in_turn, run_loop
 from fastload.profiling.meter import environment
 from fastload.profiling.meter.sampler import OthersCpus
-from fastload.profiling.verdict.sentences import others_text, seconds_text
+from fastload.profiling.verdict.sentences import others_text
 from fastload.system.machine import available_cpus
-from fastload.system.text import format_bytes
+from fastload.system.text import format_bytes, seconds_text
 from fastload.timing.results import Measured, Table
 from fastload.transforms import RandomResizedCrop
 

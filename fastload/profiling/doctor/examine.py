@@ -24,9 +24,10 @@ from fastload.profiling.meter.clocks import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
-from fastload.profiling.verdict.sentences import OTHER_PROGRAMS, seconds_text
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.profiling.verdict.trial_costs import FastLoaderCosts
 from fastload.system.machine import available_cpus
+from fastload.system.text import seconds_text
 from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages
 
 _LOOK_EVERY_S = 0.5

@@ -21,7 +21,7 @@ from fastload.profiling.doctor.making import (
 )
 from fastload.profiling.verdict import Demands
 from fastload.profiling.verdict.replacement import PlainLoader, completed, our_name
-from fastload.profiling.verdict.sentences import seconds_text
+from fastload.system.text import seconds_text
 from fastload.timing.results import BatchWork, Step, Work
 
 # The first steps of a run include compilation, allocation and warm-up.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from fastload.profiling.doctor.kernel import WaitShares
 from fastload.profiling.doctor.loader_records import Fetch, LoaderRecord
 from fastload.profiling.verdict.replacement import is_known, our_name
-from fastload.profiling.verdict.sentences import seconds_text
+from fastload.system.text import seconds_text
 from fastload.timing.results import WAITING, BatchWork, Work
 
 _SHARES = 0.05  # of the time of making a batch; calls that take less are not named

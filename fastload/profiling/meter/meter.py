@@ -16,8 +16,8 @@ from fastload.profiling.meter.loops import Loop, Totals, demands_of
 from fastload.profiling.meter.sampler import Sampler, environment, mean_others
 from fastload.profiling.meter.watching import WatchedPass
 from fastload.profiling.verdict import Demands, judge
-from fastload.timing import ranges as profiler_ranges
 from fastload.timing.clocks import Clock
+from fastload.timing.probe import ask_for_ranges
 from fastload.timing.results import Measured, Table, Verdict
 
 
@@ -77,14 +77,14 @@ class Meter:
             self._sampler = Sampler(
                 nvml=self._nvml, every_s=self._every_s, begun_s=self._begun_s, callback=self._note_reading
             ).start()
-        profiler_ranges.ask(int(self._ranges))
+        ask_for_ranges(int(self._ranges))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._where = "after"
         while self._running:
             self._running[-1].close(self._not_running("go on with a loop"))
-        profiler_ranges.ask(-int(self._ranges))
+        ask_for_ranges(-int(self._ranges))
         if self._sampler is not None:
             self._sampler.stop()
         if self._record is not None:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from fastload.errors import OptionError
 from fastload.profiling.meter.loops import Loop, num_samples
 from fastload.timing.clocks import Clock, HostClock
-from fastload.timing.probe import Probe, is_probed
-from fastload.timing.ranges import span
+from fastload.timing.probe import Probe, is_probed, span
 from fastload.timing.results import BatchWork, Step
 from fastload.timing.stopwatch import run_delay_reader
 

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from fastload.profiling.report.sections import key_figures, sections, shares
-from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
+from fastload.system.text import number_text, seconds_text, share_text
 from fastload.timing.results import Measured, Table
 
 LONG = 110

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fastload.profiling.report.downsample import PARTS, Floats, ceiling, into_columns, into_series, parts_of
-from fastload.profiling.verdict.sentences import number_text, seconds_text
+from fastload.system.text import number_text, seconds_text
 from fastload.timing.results import STAGES, Measured, Work
 
 LINES = 8

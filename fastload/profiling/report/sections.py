@@ -20,8 +20,7 @@ from fastload.profiling.report.plots import (
     plot_stages,
     plot_steps,
 )
-from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
-from fastload.system.text import format_bytes
+from fastload.system.text import format_bytes, number_text, seconds_text, share_text
 from fastload.timing.results import Measured, Table, Work
 
 DUTY_CYCLE = (

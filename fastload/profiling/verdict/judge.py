@@ -20,9 +20,9 @@ from fastload.profiling.verdict.sentences import (
     evidence_of,
     how_to,
     parts_of_step,
-    seconds_text,
     sentence_of,
 )
+from fastload.system.text import seconds_text
 from fastload.timing.results import WAITING, Remedy, Verdict, Work
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of

@@ -14,8 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
 from fastload import FastLoader, Meter, MixedEcho, PackedDataset
-from fastload.timing import ranges
-from fastload.timing.probe import is_probed
+from fastload.timing.probe import is_probed, span
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip
 
 N, SHAPE, B = 64, (32, 24, 3), 8
@@ -201,14 +200,14 @@ def test_a_profiler_shows_the_stages_and_under_a_meter_the_waits_of_any_loader(p
 
 
 def test_ranges_are_off_unless_a_meter_asks_for_them():
-    assert ranges.span("wait") is ranges.span("read")
+    assert span("wait") is span("read")
     with Meter(sample_every_s=0, ranges=True):
-        assert ranges.span("wait") is not ranges.span("wait")
-        with Meter(sample_every_s=0, ranges=True), ranges.span("copy"):
+        assert span("wait") is not span("wait")
+        with Meter(sample_every_s=0, ranges=True), span("copy"):
             pass
-        with pytest.raises(KeyError), ranges.span("copy"):
+        with pytest.raises(KeyError), span("copy"):
             raise KeyError
-    assert ranges.span("wait") is ranges.span("read")
+    assert span("wait") is span("read")
 
 
 @pytest.mark.gpu

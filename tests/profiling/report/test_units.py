@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fastload.profiling.verdict.sentences import number_text, seconds_text, share_text
+from fastload.system.text import number_text, seconds_text, share_text
 
 
 def test_seconds_numbers_and_shares_have_three_digits_and_a_unit():

@@ -1,0 +1,349 @@
+"""What the user says of masks: which values or colours stand for which class, and that a mask is drawn at another size.
+
+`read_as_said` puts a reader around the masks of a listing, whatever its layout is. It gives the classes 0 to K - 1 in
+the order in which they were named, at the size of the image.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import ImageError, OptionError
+from fastload.images.decode import as_index_mask, read_mask
+from fastload.images.fit import Target, resample_mask
+from fastload.images.image_header import ImageHeader, header_of_pixels, probe_image
+from fastload.sources.assemble import values_in_masks
+from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, Reader, first_few
+
+MaskSize = Literal["same", "image"]
+
+_SAME_SHAPE = 0.01  # difference of aspect ratios up to which a mask of another size shows the whole of its image
+_MOST_CLASSES = 255
+_IGNORED = 255  # how pixels without a class are packed, unless the dataset has a value for them
+_LOOKED_AT = 256  # masks, to find out what values they hold
+
+_VALUE = re.compile(r"([0-9]{1,5})(?:=(.+))?")
+_COLOUR_FIRST = re.compile(r"([0-9]+)[\s,;]+([0-9]+)[\s,;]+([0-9]+)[\s,;]+(\S.*)")
+_NAME_FIRST = re.compile(r"(\S.*?)[\s,;]+([0-9]+)[\s,;]+([0-9]+)[\s,;]+([0-9]+)")
+_HEADINGS = {"r": "r", "red": "r", "g": "g", "green": "g", "b": "b", "blue": "b"} | dict.fromkeys(
+    ("name", "class", "class_name", "label"), "name"
+)
+
+
+Palette = tuple[tuple[int, int, int, str], ...]
+"""Red, green, blue and name of each class."""
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """Options about masks that any layout takes."""
+
+    size: MaskSize = "same"  # "image": masks of the shape of their image, in whatever size, are brought to its size
+    values: str = "auto"  # `0,255` or `0=background,255=person`; "keep": as they are; "auto": binary masks are known
+    palette: Palette = ()  # the colour of each class; empty: masks hold numbers
+    ignore: str = ""  # the value, or the class of the palette, that means "no class here"
+
+    def __post_init__(self) -> None:
+        if self.size not in get_args(MaskSize):
+            raise OptionError(f"mask_size={self.size!r} is not known; accepted: {', '.join(get_args(MaskSize))}.")
+        if self.palette and self.values != "auto":
+            raise OptionError("`--palette` says what colours mean, `--mask-values` what numbers do. Give one of them.")
+        if self.ignore and not self.palette and self.values in ("auto", "keep"):
+            raise OptionError(
+                "`--ignore-index` belongs to `--mask-values` or `--palette`, which say what the other values are."
+            )
+        if self.palette:
+            _classes_of_palette(self.palette, self.ignore)
+        elif self.values not in ("auto", "keep"):
+            _classes_of_values(self.values, self.ignore)
+
+    @classmethod
+    def of_dict(cls, given: Mapping[str, Any]) -> MaskOptions:
+        """Returns the options that `to_dict` gave."""
+        return cls(**{**given, "palette": tuple(tuple(row) for row in given.get("palette", ()))})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options that differ from their default, as plain JSON values."""
+        return {name: value for name, value in vars(self).items() if value != vars(MaskOptions())[name]}
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What stands for each class in a mask: a value 0 to 65,535, or a colour as red << 16 | green << 8 | blue."""
+
+    codes: tuple[int, ...]  # one for each class
+    names: tuple[str, ...]
+    ignored: tuple[int, ...] = ()  # codes that stand for no class
+    colours: bool = False
+    guessed: bool = False  # whether the values are those of some masks that were looked at
+
+    def written(self, code: int) -> str:
+        """Returns a code as a user would write it."""
+        return f"{code >> 16},{code >> 8 & 255},{code & 255}" if self.colours else str(code)
+
+
+def read_as_said(listing: Listing, options: MaskOptions, source: str | Path) -> Listing:
+    """Returns the listing with masks as the options say.
+
+    Raises:
+        OptionError: it has no masks.
+    """
+    masks = listing.masks
+    if masks is None or listing.files is None:
+        if options != MaskOptions():
+            raise OptionError(
+                f"{source}: packed without masks (layout {listing.layout}), so {', '.join(_given(options))} means "
+                f"nothing. Leave it out."
+            )
+        return listing
+    classes, notes = _classes(masks, options)
+    if classes is None and options.size == "same":
+        return replace(listing, notes=(*listing.notes, *notes))
+    names, ignore, attrs = masks.names, masks.ignore_index, masks.attrs
+    if classes is not None:
+        names = classes.names
+        if classes.ignored or (ignore is not None and ignore < len(names)):
+            ignore = ignore if ignore is not None and ignore >= len(names) else _IGNORED
+        attrs = {**attrs, "source_values": tuple(map(classes.written, classes.codes))}
+    images = listing.files if options.size == "image" else None
+    files = SaidMasks(masks.files, images, classes, masks.ignore_index, ignore)
+    said = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs)
+    return replace(listing, masks=said, notes=(*listing.notes, *notes))
+
+
+def _given(options: MaskOptions) -> list[str]:
+    names = {"size": "--mask-size", "values": "--mask-values", "palette": "--palette", "ignore": "--ignore-index"}
+    return [f"`{name}`" for at, name in names.items() if getattr(options, at) != getattr(MaskOptions(), at)]
+
+
+def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[str]]:
+    """Returns the classes that the options name, or those of binary masks; None: values stay; and notes on that."""
+    if options.palette:
+        return _classes_of_palette(options.palette, options.ignore), []
+    if options.values not in ("auto", "keep"):
+        return _classes_of_values(options.values, options.ignore), []
+    if options.values == "keep" or masks.names or not isinstance(masks.files, Files):
+        return None, []
+    rows = np.flatnonzero(masks.present).tolist()
+    seen = tuple(values_in_masks(masks.files, rows, _LOOKED_AT).tolist())
+    looked = f"({min(len(rows), _LOOKED_AT)} looked at)"
+    if seen == (0, 1):
+        return None, [f"Masks hold 0 and 1 {looked}: two classes."]
+    if seen != (0, 255):
+        return None, []
+    note = (
+        f"Masks hold 0 and 255 {looked}: packed as the classes 0 and 1; `--mask-values keep` leaves them as they are."
+    )
+    return Classes(seen, ("0", "255"), guessed=True), [note]
+
+
+def _classes_of_palette(palette: Palette, ignore: str) -> Classes:
+    """Returns the classes of a palette, but for one that is to be ignored."""
+    codes, ignored = dict[str, int](), tuple[int, ...]()
+    for red, green, blue, name in palette:
+        code = red << 16 | green << 8 | blue
+        if name == ignore:
+            ignored = (code,)
+        else:
+            codes[name] = code
+    if ignore and not ignored:
+        raise OptionError(
+            f"ignore_index={ignore!r}: no class of the palette has that name; they are {first_few(codes, 12)}."
+        )
+    return Classes(tuple(codes.values()), tuple(codes), ignored, colours=True)
+
+
+def _classes_of_values(text: str, ignore: str) -> Classes:
+    """Returns the classes that `--mask-values` names, such as `0=background,255=person`."""
+    found: dict[int, str] = {}
+    for part in text.split(","):
+        match = _VALUE.fullmatch(part.strip())
+        if match is None or int(match[1]) > 65_535:
+            raise OptionError(
+                f"mask_values={text!r}: {part.strip()!r} is no value of a mask. Give the values, such as 0,255, with "
+                f"names if you like, such as 0=background,255=person; or auto, or keep."
+            )
+        if int(match[1]) in found:
+            raise OptionError(f"mask_values={text!r}: {match[1]} stands for two classes. Name each value once.")
+        found[int(match[1])] = (match[2] or match[1]).strip()
+    ignored = tuple[int, ...]()
+    if ignore:
+        if not ignore.isdigit() or int(ignore) > 65_535:
+            raise OptionError(f"ignore_index={ignore!r}: with `--mask-values` it is a value, such as 255.")
+        ignored = (int(ignore),)
+        found.pop(int(ignore), None)
+    if not 1 <= len(found) <= _MOST_CLASSES:
+        raise OptionError(f"mask_values={text!r}: {len(found)} classes; a mask has 1 to {_MOST_CLASSES}.")
+    return Classes(tuple(found), tuple(found.values()), ignored)
+
+
+def read_palette(path: Path) -> Palette:
+    """Returns red, green, blue and name of each class in a palette file, in its order.
+
+    A line is a class: three numbers and a name in either order, between commas, semicolons or spaces. A first line may
+    name the columns (r, g, b, name); others are passed over then.
+
+    Raises:
+        OptionError: it cannot be read, a line is no class, or a colour or a name stands for two.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise OptionError(f"{path}: the palette cannot be read: {exc}") from exc
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and line[:1] != "#"]
+    columns: dict[str, int] = {}
+    separator = max(",;\t", key=(numbered[0][1] if numbered else "").count)
+    if numbered and not re.search(r"[0-9]", numbered[0][1]):
+        words = [_HEADINGS.get(word.strip().lower(), "") for word in numbered[0][1].split(separator)]
+        columns = {word: at for at, word in enumerate(words) if word}
+        if columns.keys() != {"r", "g", "b", "name"}:
+            raise OptionError(f"{path}:1: {numbered[0][1]!r}: a palette's columns are r, g, b and name.")
+        numbered = numbered[1:]
+    found: list[tuple[int, int, int, str]] = []
+    for number, line in numbered:
+        parts = _palette_parts(line, columns, separator)
+        if parts is None or max(parts[:3]) > 255:
+            raise OptionError(f"{path}:{number}: {line!r}: expected red, green and blue (0 to 255) and a name.")
+        if twice := [row for row in found if row[:3] == parts[:3] or row[3] == parts[3]]:
+            raise OptionError(f"{path}:{number}: {line!r}: its colour or name is that of {twice[0][3]!r} already.")
+        found.append(parts)
+    if not 1 <= len(found) <= _MOST_CLASSES:
+        raise OptionError(f"{path}: {len(found)} classes; a mask has 1 to {_MOST_CLASSES}.")
+    return tuple(found)
+
+
+def _palette_parts(line: str, columns: dict[str, int], separator: str) -> tuple[int, int, int, str] | None:
+    if columns:
+        cells = next(csv.reader([line], delimiter=separator))
+        try:
+            red, green, blue = (int(cells[columns[name]]) for name in "rgb")
+            name = cells[columns["name"]].strip()
+        except (IndexError, ValueError):
+            return None
+        return (red, green, blue, name) if name and min(red, green, blue) >= 0 else None
+    if match := _COLOUR_FIRST.fullmatch(line):
+        return int(match[1]), int(match[2]), int(match[3]), match[4].strip()
+    if match := _NAME_FIRST.fullmatch(line):
+        return int(match[2]), int(match[3]), int(match[4]), match[1].strip()
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class SaidMasks:
+    """Masks of classes 0 to K - 1, (H, W), out of masks of other values, colours or sizes."""
+
+    masks: Reader
+    images: Reader | None  # whose size the masks get; None: they keep their own
+    classes: Classes | None  # None: values stay as they are
+    source_ignore: int | None  # the value of `masks` that means no class
+    ignore: int | None  # how it is packed
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns the header of what `read(i)` returns; ImageError where the shape is not that of the image."""
+        own = _header(self.masks, i)
+        size = (own.height, own.width) if self.images is None else self._size(i, own.height, own.width)
+        return header_of_pixels(size, np.dtype(np.uint8))
+
+    def read(self, i: int) -> NDArray[np.uint8]:
+        """Returns mask i, uint8 (H, W); ImageError where it holds a value or colour that stands for no class."""
+        pixels = self._pixels(i)
+        values = as_index_mask(pixels) if self.classes is None else self._mapped(pixels)
+        if self.images is None:
+            return values
+        height, width = self._size(i, *values.shape)
+        if values.shape == (height, width):
+            return values
+        sized = np.empty((height, width), np.uint8)
+        resample_mask(values, Target(height, width, 1, np.dtype(np.uint8), "stretch"), sized)
+        return sized
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> SaidMasks:
+        """Returns the masks of the samples at these indices, in their order."""
+        images = None if self.images is None else self.images.take(indices)
+        return replace(self, masks=self.masks.take(indices), images=images)
+
+    def _pixels(self, i: int) -> NDArray[Any]:
+        """Returns the values of mask i, (H, W), or its colours, uint8 (H, W, 3)."""
+        if isinstance(self.masks, Files):
+            return read_mask(self.masks.read(i), colours=self.classes is not None and self.classes.colours)
+        if self.classes is not None and self.classes.colours:
+            raise ImageError("is an array of numbers, so a palette of colours says nothing of it")
+        if isinstance(self.masks, Pictures):
+            values: NDArray[Any] = self.masks.read(i)
+            return values
+        out = np.empty((1, *self.masks.shape), self.masks.dtype)
+        self.masks.read_rows(np.array([i]), out)
+        pixels: NDArray[Any] = out[0]
+        return pixels
+
+    def _mapped(self, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+        """Returns the class of each pixel, uint8 (H, W)."""
+        assert self.classes is not None, "only called with classes"
+        codes = pixels.astype(np.int32)
+        if self.classes.colours:
+            red, green, blue = np.moveaxis(codes, 2, 0)
+            codes = red << 16 | green << 8 | blue
+        table = _table(self.classes, self.source_ignore, self.ignore)
+        found = table[np.clip(codes, 0, len(table) - 1)]
+        if (found < 0).any():
+            raise ImageError(self._unknown(codes, found < 0))
+        return np.asarray(found, np.uint8)
+
+    def _unknown(self, codes: NDArray[Any], where: NDArray[np.bool_]) -> str:
+        """Returns what is wrong with a mask that holds a value without a class."""
+        classes = self.classes
+        assert classes is not None, "only called with classes"
+        row, column = np.argwhere(where)[0].tolist()
+        code = classes.written(int(codes[row, column]))
+        what = f"holds the {'colour' if classes.colours else 'value'} {code} in {int(where.sum()):,} pixels (the first "
+        what += f"at x {column}, y {row})"
+        if classes.guessed:
+            return f"{what}, where other masks hold {' and '.join(map(str, classes.codes))} only: `--mask-values keep`"
+        option = "`--palette`" if classes.colours else "`--mask-values`"
+        return f"{what}, which {option} gives no class"
+
+    def _size(self, i: int, height: int, width: int) -> tuple[int, int]:
+        """Returns height and width of image i, if a mask of this size shows the whole of it."""
+        assert self.images is not None, "only called with images"
+        image = _header(self.images, i)
+        if not same_shape((height, width), (image.height, image.width)):
+            raise ImageError(
+                f"is {width}x{height}, the image {image.width}x{image.height} (width x height): another shape, so that "
+                f"`--mask-size image` would distort it"
+            )
+        return image.height, image.width
+
+
+def same_shape(mask: Sequence[int], image: Sequence[int]) -> bool:
+    """Returns whether heights and widths have the same ratio, within 1 %."""
+    return abs(mask[1] * image[0] / (mask[0] * image[1]) - 1) <= _SAME_SHAPE
+
+
+def _header(reader: Reader, i: int) -> ImageHeader:
+    if isinstance(reader, Arrays):
+        return header_of_pixels(reader.shape, reader.dtype)
+    if isinstance(reader, Pictures):
+        return reader.header(i)
+    read: Callable[[int, int], bytes] = reader.read_head
+    return probe_image(lambda size: read(i, size))
+
+
+@functools.lru_cache(maxsize=4)
+def _table(classes: Classes, source_ignore: int | None, ignore: int | None) -> NDArray[np.int16]:
+    """Returns the class of each code, int16 (codes + 1,), -1 for those that have none, such as the last."""
+    table = np.full((2**24 if classes.colours else 2**16) + 1, -1, np.int16)
+    if ignore is not None:
+        if source_ignore is not None and not classes.colours:
+            table[source_ignore] = ignore
+        table[list(classes.ignored)] = ignore
+    table[list(classes.codes)] = np.arange(len(classes.codes))
+    return table
