@@ -6,6 +6,7 @@ every other module, and what is missing, as when it is started by itself.
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -70,5 +71,6 @@ class Fork:
         return self._code
 
 
+gc.freeze()  # as in tests/warm_python.py
 gpu.subprocess = SimpleNamespace(Popen=Fork, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[assignment]
 sys.exit(gpu.main())

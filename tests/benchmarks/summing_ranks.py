@@ -3,6 +3,7 @@
 `python summing_ranks.py FOLDER`: starts two of them; what each found goes to FOLDER/summed.RANK.pt.
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -72,5 +73,6 @@ def work(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     # Torch is imported once where a fork will do; it takes seconds.
+    gc.freeze()  # as in tests/warm_python.py
     method = "fork" if sys.platform == "linux" else "spawn"
     mp.start_processes(work, (Path(sys.argv[1]),), nprocs=SIZE, start_method=method)

@@ -160,5 +160,6 @@ def work(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     # Torch is imported once where a fork will do; it takes seconds.
+    gc.freeze()  # as in tests/warm_python.py
     method = "fork" if sys.platform == "linux" else "spawn"
     mp.start_processes(work, (Path(sys.argv[1]),), nprocs=2, start_method=method)

@@ -6,6 +6,7 @@ Each run's losses stand in FOLDER/NAME-WORLD.jsonl, as train.py writes them; wha
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -365,6 +366,7 @@ def main(folder: Path) -> None:
     # Before any rank writes a log: train.py refuses one that exists.
     planned = [(run, world, run.options(folder, world)) for run in RUNS for world in run.worlds]
     # Forked, since importing torch takes each process seconds; nothing has been computed before, so no thread runs.
+    gc.freeze()  # as in tests/warm_python.py
     context = torch.multiprocessing.get_context("fork")
     processes = [context.Process(target=run_rank, args=(rank, folder, planned)) for rank in range(3)]
     processes.append(context.Process(target=refuse, args=(folder,)))
