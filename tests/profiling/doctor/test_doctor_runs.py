@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
 import torch
+from warm_python import WarmPython
 
 from fastload.profiling.verdict import CAUSES
 from fastload.timing.results import WAITING
@@ -46,8 +48,14 @@ def write(tmp_path, monkeypatch):
     return lambda text: Path("train.py").write_text(LOADER + indent(dedent(text), "    "))
 
 
-def doctor(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+def in_a_new_process(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=600, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def doctor(warm_python: WarmPython) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs it in the current folder; in a fork, as it imports torch for the trials of its verdict."""
+    return lambda *words: warm_python.run("-m", "fastload", "doctor", *words, cwd=Path.cwd())
 
 
 def found(done: subprocess.CompletedProcess[str], code: int = 0) -> dict:
@@ -69,7 +77,7 @@ def test_the_scripts_output_and_exit_code_are_its_own_and_the_verdict_names_one_
         print("done", file=sys.stderr)
         sys.exit(5)
     """)
-    done = doctor("--json", "out.json", *PYTHON, "--lr", "0.1")
+    done = in_a_new_process("--json", "out.json", *PYTHON, "--lr", "0.1")
     measured = found(done, code=5)
     assert done.stdout == "['--lr', '0.1'] 1 []\n" and done.stderr.startswith("done\n")
     assert sum(cause in verdict_of(done) for cause in CAUSES) == 1
@@ -81,7 +89,7 @@ def test_the_scripts_output_and_exit_code_are_its_own_and_the_verdict_names_one_
 @pytest.mark.parametrize(
     "end, code", [("raise ValueError('mine')", 1), ("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)]
 )
-def test_a_script_that_dies_leaves_its_code_and_a_verdict_on_what_it_did(write, end, code):
+def test_a_script_that_dies_leaves_its_code_and_a_verdict_on_what_it_did(write, doctor, end, code):
     write(f"""
         for step, batch in enumerate(DataLoader(Numbers(), batch_size=8)):
             if step == 5:
@@ -100,11 +108,11 @@ def test_workers_that_are_forked_after_steps_on_a_gpu_live(write):
             for images, numbers in DataLoader(Numbers(), batch_size=8, num_workers=2):
                 images.cuda().sum()
     """)
-    assert found(doctor("--json", "out.json", *PYTHON))["num_steps"] == 24
+    assert found(in_a_new_process("--json", "out.json", *PYTHON))["num_steps"] == 24
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_of_other_start_methods_are_seen_inside(write, method):
+def test_workers_of_other_start_methods_are_seen_inside(write, doctor, method):
     write(f"""
         for batch in DataLoader(Numbers(), batch_size=8, num_workers=1, multiprocessing_context="{method}"):
             pass
@@ -140,7 +148,7 @@ REMOTE = """
 """
 
 
-def test_a_dataset_that_waits_for_the_network_is_told_its_line_and_a_number_of_workers(write):
+def test_a_dataset_that_waits_for_the_network_is_told_its_line_and_a_number_of_workers(write, doctor):
     write(REMOTE)
     done = doctor("--json", "out.json", *PYTHON)
     verdict = found(done)["verdict"]
@@ -150,7 +158,9 @@ def test_a_dataset_that_waits_for_the_network_is_told_its_line_and_a_number_of_w
     assert f"  to do it: {verdict['cures'][0]['how']}\n" in done.stderr
 
 
-def test_of_several_loaders_the_one_that_takes_the_time_is_judged_and_no_step_holds_another_loaders_epoch(write):
+def test_of_several_loaders_the_one_that_takes_the_time_is_judged_and_no_step_holds_another_loaders_epoch(
+    write, doctor
+):
     write("""
         time.sleep(2)
         train, val = DataLoader(Numbers(), batch_size=4), DataLoader(Numbers(), batch_size=32)
@@ -170,7 +180,7 @@ def test_of_several_loaders_the_one_that_takes_the_time_is_judged_and_no_step_ho
     assert measured["command"] == measured["title"]
 
 
-def test_a_script_that_never_ends_is_interrupted_when_the_time_is_over_also_under_a_shell(write):
+def test_a_script_that_never_ends_is_interrupted_when_the_time_is_over_also_under_a_shell(write, doctor):
     write("""
         try:
             while True:
@@ -189,7 +199,7 @@ def test_a_script_that_never_ends_is_interrupted_when_the_time_is_over_also_unde
     assert "none" not in verdict_of(done) and "so far" in done.stderr
 
 
-def test_the_loop_that_trains_is_judged_and_where_the_rest_of_the_run_went_is_said(write):
+def test_the_loop_that_trains_is_judged_and_where_the_rest_of_the_run_went_is_said(write, doctor):
     write("""
         weight = torch.ones(3, 8, 8, requires_grad=True)
         train, val = DataLoader(Numbers(), batch_size=8), DataLoader(Numbers(), batch_size=16, num_workers=1)
@@ -209,7 +219,7 @@ def test_the_loop_that_trains_is_judged_and_where_the_rest_of_the_run_went_is_sa
     assert any("with 8 steps: " in line for line in course)
 
 
-def test_no_line_of_the_parent_is_said_to_be_a_workers(write):
+def test_no_line_of_the_parent_is_said_to_be_a_workers(write, doctor):
     write("""
         import statistics
         numbers = DataLoader(range(1_200_000), 60_000, num_workers=1, collate_fn=statistics.pvariance,
@@ -242,7 +252,7 @@ def test_sigterm_and_more_and_more_of_ctrl_c_end_the_script_and_lose_no_verdict(
     assert "verdict: " in err and "fastload doctor: so far " in err
 
 
-def test_the_exit_code_stays_the_scripts_when_the_report_cannot_be_written_after_it(write):
+def test_the_exit_code_stays_the_scripts_when_the_report_cannot_be_written_after_it(write, doctor):
     write(ONE_EPOCH + "    open('out.json', 'w').close()\n    sys.exit(6)\n")
     done = doctor("--json", "out.json", "--report", "out.html", *PYTHON)
     assert done.returncode == 6 and "out.json: exists" in done.stderr and "none" not in verdict_of(done)
@@ -257,9 +267,9 @@ def test_what_says_nothing_is_told_why(write):
         ("true",): "started no Python",
         (sys.executable, "plain.py"): "never used torch's DataLoader",
     }.items():
-        assert why in verdict_of(doctor("--", *words))
+        assert why in verdict_of(in_a_new_process("--", *words))
     Path("fails.py").write_text("import torch.utils.data\nraise SystemExit('no such folder')\n")
-    done = doctor("--", sys.executable, "fails.py")
+    done = in_a_new_process("--", sys.executable, "fails.py")
     assert "the command failed, with exit code 1" in verdict_of(done) and done.returncode == 1
 
 
@@ -267,7 +277,7 @@ def test_a_script_whose_time_is_over_too_soon_shows_no_traceback_and_is_told_to_
     monkeypatch.chdir(tmp_path)
     Path("waits.py").write_text("import time\nopen('running', 'w').close()\ntime.sleep(600)\n")
     for seconds in (3, 30, 300):  # a Python that is interrupted before its own start shows its own traceback
-        done = doctor("--seconds", seconds, "--", sys.executable, "waits.py")
+        done = in_a_new_process("--seconds", seconds, "--", sys.executable, "waits.py")
         if Path("running").exists():
             break
     assert "give more --seconds" in verdict_of(done) and "Traceback" not in done.stderr and done.returncode == 130
@@ -280,12 +290,12 @@ def test_a_shell_script_and_a_shadowed_sitecustomize_run_as_without_the_doctor(w
     write('    print(mine, sys.modules["sitecustomize"].__file__)' + ONE_EPOCH)
     Path("x.sh").write_text(f"set -e\n{sys.executable} train.py\n")
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(mine.parent), os.environ.get("PYTHONPATH", "")])}
-    done = doctor("--", "bash", "x.sh", env=environ)
+    done = in_a_new_process("--", "bash", "x.sh", env=environ)
     assert done.stdout == f"from my sitecustomize {mine}\n", done.stderr
     assert "none" not in verdict_of(done)
 
 
-def test_ranks_of_a_torchrun_job_are_told_from_workers(write):
+def test_ranks_of_a_torchrun_job_are_told_from_workers(write, doctor):
     write("""
         slow = os.environ["RANK"] == "1"
         for batch in DataLoader(Numbers(), batch_size=4 if slow else 8, num_workers=1):
@@ -301,14 +311,14 @@ def test_wrong_use_is_refused_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     there = Path("there.json")
     there.write_text("mine")
-    done = doctor("--json", there, "--", "touch", "ran")
+    done = in_a_new_process("--json", there, "--", "touch", "ran")
     assert done.returncode == 1 and "--overwrite" in done.stderr and there.read_text() == "mine"
-    assert doctor("--json", "no/folder.json", "--", "touch", "ran").returncode == 1
-    both = doctor("--json", "one.html", "--report", "./one.html", "--", "touch", "ran")
+    assert in_a_new_process("--json", "no/folder.json", "--", "touch", "ran").returncode == 1
+    both = in_a_new_process("--json", "one.html", "--report", "./one.html", "--", "touch", "ran")
     assert both.returncode == 1 and "give each its own" in both.stderr
     assert not Path("ran").exists()
-    done = doctor("--", "no-such-program")
+    done = in_a_new_process("--", "no-such-program")
     assert done.returncode == 1 and "no such program" in done.stderr
     Path("train.py").write_text("")
-    assert "fastload doctor -- python ./train.py" in doctor("--", "./train.py").stderr
-    assert doctor().returncode == 2
+    assert "fastload doctor -- python ./train.py" in in_a_new_process("--", "./train.py").stderr
+    assert in_a_new_process().returncode == 2
