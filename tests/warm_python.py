@@ -33,7 +33,8 @@ else:
 signal.alarm(limit_s)
 os.chdir(cwd)
 for number, name in enumerate((os.devnull, log + ".out", log + ".err")):
-    os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    os.dup2(opened := os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    os.close(opened)
 if words[0] == "-m":
     sys.path[0], sys.argv = cwd, words[1:]
     runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -14,7 +14,8 @@ from child_processes import LIMIT_S, child_environment
 PACKED = {"rows": 48, "size": (48, 40, 3), "classes": "abc", "chunk_rows": 8}
 
 SCRIPT = """
-    import multiprocessing, os, sys
+    import multiprocessing, os, resource, sys
+    BEFORE
     from fastload import FastLoader, PackedDataset
 
     def same(sample):
@@ -51,27 +52,45 @@ def cli(*words, **options):
     return run("-m", "fastload", *words, **options)
 
 
-def load(folder, path, method, transform="None", batch=8, **options):
+def write_script(folder, batch=8, before=""):
+    """`before`: a line of Python that changes what the process has, before it imports anything of ours."""
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).replace("BATCH", str(batch)))
-    return run(script, path, method, transform, **options)
+    script.write_text(textwrap.dedent(SCRIPT).replace("BATCH", str(batch)).replace("BEFORE", before))
+    return script
+
+
+def load(folder, path, method, transform="None", batch=8, **options):
+    return run(write_script(folder, batch), path, method, transform, **options)
+
+
+@pytest.fixture
+def load_warm(warm_python, tmp_path):
+    """As `load`, in a process that had imported torch before."""
+    return lambda path, method, transform="same", before="": warm_python.run(
+        write_script(tmp_path, before=before), path, method, transform, cwd=tmp_path
+    )
+
+
+def descriptors(count):
+    return f"resource.setrlimit(resource.RLIMIT_NOFILE, ({count}, {count}))"
 
 
 def text(done):
-    return (done.stdout + done.stderr).decode(errors="backslashreplace")
+    said = done.stdout + done.stderr
+    return said if isinstance(said, str) else said.decode(errors="backslashreplace")
 
 
 METHODS = [("threads", "None"), ("fork", "same"), ("forkserver", "same")]
 
 
 @pytest.mark.parametrize(("method", "transform"), METHODS)
-def test_thirty_two_descriptors_are_enough(packed, tmp_path, method, transform):
-    done = load(tmp_path, packed, method, transform, before="ulimit -n 32")
-    assert done.returncode == 0 and done.stdout == b"48\n48\n", text(done)
+def test_thirty_two_descriptors_are_enough(packed, load_warm, method, transform):
+    done = load_warm(packed, method, transform, before=descriptors(32))
+    assert done.returncode == 0 and done.stdout == "48\n48\n", text(done)
 
 
-def test_too_few_descriptors_are_an_error_that_says_so(packed, tmp_path):
-    done = load(tmp_path, packed, "fork", "same", before="ulimit -n 15")
+def test_too_few_descriptors_are_an_error_that_says_so(packed, load_warm):
+    done = load_warm(packed, "fork", before=descriptors(15))
     assert done.returncode == 1 and "oo many open files" in text(done) and "ulimit -n" in text(done), text(done)
 
 
@@ -146,13 +165,13 @@ def test_a_file_system_without_locks_is_read_and_packing_there_is_refused(
 
 
 @pytest.mark.parametrize("locking", ["TRUE", "FALSE"])
-def test_whatever_hdf5_is_told_of_locks_files_are_packed_and_read(packed, image_folder, tmp_path, locking):
+def test_whatever_hdf5_is_told_of_locks_files_are_packed_and_read(packed, image_folder, tmp_path, load_warm, locking):
     environment = {"HDF5_USE_FILE_LOCKING": locking}
     out = tmp_path / "out.h5"
     done = cli("pack", image_folder(4), out, **environment)
     assert done.returncode == 0, text(done)
-    done = load(tmp_path, packed, "fork", "same", **environment)
-    assert done.returncode == 0 and done.stdout == b"48\n48\n", text(done)
+    done = load_warm(packed, "fork", before=f"assert 'h5py' not in sys.modules; os.environ |= {environment}")
+    assert done.returncode == 0 and done.stdout == "48\n48\n", text(done)
 
 
 def test_read_only_media_are_read_and_packing_there_is_refused(packed_copy, image_folder, tmp_path, namespaces):
@@ -222,12 +241,11 @@ def test_odd_names_are_packed_read_verified_and_loaded(warm_python, image_folder
     done = warm_python.run(tmp_path / "commands.py", f"./{photos.name}", word, cwd=folder)
     assert done.returncode == 0 and done.stdout.endswith("\ndone\n"), done.stdout + done.stderr
     assert sorted(os.listdir(folder)) == sorted([photos.name, name])
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT).replace("BATCH", "8"))
-    done = warm_python.run(tmp_path / "script.py", word, "fork", "same", cwd=folder)
+    done = warm_python.run(write_script(tmp_path), word, "fork", "same", cwd=folder)
     assert done.returncode == 0 and done.stdout == "16\n16\n", done.stdout + done.stderr
 
 
-def test_very_long_paths_are_packed_and_loaded_or_refused_in_one_line(image_folder, tmp_path):
+def test_very_long_paths_are_packed_and_loaded_or_refused_in_one_line(image_folder, tmp_path, load_warm):
     deep = tmp_path
     while len(os.fspath(deep)) < 3500:
         deep = deep / ("d" * 200)
@@ -236,8 +254,8 @@ def test_very_long_paths_are_packed_and_loaded_or_refused_in_one_line(image_fold
     out = deep / "a.h5"
     done = cli("pack", photos, out, "--workers", "1")
     assert done.returncode == 0, text(done)
-    done = load(tmp_path, out, "fork", "same")
-    assert done.returncode == 0 and done.stdout == b"16\n16\n", text(done)
+    done = load_warm(out, "fork")
+    assert done.returncode == 0 and done.stdout == "16\n16\n", text(done)
     for longer in (deep / ("n" * 300 + ".h5"), deep / "/".join(["e" * 200] * 4) / "a.h5"):
         for words in (("pack", photos, longer), ("info", longer), ("verify", longer)):
             done = cli(*words)
