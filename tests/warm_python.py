@@ -24,12 +24,14 @@ gc.freeze()  # without it each fork looks through, and so copies, all that was i
 for line in sys.stdin:
     if not line.strip():
         sys.exit()
-    words, cwd, log, limit_s = json.loads(line)
+    words, cwd, log, limit_s, frozen = json.loads(line)
     if not (child := os.fork()):
         break
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     sys.exit()
+if not frozen:
+    gc.unfreeze()
 signal.alarm(limit_s)
 os.chdir(cwd)
 for number, name in enumerate((os.devnull, log + ".out", log + ".err")):
@@ -62,11 +64,17 @@ class WarmPython:
             text=True,
         )  # fmt: skip
 
-    def run(self, *words: object, cwd: Path, limit_s: int = 600) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run([sys.executable, *words], ...)` with its output captured; killed after limit_s."""
+    def run(
+        self, *words: object, cwd: Path, limit_s: int = 600, frozen: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run([sys.executable, *words], ...)` with its output captured; killed after limit_s.
+
+        `frozen`: what was imported before is not looked through for garbage, which takes a second; Triton, where it was
+        imported, complains of that on stderr at the end.
+        """
         assert self._server.stdin is not None and self._server.stdout is not None
         given = [str(word) for word in words]
-        print(json.dumps([given, str(cwd), str(self._log), limit_s]), file=self._server.stdin, flush=True)
+        print(json.dumps([given, str(cwd), str(self._log), limit_s, frozen]), file=self._server.stdin, flush=True)
         code = int(self._server.stdout.readline())
         out, err = (Path(f"{self._log}.{name}").read_text() for name in ("out", "err"))
         return subprocess.CompletedProcess(given, code, out, err)

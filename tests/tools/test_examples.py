@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def run_example(warm_python, launcher, name, packed, folder, *options):
     """Its output, and the rows that each rank saw in each epoch."""
     command = [*launcher, EXAMPLES / name, packed, "--epochs", EPOCHS, "--batch-size", BATCH, "--seen", folder / "seen"]
-    done = warm_python.run(*command, *options, cwd=folder)
+    done = warm_python.run(*command, *options, cwd=folder, frozen=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     return said, [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
