@@ -91,6 +91,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, label in enumerate(("inside", "outside")):
         draw(folder / "phone" / label, 15, [(40, 60), (60, 40), (50, 50)], seed)
     # Masks: of classes, of 0 and 255 at half the size, and of colours.
+    draw(folder / "new-photos" / "train" / "bird", 2, [(24, 32)], 9)
     masks = {"cells": ("L", 40, 1), "people": ("L", 20, 255), "streets": ("RGB", 40, (64, 64, 0))}
     for name, (mode, side, value) in masks.items():
         draw(folder / name / "images", 6, [(40, 40)], 5)

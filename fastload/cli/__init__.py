@@ -1,14 +1,15 @@
 """The command `fastload`: each command parses its arguments, calls one function of the library, and prints the result.
 
-One module for each command (`merge` and `export` are in `repack`, `layouts` in `pack`, `preview` in `info`); `output`
-and `live` do the printing. Commands import the library only when they are called, so that `fastload info` starts in a
-tenth of a second.
+One module for each command (`merge`, `append` and `export` are in `repack`, `layouts` in `pack`, `preview` in `info`);
+`output` and `live` do the printing. Commands import the library only when they are called, so that `fastload info`
+starts in a tenth of a second.
 Nothing but `fastload.__main__` imports this package.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ from fastload.cli.doctor import doctor
 from fastload.cli.info import info, preview
 from fastload.cli.output import print_error, show_warnings_in_one_line
 from fastload.cli.pack import layouts, pack
-from fastload.cli.repack import export, merge, repack
+from fastload.cli.repack import append, export, merge, repack
 from fastload.cli.tune import tune
 from fastload.cli.verify import verify
 
@@ -32,8 +33,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (pack, layouts, info, verify, preview, export, repack, merge, bench, tune, doctor):
-    app.command()(_command)
+_EXAMPLES: dict[Callable[..., None], str] = {
+    pack: "fastload pack photos/ photos.h5\n\nfastload pack photos.zip small.h5 --size 224 --on-error skip",
+    layouts: "fastload layouts",
+    info: "fastload info photos.h5\n\nfastload info photos.h5 --stores",
+    verify: "fastload verify photos.h5\n\nfastload verify photos.h5 --source photos/",
+    preview: "fastload preview photos.h5 -o photos.png",
+    export: "fastload export photos.h5 photos-again/ --split train",
+    repack: "fastload repack photos.h5 some.h5 --split train --without 'bad/*'",
+    append: "fastload append photos.h5 new-photos/",
+    merge: "fastload merge a.h5 b.h5 -o both.h5 --shuffle",
+    bench: "fastload bench photos.h5 --batch-size 64 --step sim:0.8x",
+    tune: "fastload tune photos.h5 --batch-size 64",
+    doctor: "fastload doctor -- python train.py\n\nfastload doctor --seconds 60 --report why.html -- torchrun train.py",
+}
+for _command, _examples in _EXAMPLES.items():
+    app.command(epilog=f"Examples:\n\n{_examples}")(_command)
 
 
 def main() -> None:

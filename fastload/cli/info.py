@@ -164,9 +164,10 @@ def _layout_pairs(layout: ChunkLayout) -> list[tuple[str, str]]:
 
 
 def _ragged_pairs(name: str, ragged: RaggedInfo) -> list[tuple[str, str]]:
-    sizes = " x ".join(map(str, ragged.smallest))
+    (low_height, low_width), (height, width) = ragged.smallest, ragged.largest
+    sizes = f"{height} x {width}"
     if ragged.num_sizes > 1:
-        sizes = f"{ragged.num_sizes:,} sizes, {sizes} to {' x '.join(map(str, ragged.largest))} (height x width)"
+        sizes = f"{ragged.num_sizes:,} sizes, heights {low_height} to {height}, widths {low_width} to {width}"
     chunks = f"{ragged.num_chunks:,} of {format_bytes(ragged.chunk_bytes)}, {ragged.filled:.1%} filled"
     chunks += "; each row whole in one"
     if ragged.beyond_chunk:

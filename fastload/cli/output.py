@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shlex
 import sys
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fastload.errors import FastloadError
+from fastload.errors import FastloadError, OutputError
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ BROKEN_PIPE = 141
 CONTINUES = "interrupted; the same command continues where it stopped."
 
 LINE_EVERY_S = 5.0
-MAX_NAMED = 1000
+MAX_NAMED = 5
 
 MOST_LETTERS, MOST_IN_CELL = 10_000, 200
 """Of a text that is printed, and of one in a table: names in a file may be of any length."""
@@ -124,20 +126,48 @@ def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> 
     print_pairs([*pairs, *(("note", note) for note in notes)])
 
 
-def print_report(head: str, report: PackReport, *, unit: str, done: str, fields: Pairs = (), stored: Pairs) -> None:
-    """Prints what is in a new packed file, and how it was made.
+def print_report(
+    head: str,
+    report: PackReport,
+    *,
+    unit: str,
+    done: str,
+    fields: Pairs = (),
+    stored: Pairs,
+    overwrite: bool,
+) -> None:
+    """Prints what is in a new packed file, and how it was made; lists samples left out in a file if they are many.
 
     `head` says how many of what were written, `unit` whether the speed is of images or rows, `done` whether chunks left
-    by an interrupted call were packed or written; `fields` and `stored` are lines on the fields, encodings and size.
+    by an interrupted call were packed or written; `fields` and `stored` are lines on the fields, encodings and size;
+    `overwrite`: whether the file may be replaced, and so the list beside it.
     """
     pairs = [splits_pair(report.splits), *fields, *changes(report.converted, report.skipped)]
     if report.warned:
         what = "packed though libjpeg warns of them; `--strict` leaves such JPEGs out"
         pairs += _named("warned", f"{len(report.warned):,} {what}", report.warned)
-    pairs += [speed_pair(report.images_per_s, unit, report.seconds), *stored]
+    alone = f"; {done} alone: {report.decoded_per_s:,.0f} {unit}/s" if report.decoded_per_s else ""
+    name, speed = speed_pair(report.images_per_s, unit, report.seconds)
+    pairs += [(name, speed + alone), *stored]
     if report.chunks_kept:
         pairs.append(("continued", f"{report.chunks_kept:,} of {report.chunks:,} chunks were already {done}"))
     print_written(head, report.path, pairs, report.notes)
+    if len(report.skipped) > MAX_NAMED:
+        _list_skipped(report, overwrite=overwrite)
+
+
+def _list_skipped(report: PackReport, *, overwrite: bool) -> None:
+    """Writes each sample that was left out, with its reason, to OUT.h5.skipped.csv, and says so."""
+    from fastload.system.files import save_text
+
+    path, text = report.path.with_name(f"{report.path.name}.skipped.csv"), io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("key", "reason"), *report.skipped])
+    try:
+        save_text(text.getvalue(), path, force=overwrite)
+    except OutputError as error:
+        print_finding(f"The list of all that were left out was not written: {error}")
+    else:
+        print_finding(f"{len(report.skipped):,} samples were left out: {path} lists each with its reason.")
 
 
 def splits_pair(splits: Mapping[str, int]) -> tuple[str, str]:
@@ -146,7 +176,7 @@ def splits_pair(splits: Mapping[str, int]) -> tuple[str, str]:
 
 
 def speed_pair(per_s: float, unit: str, seconds: float) -> tuple[str, str]:
-    """Returns a line on the speed, if it is known, and the time in all."""
+    """Returns a line on the speed of the whole command, if it is known, and its time."""
     return "speed", f"{f'{per_s:,.0f} {unit}/s, ' if per_s else ''}{format_seconds(seconds)} in all"
 
 

@@ -111,6 +111,9 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
     ] = False,
+    parents: Annotated[
+        bool, typer.Option("--parents", help="Make the folder of OUT.h5 where it does not exist.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only show what would be packed, and size and loading rate of each --store."),
@@ -131,7 +134,7 @@ def pack(
 
         with progress_bar() as progress:
             report = pack_images(**arguments, progress=progress)
-        print_packed(report)
+        print_packed(report, overwrite=overwrite)
 
 
 def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:
@@ -139,6 +142,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
 
+    options.pop("parents")
     workers = options["workers"]
     asked = {name: options[name] for name in ("layout", "workers", "on_error")}
     with progress_bar() as progress:
@@ -176,7 +180,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
         raise typer.Exit(1)
 
 
-def print_packed(report: PackReport) -> None:
+def print_packed(report: PackReport, *, overwrite: bool) -> None:
     """Prints what is in the new file, and how it was made."""
     size, pixels = format_bytes(report.file_bytes), report.pixel_bytes
     others = [f"{count:,} {name}" for name, count in report.encodings.items() if count and name != "raw"]
@@ -189,7 +193,8 @@ def print_packed(report: PackReport) -> None:
     stored.append(("size", size))
     what = f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else NO_IMAGES
     head = f"packed {report.num_samples:,} {what}"
-    print_report(head, report, unit="images", done="packed", fields=_fields(report.fields), stored=stored)
+    fields = _fields(report.fields)
+    print_report(head, report, unit="images", done="packed", fields=fields, stored=stored, overwrite=overwrite)
 
 
 def shape_of(shape: tuple[int, ...]) -> str:

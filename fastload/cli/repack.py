@@ -54,6 +54,9 @@ def repack(
     rows: Annotated[
         Path | None, typer.Option(help="Only the rows in a text file (one number per line) or .npy, in that order.")
     ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="No keys that match this pattern; may be repeated.")
+    ] = None,
     workers: Workers = None,
     on_error: OnError = "fail",
     overwrite: Overwrite = False,
@@ -67,16 +70,18 @@ def repack(
     with one_line_errors(CONTINUES):
         from fastload.repack import Choice, repack_file
 
-        splits, labels, keys = (tuple(arguments.pop(name) or ()) for name in ("split", "label", "key"))
-        choice = Choice(splits, labels, keys, arguments.pop("rows"))
+        names = ("split", "label", "key", "without")
+        splits, labels, keys, left_out = (tuple(arguments.pop(name) or ()) for name in names)
+        choice = Choice(splits, labels, keys, left_out, arguments.pop("rows"))
         with progress_bar() as progress:
             report = repack_file(**arguments, choice=choice, progress=progress)
-        _print_copied(report)
+        _print_copied(report, overwrite=overwrite)
 
 
-def _print_copied(report: PackReport) -> None:
+def _print_copied(report: PackReport, *, overwrite: bool) -> None:
     size = ("size", format_bytes(report.file_bytes))
-    print_report(f"wrote {counted(report.num_samples, 'row')}", report, unit="rows", done="written", stored=[size])
+    head = f"wrote {counted(report.num_samples, 'row')}"
+    print_report(head, report, unit="rows", done="written", stored=[size], overwrite=overwrite)
 
 
 def merge(
@@ -104,7 +109,27 @@ def merge(
 
         with progress_bar() as progress:
             report = merge_files(**arguments, progress=progress)
-        _print_copied(report)
+        _print_copied(report, overwrite=overwrite)
+
+
+def append(
+    file: Annotated[Path, typer.Argument(metavar="OUT.h5", help="The packed file.")],
+    source: Annotated[Path, typer.Argument(metavar="MORE", help="Folder, .zip, .tar, table or array file to add.")],
+    layout: Annotated[str | None, typer.Option(help="Layout of MORE, by default recognised.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that decode; by default one per CPU.")] = None,
+    on_error: OnError = "fail",
+) -> None:
+    """Pack more images with a file's own options, and put them behind its rows, split by split.
+
+    Classes may be new ones. The file is replaced when the new one is complete; until
+    then, readers see the old one, and the same command continues an interrupted one.
+    """
+    with one_line_errors(CONTINUES):
+        from fastload.repack import append_images
+
+        with progress_bar() as progress:
+            report = append_images(file, source, layout=layout, workers=workers, on_error=on_error, progress=progress)
+        _print_copied(report, overwrite=True)
 
 
 def export(

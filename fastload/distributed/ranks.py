@@ -55,9 +55,9 @@ def check_share(share: ShareOption, resolved: Share) -> None:
     now = process_group() if share == "auto" else None
     if now is not None and now != resolved:
         raise ShareError(
-            f"this loader was made as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, "
-            f"initialized since, says rank {now.rank} of {now.world_size}. Initialize the process group before making "
-            f"the loader, or give share=(rank, world_size)."
+            f"this loader was iterated as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, "
+            f"initialized since, says rank {now.rank} of {now.world_size}. Make the loader where the process group is "
+            f"there (in Lightning in `train_dataloader()`), or give share=(rank, world_size)."
         )
 
 

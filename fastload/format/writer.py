@@ -1,15 +1,20 @@
 """Creates a packed file: all HDF5 metadata and small datasets; pixel datasets are allocated, not written.
 
 Pixels are written afterwards by plain `pwrite` at the offsets that `create_file` returns. The packer has HDF5 write
-into memory only (`fastload.format.scratch`) and writes those bytes to the disk itself: HDF5 2.0 ends the
-process with a segmentation fault where a write fails while it closes a file.
+into memory only (`scratch_file`) and writes those bytes to the disk itself: HDF5 2.0 ends the process with a
+segmentation fault where a write fails while it closes a file.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import os
-from collections.abc import Mapping
+import resource
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +29,6 @@ from fastload.format.codecs import NONE, Codec
 from fastload.format.column import Column
 from fastload.format.digests import header_digest, linear_offset, row_digests
 from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
-from fastload.format.scratch import check_size_limit, scratch_file
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
 CHUNK_BYTES = 8 * 2**20
@@ -222,3 +226,44 @@ def _set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
             encoded = encoded.view(h5py.string_dtype("utf-8", max(encoded.dtype.itemsize, 1)))
             value = encoded if texts is value else encoded[0]
         item.attrs[name] = value
+
+
+# The memory in which HDF5 builds a file, whose bytes the packer then writes to the disk itself.
+
+
+@contextmanager
+def scratch_file() -> Iterator[tuple[int, str]]:
+    """Yields an empty sparse file, gone afterwards: its descriptor and a path to it. In memory, so that no disk fills.
+
+    Where the system has no such files (macOS), it lies in the folder for temporary files.
+    """
+    fd = -1
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            fd = os.memfd_create("fastload")
+    path = f"/proc/self/fd/{fd}"
+    try:
+        if os.path.exists(path):  # /proc may not be mounted.
+            yield fd, path
+            return
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    with tempfile.NamedTemporaryFile(prefix="fastload-") as named:
+        yield named.fileno(), named.name
+
+
+def check_size_limit(num_bytes: int) -> None:
+    """Raises OSError (EFBIG) where this process may not write so large a file (`ulimit -f`)."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and num_bytes > limit:
+        raise OSError(errno.EFBIG, f"the file needs up to {num_bytes:,} bytes, `ulimit -f` allows {limit:,}")
+
+
+def forget(fd: int, start: int, stop: int) -> None:
+    """Frees the memory of a part of a `scratch_file`, which then reads as zeros where whole pages lie in it."""
+    stop = min(stop, os.fstat(fd).st_size)  # The last bytes may not have been written yet.
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end and hasattr(mmap, "MADV_REMOVE"):
+        with suppress(OSError), mmap.mmap(fd, end - first, offset=first) as pages:
+            pages.madvise(mmap.MADV_REMOVE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, ImageError, OptionError
+from fastload.errors import ImageError, OptionError
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.ragged import JPEG
 from fastload.images.decode import decoder_versions
@@ -19,14 +18,14 @@ from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.pack.encode import RowEncoder
-from fastload.pack.pack_options import EncodingOption, PackOptions, parse_encoding
+from fastload.pack.pack_options import EncodingOption, PackOptions
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import Listing, SourceOptions
-from fastload.sources.mask_meaning import MaskOptions, read_as_said
+from fastload.sources.listing import Listing
+from fastload.sources.mask_meaning import read_as_said
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
@@ -97,7 +96,7 @@ def compare_source(
     Raises:
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
     """
-    options = _pack_options(file)
+    options = PackOptions.of_file(file)
     layout = str(file.attrs.get("source_layout"))
     listing = list_source(source, layout, "skip", replace(options.source, root=root))
     masks = file.fields.get("masks")
@@ -187,23 +186,6 @@ def _prepare(
         here = headers[some] if headers is not None and has_ragged(file) else None
         tasks.append(_Task(file, plan, rows[start : start + _TASK_ROWS], some, here, known))
     return listing, tasks
-
-
-def _pack_options(file: PackedFile) -> PackOptions:
-    """Returns the options that a file was packed with; raises FormatError if they are none of this release."""
-    try:
-        options = json.loads(file.attrs["pack_options"])
-        given = options.get("source", {})
-        source = SourceOptions(**{**given, "labels": tuple(given.get("labels", ()))})
-        store = parse_encoding(options["store"]) if "store" in options else None
-        size = tuple(options["size"]) if options["size"] else None
-        masks = MaskOptions.of_dict(options.get("masks", {}))
-        return PackOptions(**{**options, "size": size, "source": source, "store": store, "masks": masks})
-    except (KeyError, TypeError, ValueError) as exc:
-        raise FormatError(
-            f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded in the same way. "
-            f"Verify it without a source, or pack it again."
-        ) from exc
 
 
 def _compare(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:

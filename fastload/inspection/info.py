@@ -286,9 +286,8 @@ class RaggedInfo:
 
     encodings: tuple[EncodingInfo, ...]  # that occur, most rows first
     num_sizes: int  # number of different (height, width)
-    # smallest, largest: (height, width) of the rows with the fewest and the most pixels
-    smallest: tuple[int, int]
-    largest: tuple[int, int]
+    smallest: tuple[int, int]  # least height and least width, of different rows maybe
+    largest: tuple[int, int]  # likewise
     row_bytes: int  # of one row in the file, on average
     pixel_bytes: int  # of all rows, decoded
     stored_bytes: int  # of all rows in the file
@@ -332,8 +331,8 @@ def describe_ragged(hdf5: h5py.File, file: PackedFile, name: str) -> RaggedInfo:
     return RaggedInfo(
         encodings=tuple(sorted(encodings, key=lambda found: -found.rows)),
         num_sizes=len(np.unique(sizes, axis=0)),
-        smallest=tuple(sizes[areas.argmin()].tolist()),
-        largest=tuple(sizes[areas.argmax()].tolist()),
+        smallest=tuple(sizes.min(axis=0).tolist()),
+        largest=tuple(sizes.max(axis=0).tolist()),
         row_bytes=int(lengths.mean()),
         pixel_bytes=int(raw.sum()),
         stored_bytes=int(lengths.sum()),

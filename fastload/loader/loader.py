@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch.utils.data import Dataset
 
 from fastload.dataset import CheckOption, PackedDataset, check_option
 from fastload.device import open_backend
-from fastload.distributed.ranks import ShareOption, check_share, resolve_share
-from fastload.errors import OptionError
+from fastload.distributed.ranks import Share, ShareOption, check_share, process_group, resolve_share
+from fastload.errors import OptionError, ShareError
+from fastload.loader.arguments import answer, as_html, check_damage, check_reading, description
 from fastload.loader.echo_policy import EchoPolicy, open_echo
 from fastload.loader.epochs_ahead import EpochsAhead, Feed
 from fastload.loader.iteration import Batch, Iteration, PassCounter
@@ -33,13 +34,12 @@ from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
 from fastload.prefetch.cached_feed import CachedFeed, load_cache
-from fastload.prefetch.inputs import Input, PackedInput, as_input, shuffle_of
+from fastload.prefetch.inputs import PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.prefetch.waiting import check_timeout
 from fastload.read.linear import Read, chosen
-from fastload.system.whole_numbers import check_whole
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
 
@@ -117,6 +117,11 @@ class FastLoader:
 
     _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
 
+    def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
+        """Raises OptionError for arguments of torch's `DataLoader`, with what takes their place."""
+        answer(words)
+        return super().__new__(cls)
+
     def __init__(
         self,
         source: str | os.PathLike[str] | PackedDataset | Dataset[Any],
@@ -136,15 +141,22 @@ class FastLoader:
         on_damage: Literal["raise", "skip"] = "raise",
         timeout: float = 0,
     ) -> None:
+        arguments = dict(locals())
+        del arguments["self"]
+        self._make: Callable[[FastLoader], None] | None = functools.partial(FastLoader.__init__, **arguments)
+        self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
         check_option(check)
         data = as_input(source, check)
-        _check_reading(workers, data)
-        _check_damage(on_damage, data)
+        check_reading(workers, data)
+        check_damage(on_damage, data)
         read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
         self.batch_size = batch_size
         self.echo = echo
         self._share_option = share
-        resolved_share = resolve_share(share)
+        try:
+            resolved_share, self._no_share = resolve_share(share), None
+        except ShareError as error:  # torch.distributed may say the rank before the first iteration
+            resolved_share, self._no_share = Share(0, 1), error
         self._echo = open_echo(echo, resolved_share)
         self._auto = AutoWorkers() if isinstance(workers, str) else None
         backend = open_backend(device)
@@ -207,6 +219,8 @@ class FastLoader:
             return self._iterate(probe)
 
     def _iterate(self, probe: Probe | None) -> Iterator[Batch]:
+        self._find_rank()
+        self._make = None
         self._end_active()
         options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
         check_share(self._share_option, options.share)
@@ -227,7 +241,29 @@ class FastLoader:
 
     def __len__(self) -> int:
         """Returns the batches of the next iteration on this rank, or of the running one from its start, with echoes."""
+        self._find_rank()
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
+
+    def __repr__(self) -> str:
+        what, how = description(self._options, self.echo, len(self))
+        return f"FastLoader({', '.join(what)})\n  {', '.join(how)}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*description(self._options, self.echo, len(self)))
+
+    def _find_rank(self) -> None:
+        """Makes the loader anew where torch.distributed, initialized since, says another rank; before any iteration."""
+        if self._make is None or self._share_option != "auto":
+            return
+        now = process_group()
+        if now is None and self._no_share is not None:
+            raise self._no_share
+        if now is not None and now != self._options.share:
+            loaded, epoch = self._loaded, self._epochs.epoch
+            self._make(self)
+            if loaded is not None:
+                self.load_state_dict(loaded)
+            self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Lets the next iteration be that epoch, from 0 on.
@@ -252,6 +288,7 @@ class FastLoader:
         Taken in the loop body it counts the batch in hand as done, and is of the epoch that runs, also after
         `set_epoch` there.
         """
+        self._find_rank()
         running = self._running() is not None
         position = self._decided(self._epochs.last if running else self._epochs.standing)
         next_echo = None
@@ -271,6 +308,8 @@ class FastLoader:
             StateError: the state belongs to another file, seed or shuffle, or is damaged.
         """
         with self._alone():
+            self._find_rank()
+            self._loaded = dict(state) if self._make is not None else None
             loaded = self._epochs.checked(state)
             position = self._epochs.resumed(loaded, self._echo.schedule_of, keeps_all=self._options.cache == "device")
             self._end_active()
@@ -349,28 +388,6 @@ class FastLoader:
         elif self._feed is None:
             self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
         return self._feed
-
-
-def _check_reading(workers: object, data: Input) -> None:
-    """Raises OptionError for numbers of workers without meaning."""
-    if workers == 0 and data.runs_python:
-        raise OptionError(
-            "workers=0: the loader runs Python in processes, 1 or more. To debug a transform, look at dataset[0] "
-            "in this process."
-        )
-    if workers is not None and not (isinstance(workers, str) and workers == "auto"):
-        check_whole("workers", workers, least=1, others=', "auto" or None')
-
-
-def _check_damage(on_damage: object, data: Input) -> None:
-    """Raises OptionError unless damaged rows can be found where they are to be skipped."""
-    if on_damage not in ("raise", "skip"):
-        raise OptionError(f'on_damage={on_damage!r} is not known; choose "raise" or "skip"')
-    if on_damage == "skip" and not (isinstance(data, PackedInput) and data.dataset.check):
-        raise OptionError(
-            f'on_damage="skip": no row of {data.name} is compared with a digest, so none is known to be damaged. It '
-            f"takes a file of `fastload pack`, and check other than None."
-        )
 
 
 def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:

@@ -44,6 +44,7 @@ from fastload.pack.survey import Survey, only_arrays, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.mask_meaning import MaskSize, read_as_said
 from fastload.sources.open_tree import open_tree
+from fastload.system.files import output_errors
 from fastload.system.machine import worker_count
 
 __all__ = ["PackJob", "PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
@@ -78,6 +79,7 @@ def pack_images(
     on_error: OnError = "fail",
     strict: bool = False,
     overwrite: bool = False,
+    parents: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
     """Packs a dataset of images into one HDF5 file.
@@ -124,6 +126,7 @@ def pack_images(
         strict: leave out and list JPEGs that libjpeg warns of, as of corrupt data, though it can decode them; by
             default they are packed, and listed. With store="source" this decodes all of them, which takes much longer.
         overwrite: replace an output that exists, and discard an unfinished pack of something else.
+        parents: make the output's folder where it does not exist.
         progress: called with (stage, done, total).
 
     Raises:
@@ -134,6 +137,9 @@ def pack_images(
         PackError: a worker died, or another process packs to the same output.
     """
     started, options = time.perf_counter(), PackOptions.of(locals())
+    if parents:
+        with output_errors(f"{output}: its folder cannot be made ({{}}). Choose another one."):
+            Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
     output = _checked_output(output, overwrite, source)
     is_path, name = isinstance(source, (str, Path)), _name_of(source)
     with PackPool(worker_count(workers if is_path else workers or 0)) as pool:
@@ -173,11 +179,12 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
         kept, rows_kept = tasks.chunks_of(records.values()), sum(record.count for record in records.values())
         begun = time.perf_counter()
         make_rows(tasks, journal, pool, records)
-        making_s = max(time.perf_counter() - begun, 1e-9)
+        making_s = time.perf_counter() - begun
         report = finish(tasks, records, journal, pool.threads)
+        seconds, made = time.perf_counter() - started, tasks.survey.num_samples - rows_kept
         return replace(
-            report, seconds=time.perf_counter() - started, chunks_kept=kept, chunks_decoded=report.chunks - kept,
-            images_per_s=(tasks.survey.num_samples - rows_kept) / making_s,
+            report, seconds=seconds, chunks_kept=kept, chunks_decoded=report.chunks - kept,
+            images_per_s=made / max(seconds, 1e-9), decoded_per_s=made / max(making_s, 1e-9),
         )  # fmt: skip
 
 
@@ -248,7 +255,9 @@ def _checked_output(output: str | Path, overwrite: bool, source: object = None) 
     if output.name.endswith((".part", ".journal", ".meta", ".masks")):
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
-        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first.")
+        raise OutputError(
+            f"{output}: its folder {output.absolute().parent} does not exist. Make it first, or with `--parents`."
+        )
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise output_exists(output)
     if isinstance(source, (str, Path)):

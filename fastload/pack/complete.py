@@ -23,8 +23,15 @@ from fastload.errors import FastloadError, OutputError
 from fastload.format.column import Column
 from fastload.format.digests import plain
 from fastload.format.ragged import RaggedIndex, common_shape
-from fastload.format.scratch import check_size_limit, forget, scratch_file
-from fastload.format.writer import PixelSpec, RaggedSpec, create_file, dump_options
+from fastload.format.writer import (
+    PixelSpec,
+    RaggedSpec,
+    check_size_limit,
+    create_file,
+    dump_options,
+    forget,
+    scratch_file,
+)
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import remove
 from fastload.pack.engine import PackTasks

@@ -18,10 +18,11 @@ from fastload.errors import OptionError, SourceError
 from fastload.format.codecs import NONE, Codec, parse_codec
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS
-from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
+from fastload.pack.pack_options import MODES, Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing
 
 _MAX_ROW_BYTES = 2**32 - 1
+_FEW = 0.01  # of the images
 
 _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
 """Quality -> estimated bits a pixel, a quarter above 43 photos of 400x533 pixels (0.95, 1.1, 1.6, 2.1 and 3.4)."""
@@ -33,7 +34,7 @@ Form = Literal["rows", "ragged"]
 MAX_JPEG_SIDE = 65_500
 """The limit of libjpeg; larger images are stored as pixels."""
 
-_CHANNELS = {"gray": 1, "rgb": 3, "rgba": 4}
+_CHANNELS = {mode: channels for channels, mode in MODES.items()}
 _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 
@@ -125,7 +126,7 @@ def plan_rows(
     target = None
     if options.size is not None:
         target = Target(*options.size, channels, dtype, options.fit)
-    else:
+    elif not options.varied:
         sizes = np.array(list(size_counts(headers)))
         fitted = fitted_sizes(sizes, options.max_size)
         if (fitted == fitted[0]).all():
@@ -236,6 +237,16 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
     }
 
 
+def few_of_16_bits(headers: NDArray[np.void]) -> dict[int, str]:
+    """Returns {sample: reason} of images of 16 bits a channel, where they are less than 1 % of all; else none.
+
+    Headers are zero where nothing is known. Packed as 8 bits they would lose their low bytes unasked.
+    """
+    deep, total = np.flatnonzero(headers["bits"] == 16).tolist(), int(np.sum(headers["height"] > 0))
+    reason = f"has 16 bits a channel where {total - len(deep):,} others have 8; `--bits 8` keeps its high byte"
+    return dict.fromkeys(deep, reason) if 0 < len(deep) < _FEW * total else {}
+
+
 def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -> dict[str, NDArray[np.int64]]:
     """Returns int64 (N,) for "images" and, if there are any, "masks": bytes of each row, before the codecs.
 
@@ -271,10 +282,13 @@ def row_sizes(plan: RaggedPlan, headers: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def source_exceptions(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void]) -> dict[str, int]:
-    """Returns the number of samples that `--store source` cannot keep as they are, by a description."""
-    if plan.option.kind != "source":
+    """Returns the number of samples that `--store source` or `mixed` cannot keep as they are, by a description."""
+    if plan.option.kind not in ("source", "mixed"):
         return {}
     own, made = jpegs_kept_and_made(plan, samples, headers[samples])
+    if plan.option.kind == "mixed":
+        lossy = int(np.sum(made))
+        return {f"no JPEG that can be kept -> JPEG of quality {plan.option.quality}, with loss": lossy} if lossy else {}
     pixels, plain = ~own & ~made, headers["jpeg"][samples] > 0
     found = {
         "no plain JPEG -> stored as pixels": int(np.sum(pixels & ~plain)),

@@ -49,7 +49,8 @@ class PackReport:
         notes: what was recognised in the source, what was absent or ignored, and what was chosen.
         file_bytes: size of the file.
         seconds: time this call took.
-        images_per_s: images this call decoded over the time that decoding and writing them took.
+        images_per_s: images this call packed over `seconds`: listing, headers and finishing are part of it.
+        decoded_per_s: the same over the time that decoding and writing them took.
         chunks: chunks of the file as planned; where images have no chunks of their own, tasks of the packer.
         chunks_kept: those that an earlier, interrupted call had packed.
         chunks_decoded: those that this call packed.
@@ -73,6 +74,7 @@ class PackReport:
     file_bytes: int
     seconds: float
     images_per_s: float
+    decoded_per_s: float
     chunks: int
     chunks_kept: int
     chunks_decoded: int
@@ -188,6 +190,7 @@ def _report(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
         file_bytes=file.identity.size,
         seconds=0.0,
         images_per_s=0.0,
+        decoded_per_s=0.0,
         chunks_kept=done["chunks"],
         chunks_decoded=0,
         **{**done, **named, "notes": tuple(done["notes"])},

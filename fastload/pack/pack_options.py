@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastload.errors import OptionError, OutputError
+from fastload.errors import FormatError, OptionError, OutputError
 from fastload.format.codecs import parse_codec
+from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
 from fastload.sources.listing import Listing, OnError, SourceOptions
 from fastload.sources.mask_meaning import MaskOptions, read_palette
@@ -17,6 +19,8 @@ from fastload.sources.mask_meaning import MaskOptions, read_palette
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
 Bits = Literal[8, 16]
+MODES: dict[int, Mode] = {1: "gray", 3: "rgb", 4: "rgba"}
+"""Channels -> the mode that has so many."""
 EncodingKind = Literal["raw", "jpeg", "source", "mixed", "keep"]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -59,7 +63,7 @@ def parse_encoding(text: str) -> EncodingOption:
     raise OptionError(f"store={text!r} is not known; {accepted}")
 
 
-_NEWER = ("source", "bits", "store", "max_size", "codec", "strict", "masks")  # than format 1
+_NEWER = ("source", "bits", "store", "max_size", "codec", "strict", "masks", "varied")  # than format 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class PackOptions:
     strict: bool = False
     """JPEGs that libjpeg warns of are left out."""
     masks: MaskOptions = field(default_factory=MaskOptions)
+    varied: bool = False
+    """Rows of varying length, also where all images have one size."""
 
     def __post_init__(self) -> None:
         for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
@@ -123,6 +129,7 @@ class PackOptions:
             "labels": tuple(labels),
             "root": Path(root) if root is not None else None,
         }
+        values["varied"] = False
         values["source"] = SourceOptions(**{one.name: values[one.name] for one in fields(SourceOptions)})
         palette, ignore = arguments["palette"], arguments["ignore_index"]
         values["masks"] = MaskOptions(
@@ -132,6 +139,26 @@ class PackOptions:
             "" if ignore is None else str(ignore),
         )
         return cls(**{one.name: values[one.name] for one in fields(cls)})
+
+    @classmethod
+    def of_file(cls, file: PackedFile) -> PackOptions:
+        """Returns the options that a file was packed with; raises FormatError if they are none of this release."""
+        try:
+            options = json.loads(file.attrs["pack_options"])
+            given = options.get("source", {})
+            values = {
+                **options,
+                "size": tuple(options["size"]) if options["size"] else None,
+                "source": SourceOptions(**{**given, "labels": tuple(given.get("labels", ()))}),
+                "store": parse_encoding(options["store"]) if "store" in options else None,
+                "masks": MaskOptions.of_dict(options.get("masks", {})),
+            }
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise FormatError(
+                f"{file.path}: its pack_options cannot be read ({exc}), so its images cannot be decoded in the same "
+                f"way. Verify it without a source, or pack it again."
+            ) from exc
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain JSON values; options newer than format 1 only where they differ from their defaults."""

@@ -20,13 +20,16 @@ from numpy.typing import NDArray
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
 from fastload.format.column import Column
-from fastload.format.ragged import ragged_offsets
+from fastload.format.digests import DIGEST_FIELDS
+from fastload.format.header import IMAGES_OFFSET
+from fastload.format.ragged import INDEX_DTYPES, index_names, ragged_offsets
 from fastload.format.writer import PixelSpec, chunk_rows_for
 from fastload.images.fit import Target, moved_coordinates
-from fastload.images.image_header import header_of_pixels
+from fastload.images.image_header import KINDS, header_of_pixels
 from fastload.pack.decisions import (
     RaggedPlan,
     conversions,
+    few_of_16_bits,
     fitted_sizes,
     notes_on_encoding,
     plan_rows,
@@ -46,6 +49,7 @@ from fastload.sources.listing import Arrays, Listing, first_few
 _HEADER_BLOCK = 512
 _TRIAL_MASKS = 64
 _TRIAL_BYTES = 64 * 2**20
+_HEADER_BYTES = 16 * 2**10  # of HDF5 and attributes, about
 _WORTH_BYTES = 2**20  # masks of fewer bytes in all are read in no time, however they are stored
 
 
@@ -160,8 +164,18 @@ class Survey:
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes of all pixel datasets."""
-        return sum(self.dataset_bytes.values())
+        """Bytes of the file: pixels, exact but for JPEGs to be made and lossless codecs, and all other datasets."""
+        listing, count = self.listing, self.num_samples
+        values = sum(column.values.nbytes for column in listing.columns.values()) * count // max(1, len(listing))
+        index = sum(
+            np.dtype(INDEX_DTYPES[part.removeprefix(f"{name}_")]).itemsize
+            for name in self.dataset_bytes
+            if name not in self.pixels(count)
+            for part in index_names(name)
+        )
+        key_bytes = max(len(key.encode()) for key in listing.keys)
+        row_bytes = key_bytes + index + 1 + 8 * len(DIGEST_FIELDS)  # with its split
+        return IMAGES_OFFSET + sum(self.dataset_bytes.values()) + values + count * row_bytes + _HEADER_BYTES
 
 
 def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -> Survey:
@@ -181,7 +195,14 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
                 raise OptionError(f"{source}: holds no images, so `--{name}` has nothing to act on. Leave it out.")
         return Survey(listing, np.arange(len(listing)), options, {}, listing.skipped)
     headers, kinds, reasons = found or read_headers(listing, pool, job.on_progress)
-    kinds, reasons = kinds.copy(), reasons | too_large(headers, options, source)
+    kinds, reasons = kinds.copy(), dict(reasons)
+    if job.on_error == "skip" and options.bits is None and (deep := few_of_16_bits(headers)):
+        reasons |= deep
+        for sample in deep:
+            kinds[KINDS[16][int(headers["channels"][sample])]] -= 1
+        headers = headers.copy()
+        headers[list(deep)] = 0
+    reasons |= too_large(headers, options, source)
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and job.on_error == "fail"):

@@ -9,25 +9,31 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
-from fastload.errors import OutputError, SourceError
+from fastload.errors import OptionError, OutputError, SourceError, typed
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
-from fastload.format.header import PackedFile, read_header
+from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
-from fastload.pack.pack_options import EncodingOption, Progress
+from fastload.pack.journal import source_table
+from fastload.pack.pack_options import MODES, EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
-from fastload.sources.listing import OnError
+from fastload.sources.listing import Listing, OnError, first_few
+from fastload.sources.mask_meaning import read_as_said
+from fastload.system.text import text_of
 
-__all__ = ["Choice", "merge_files", "repack_file"]
+__all__ = ["Choice", "append_images", "merge_files", "repack_file"]
 
 _CODEC_OF_FILTER = {"deflate": "gzip", "zstd": "zstd"}
 
@@ -125,8 +131,8 @@ def merge_files(
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
-    wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     _check_not_input(list(map(Path, files)), Path(output))
+    wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     listing = list_merged(files, skip_damaged=on_error == "skip")
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
     headers = [read_header(file) for file in files]
@@ -135,10 +141,101 @@ def merge_files(
     return _write(job, headers, wanted, workers)
 
 
-def _write(job: PackJob, headers: Sequence[PackedFile], wanted: Codec | None, workers: int | None) -> PackReport:
+def append_images(
+    output: str | Path,
+    source: str | Path,
+    *,
+    layout: str | None = None,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    progress: Progress | None = None,
+) -> PackReport:
+    """Packs more images and puts them behind those of a packed file, split by split, as one file in its place.
+
+    They are packed with the options of the file, whose seed shuffles them among themselves; classes may be new ones.
+    The file is written anew and replaced when it is complete, so whoever reads it goes on with what it held. Until
+    then the new part lies beside it, as `.OUT.h5.append-DIGEST`, and the same call continues an interrupted one.
+
+    Args:
+        output: the packed file.
+        source: the dataset to add, as for `pack_images`.
+        layout: name of its layout; recognised by default.
+        workers: processes that decode, by default one for each CPU.
+        on_error: "fail" stops at an image that cannot be decoded, or at a damaged row; "skip" leaves it out.
+        progress: called with (stage, done, total).
+
+    Raises:
+        SourceError: the source cannot be packed, or its images do not fit those of the file.
+        MissingFileError, FormatError, OptionError, OutputError, ResumeError, PackError: as pack_images.
+    """
+    from fastload.sources.layouts import list_source  # which no other copy needs
+
+    file, output = read_header(output), Path(output)
+    if file.version is None:
+        raise OptionError(
+            f"{output}: fastload did not write it, so it is not known how to add images. Pack it first: `fastload pack "
+            f"{typed(output)} OUT.h5`."
+        )
+    options = _options_of_more(file)
+    listing = read_as_said(list_source(source, layout, on_error, options.source), options.masks, source)
+    _check_new_keys(file, listing, source)
+    digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
+    parts = output.with_name(f".{output.name}.append-")
+    more = parts.with_name(f"{parts.name}{digest[:8]}")
+    skipped = listing.skipped
+    if not more.exists():
+        report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
+        skipped = report.skipped
+    added = read_header(more).num_rows
+    joined = list_merged([output, more], skip_damaged=on_error == "skip")
+    joined = replace(joined, attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})})
+    copying = PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes)
+    job = PackJob(f"{output.name}, {source}", output, joined, copying, on_error, True, progress)
+    # The options stay those of the file, by which more may be appended.
+    report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs))
+    for part in parts.parent.glob(f"{glob.escape(parts.name)}*"):
+        part.unlink(missing_ok=True)
+    return replace(report, skipped=(*skipped, *report.skipped))
+
+
+def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:
+    """Raises SourceError for samples that the file has already, by their names."""
+    with open_hdf5(file.path) as hdf5:
+        known = {text_of(key) for key in hdf5["key"][()].tolist()}
+    if twice := [key for key in listing.keys if key in known]:
+        raise SourceError(
+            f"{source}: {len(twice):,} of its {len(listing):,} samples have names that are in {file.path} already: "
+            f"{first_few(twice)}. Give the folder of the new ones only, or give them other names."
+        )
+
+
+def _options_of_more(file: PackedFile) -> PackOptions:
+    """Returns the options by which more images are packed as those of a file were."""
+    options, images, masks = PackOptions.of_file(file), file.fields.get("images"), file.fields.get("masks")
+    if images is not None:
+        options = replace(
+            options,
+            mode=options.mode or MODES[images.shape[2]],
+            bits=16 if images.dtype.itemsize == 2 else 8,
+            varied=images.varied,
+        )
+    if masks is not None and options.masks.values == "auto" and not options.masks.palette:
+        # What was found out then holds now: values that became classes, or none.
+        values = masks.attrs.get("source_values", ())
+        options = replace(options, masks=replace(options.masks, values=",".join(map(str, values)) or "keep"))
+    return replace(options, limit=None)
+
+
+def _write(
+    job: PackJob,
+    headers: Sequence[PackedFile],
+    wanted: Codec | None,
+    workers: int | None,
+    options_kept: dict[str, Any] | None = None,
+) -> PackReport:
     """Writes the rows of a job, which are from these files, with the options they were packed with that still hold.
 
-    `wanted` is the codec asked for, None to keep that of now.
+    `wanted` is the codec asked for, None to keep that of now; `options_kept` are to be the file's `pack_options`.
     """
     listing, options, skips = job.listing, job.options, job.on_error == "skip"
     packed_with = pack_options(listing.attrs)
@@ -180,7 +277,7 @@ def _write(job: PackJob, headers: Sequence[PackedFile], wanted: Codec | None, wo
         given["codec"] = str(codec)
     elif options.codec == "none":
         given.pop("codec", None)
-    listing = replace(listing, attrs={**attrs, "pack_options": dump_options(given)})
+    listing = replace(listing, attrs={**attrs, "pack_options": dump_options(options_kept or given)})
     if skips and listing.files is not None:
         masks = listing.masks and replace(listing.masks, files=RowByRow.of(listing.masks.files))
         listing = replace(listing, files=RowByRow.of(listing.files), masks=masks)

@@ -199,12 +199,13 @@ class Choice:
     labels: tuple[str, ...] = ()  # names of classes, or their numbers
     # Patterns of keys as in a shell: `*` any characters including `/`, `?` one character, `[ab]`.
     keys: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # such patterns of keys whose rows are left out
     # A file of row numbers, text (one on a line) or .npy; they also set the order within each split.
     rows: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the conditions given, as plain JSON values and without paths."""
-        given: dict[str, Any] = {name: list(getattr(self, name)) for name in ("splits", "labels", "keys")}
+        given: dict[str, Any] = {name: list(getattr(self, name)) for name in ("splits", "labels", "keys", "without")}
         return {name: values for name, values in given.items() if values}
 
 
@@ -221,14 +222,9 @@ def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[
     if choice.labels:
         fits &= _with_labels(listing, choice.labels, where)
     if choice.keys:
-        found = np.zeros((len(choice.keys), len(listing)), dtype=bool)
-        for pattern, row in zip(choice.keys, found, strict=True):
-            match = re.compile(translate(pattern)).match
-            row[:] = [match(key) is not None for key in listing.keys]
-            if not row.any():
-                seen = first_few(listing.keys[:3])
-                raise OptionError(f"{where}: no key fits {pattern!r}; keys look like {seen}.")
-        fits &= found.any(axis=0)
+        fits &= _with_keys(listing, choice.keys, where)
+    if choice.without:
+        fits &= ~_with_keys(listing, choice.without, where)
     rows = np.arange(len(listing)) if choice.rows is None else _rows_in(choice.rows, len(listing), where)
     rows = rows[fits[rows]]
     if not len(rows):
@@ -236,6 +232,18 @@ def choose_rows(listing: Listing, choice: Choice, where: str | Path) -> NDArray[
         asked += [f"rows in {choice.rows}"] if choice.rows else []
         raise OptionError(f"{where}: no row fits all that was asked for ({'; '.join(asked)}). Ask for less.")
     return rows[np.argsort(listing.split[rows], kind="stable")]
+
+
+def _with_keys(listing: Listing, patterns: Sequence[str], where: str | Path) -> NDArray[np.bool_]:
+    """Returns bool (N,): rows whose key fits one of these patterns; each has to fit one."""
+    found = np.zeros((len(patterns), len(listing)), dtype=bool)
+    for pattern, row in zip(patterns, found, strict=True):
+        match = re.compile(translate(pattern)).match
+        row[:] = [match(key) is not None for key in listing.keys]
+        if not row.any():
+            seen = first_few(listing.keys[:3])
+            raise OptionError(f"{where}: no key fits {pattern!r}; keys look like {seen}.")
+    return np.asarray(found.any(axis=0))
 
 
 def _with_labels(listing: Listing, wanted: Sequence[str], where: str | Path) -> NDArray[np.bool_]:

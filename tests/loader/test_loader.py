@@ -20,7 +20,9 @@ from late_backend import LateBackend
 from small_files import write_random
 
 from fastload.dataset import PackedDataset
+from fastload.distributed import ranks
 from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, ShareError, StateError
+from fastload.loader import loader as loader_module
 from fastload.loader.iteration import Batch
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
@@ -313,16 +315,62 @@ def test_a_process_group_decides_also_over_an_environment_and_loaders_made_befor
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.warns(UserWarning, match="rank 1 of 3"):
-        loader = FastLoader(packed, 8)
+        loader, iterated = FastLoader(packed, 8), FastLoader(packed, 8)
+    next(iter(iterated))
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with pytest.raises(ShareError, match=r"rank 1 of 3.*rank 0 of 1"):
-            iter(loader)
+            iter(iterated)
+        assert len(loader) == N // 8 and len(rows_of(loader)) == N // 8, "it was not asked for anything before"
         exact = FastLoader(packed, 8, ends="exact")
         assert sorted(flat(batch.rows[batch.valid].tolist() for batch in exact)) == list(range(N))
         assert len(rows_of(FastLoader(packed, 8, share=(2, 3)))) == 2
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_loader_made_before_its_process_group_is_that_of_its_rank_with_its_epoch_or_state(packed, monkeypatch):
+    expected, begun = (FastLoader(packed, 4, seed=3, share=(1, 2)) for _ in range(2))
+    expected.set_epoch(2)
+    batches = iter(begun)
+    next(batches)
+    state = begun.state_dict()
+    rest = [batch.rows.tolist() for batch in batches]
+    moved, resumed, given = (FastLoader(packed, 4, seed=3, **words) for words in ({}, {}, {"share": None}))
+    monkeypatch.setenv("WORLD_SIZE", "2")  # and no RANK, as where a launcher sets only some
+    unknown, nowhere = FastLoader(packed, 4, seed=3), FastLoader(packed, 4)
+    for loader in (moved, unknown):
+        loader.set_epoch(2)
+    resumed.load_state_dict(state)
+    with pytest.raises(ShareError, match="name no rank"):
+        iter(nowhere)
+    for module in (ranks, loader_module):
+        monkeypatch.setattr(module, "process_group", lambda: ranks.Share(1, 2))
+    assert len(moved) == len(unknown) == len(expected) == len(given) // 2
+    assert rows_of(moved) == rows_of(unknown) == rows_of(expected)
+    assert rows_of(resumed) == rest
+
+
+def test_arguments_of_a_dataloader_are_answered(packed):
+    for words, answer in (
+        ({"num_workers": 4}, "`workers=`"), ({"drop_last": True}, 'ends="drop"'), ({"collate_fn": list}, "transform"),
+        ({"pin_memory": True, "persistent_workers": True}, 'device="cuda".*until `close'),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=answer):
+            FastLoader(packed, 8, **words)
+    with pytest.raises(TypeError, match="nonsense"):
+        FastLoader(packed, 8, nonsense=1)
+
+
+def test_a_loader_says_what_it_loads_and_how(packed):
+    loader = FastLoader(packed, 8, seed=3, workers=1)
+    first, second = repr(loader).split("\n")
+    assert first == f"FastLoader({packed.name}, {N} rows, {N // 8} batches of 8)"
+    assert "ends drop, seed 3, 1 threads (map), to host memory" in second
+    assert "<table>" in loader._repr_html_() and packed.name in loader._repr_html_()
+    part = FastLoader(PackedDataset(packed).select([0, 1, 2]), 2, shuffle=False, share=(1, 2), echo=2)
+    assert "some of its rows, 3 rows, 2 batches of 2, rank 1 of 2" in repr(part) and "in order" in repr(part)
+    assert "echo 2" in repr(part)
 
 
 def test_two_threads_share_out_one_iteration(packed):

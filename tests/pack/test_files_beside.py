@@ -20,8 +20,7 @@ from fastload import pack_images
 from fastload.errors import OutputError, ResumeError
 from fastload.export import export_file
 from fastload.format.column import Column
-from fastload.format.scratch import scratch_file
-from fastload.format.writer import PixelSpec, create_file
+from fastload.format.writer import PixelSpec, create_file, scratch_file
 from fastload.repack import repack_file
 from fastload.system.files import save_bytes
 

@@ -24,6 +24,7 @@ from fastload.timing.probe import Probe
 from fastload.timing.results import Work
 
 if TYPE_CHECKING:  # torch takes seconds to import
+    from fastload.dataset import PackedDataset
     from fastload.loader.loader import FastLoader
     from fastload.transforms.spec import BaseTransform
 
@@ -34,6 +35,7 @@ _LOOK_S, _IDLE = 0.02, 0.1  # part of a look in which no thread of an idle proce
 _MOST_BYTES, _MOST_BATCHES = 128 * 2**20, 64
 _MOST_HANDED = 8 * 2**20  # bytes; /dev/shm of a container holds 64 MiB, and three batches lie in it
 _LEAST_IMAGES = 16
+_FEW = 4  # batches of an epoch
 _PAGE = 4096  # bytes
 
 
@@ -114,13 +116,29 @@ def measure_fastloader(
                 while time.perf_counter() - begin_s < _SECONDS:
                     samples += len(next(batches)[0])
             made_s = (time.process_time() - running_s) / samples * batch_size
-            costs = FastLoaderCosts(Work(made_s))
+            usual_s = (time.perf_counter() - begin_s) / samples * batch_size
+            costs = FastLoaderCosts(Work(made_s), begin_s=_begin_s(dataset, min(batch_size, count), transform, usual_s))
             if own_s:
                 with torch_threads(recorded.threads if recorded is not None else max(1, round(own_cpus))):
                     shape = (batch_size, seen.channels, *seen.size)
                     step = TrialStep(recorded if share == 1 else None, own_s, shape, pause_s, around_s)
                     costs = _beside_steps(loader, costs, step, pause_s)
             return replace(costs, batch=Work(made_s / share))
+
+
+def _begin_s(dataset: PackedDataset, batch_size: int, transform: list[BaseTransform], usual_s: float) -> float:
+    """Returns what the begin of an epoch takes beyond its batches, from epochs of a few of them, one after another."""
+    from fastload.loader.loader import FastLoader
+
+    rows = np.arange(min(len(dataset), _FEW * batch_size))
+    with closing(FastLoader(dataset.select(rows), batch_size, transform=transform, check=None)) as loader:
+        count = sum(1 for _ in loader)
+        begin_s, epochs = time.perf_counter(), 0
+        while time.perf_counter() - begin_s < _SECONDS / 2:
+            for _ in loader:
+                pass
+            epochs += 1
+        return max(0.0, (time.perf_counter() - begin_s) / epochs - count * usual_s)
 
 
 def _beside_steps(

@@ -187,7 +187,8 @@ class Costs:
         model = self.without(*BY_FASTLOAD, "transform")
         own_s = self.own_beside_fastloader_s(demands)
         steps = made.loop(own_s, model.own_cpus, model.cpus)
-        return replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)  # no process starts
+        epochs = replace(steps, device_s=model.device_s, steps=model.steps, epochs=model.epochs)
+        return replace(epochs, startup_s=made.begin_s, restart_s=made.begin_s)  # no process starts
 
     def own_beside_fastloader_s(self, demands: Demands) -> float:
         """Returns a step's own time on a FastLoader's batches, which lie in memory that is used again and again.

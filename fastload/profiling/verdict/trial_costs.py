@@ -46,6 +46,7 @@ class FastLoaderCosts:
     # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps
     # come after pauses, from which they begin with cold caches, and would come one after another.
     slows: float = 1.0
+    begin_s: float = 0.0  # that the begin of an epoch takes beyond its batches
 
     def loop(self, own_s: float, own_cpus: float, cpus: int) -> LoopModel:
         """Returns a long epoch over it, of steps that take so long alone, on so many CPUs."""
