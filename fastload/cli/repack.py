@@ -121,8 +121,8 @@ def append(
 ) -> None:
     """Pack more images with a file's own options, and put them behind its rows, split by split.
 
-    Classes may be new ones. The file is replaced when the new one is complete; until
-    then, readers see the old one, and the same command continues an interrupted one.
+    Classes may be new ones. The file is replaced when the new one is complete.
+    If it is interrupted, the same command continues where it stopped.
     """
     with one_line_errors(CONTINUES):
         from fastload.repack import append_images

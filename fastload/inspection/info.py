@@ -20,7 +20,6 @@ from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_hea
 from fastload.format.ragged import ENCODINGS
 from fastload.inspection.chunk_layout import PACK_AGAIN, REPACK_FILE, ChunkLayout, chunk_layout, findings
 from fastload.read.linear import FILE_SYSTEMS, chosen
-from fastload.read.reader import RowReader
 from fastload.system import syscalls
 from fastload.system.text import text_of
 
@@ -256,6 +255,8 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
     field = header.fields.get("masks")
     if field is None or not header.num_rows or field.dtype != np.uint8 or len(field.shape) != 2:
         return {}
+    from fastload.read.reader import RowReader  # which imports more than other files need
+
     count = max(1, min(_MOST_MASKS, _MASK_BYTES // field.row_bytes, header.num_rows))
     rows = np.arange(count) * header.num_rows // count
     total = np.zeros(256, np.int64)

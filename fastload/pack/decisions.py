@@ -18,7 +18,7 @@ from fastload.errors import OptionError, SourceError
 from fastload.format.codecs import NONE, Codec, parse_codec
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS
-from fastload.pack.pack_options import MODES, Bits, EncodingOption, Mode, PackOptions
+from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing
 
 _MAX_ROW_BYTES = 2**32 - 1
@@ -34,7 +34,7 @@ Form = Literal["rows", "ragged"]
 MAX_JPEG_SIDE = 65_500
 """The limit of libjpeg; larger images are stored as pixels."""
 
-_CHANNELS = {mode: channels for channels, mode in MODES.items()}
+_CHANNELS = {"gray": 1, "rgb": 3, "rgba": 4}
 _MODES = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 

@@ -50,13 +50,13 @@ class PackReport:
         file_bytes: size of the file.
         seconds: time this call took.
         images_per_s: images this call packed over `seconds`: listing, headers and finishing are part of it.
-        decoded_per_s: the same over the time that decoding and writing them took.
         chunks: chunks of the file as planned; where images have no chunks of their own, tasks of the packer.
         chunks_kept: those that an earlier, interrupted call had packed.
         chunks_decoded: those that this call packed.
         store: the encoding of images, such as "raw" or "jpeg:90".
         encodings: number of rows that are "raw", "jpeg" and "zstd".
         pixel_bytes: bytes of all decoded images and masks; 0 without images.
+        decoded_per_s: `images_per_s` over the time that decoding and writing them took.
         warned: (key, warning) of each JPEG that was packed though libjpeg warns of it, as of corrupt data. Of those
             kept as they are (store="source") only some are looked at: that lack their end, or hold many zeros.
     """
@@ -74,13 +74,13 @@ class PackReport:
     file_bytes: int
     seconds: float
     images_per_s: float
-    decoded_per_s: float
     chunks: int
     chunks_kept: int
     chunks_decoded: int
     store: str = "raw"
     encodings: dict[str, int] = field(default_factory=dict)
     pixel_bytes: int = 0
+    decoded_per_s: float = 0.0
     warned: tuple[tuple[str, str], ...] = ()
 
 
@@ -190,7 +190,6 @@ def _report(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
         file_bytes=file.identity.size,
         seconds=0.0,
         images_per_s=0.0,
-        decoded_per_s=0.0,
         chunks_kept=done["chunks"],
         chunks_decoded=0,
         **{**done, **named, "notes": tuple(done["notes"])},

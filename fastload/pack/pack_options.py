@@ -19,8 +19,6 @@ from fastload.sources.mask_meaning import MaskOptions, read_palette
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
 Bits = Literal[8, 16]
-MODES: dict[int, Mode] = {1: "gray", 3: "rgb", 4: "rgba"}
-"""Channels -> the mode that has so many."""
 EncodingKind = Literal["raw", "jpeg", "source", "mixed", "keep"]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""

@@ -24,7 +24,7 @@ from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table
-from fastload.pack.pack_options import MODES, EncodingOption, Progress
+from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
@@ -182,10 +182,10 @@ def append_images(
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")
     more = parts.with_name(f"{parts.name}{digest[:8]}")
-    skipped = listing.skipped
+    skipped, converted = listing.skipped, dict[str, int]()
     if not more.exists():
         report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
-        skipped = report.skipped
+        skipped, converted = report.skipped, report.converted
     added = read_header(more).num_rows
     joined = list_merged([output, more], skip_damaged=on_error == "skip")
     joined = replace(joined, attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})})
@@ -195,7 +195,7 @@ def append_images(
     report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs))
     for part in parts.parent.glob(f"{glob.escape(parts.name)}*"):
         part.unlink(missing_ok=True)
-    return replace(report, skipped=(*skipped, *report.skipped))
+    return replace(report, skipped=(*skipped, *report.skipped), converted=converted)
 
 
 def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:
@@ -213,12 +213,9 @@ def _options_of_more(file: PackedFile) -> PackOptions:
     """Returns the options by which more images are packed as those of a file were."""
     options, images, masks = PackOptions.of_file(file), file.fields.get("images"), file.fields.get("masks")
     if images is not None:
-        options = replace(
-            options,
-            mode=options.mode or MODES[images.shape[2]],
-            bits=16 if images.dtype.itemsize == 2 else 8,
-            varied=images.varied,
-        )
+        # Gray images become RGB among such, as when all are packed at once.
+        mode = "rgb" if options.mode is None and images.shape[2] == 3 else options.mode
+        options = replace(options, mode=mode, varied=images.varied)
     if masks is not None and options.masks.values == "auto" and not options.masks.palette:
         # What was found out then holds now: values that became classes, or none.
         values = masks.attrs.get("source_values", ())

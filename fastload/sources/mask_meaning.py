@@ -105,7 +105,9 @@ def read_as_said(listing: Listing, options: MaskOptions, source: str | Path) -> 
                 f"nothing. Leave it out."
             )
         return listing
-    classes, notes = _classes(masks, options)
+    # What `fastload export` wrote is to become what it was.
+    said = replace(options, values="keep") if listing.layout == "exported" and options == MaskOptions() else options
+    classes, notes = _classes(masks, said)
     if classes is None and options.size == "same":
         return replace(listing, notes=(*listing.notes, *notes))
     names, ignore, attrs = masks.names, masks.ignore_index, masks.attrs
@@ -116,8 +118,8 @@ def read_as_said(listing: Listing, options: MaskOptions, source: str | Path) -> 
         attrs = {**attrs, "source_values": tuple(map(classes.written, classes.codes))}
     images = listing.files if options.size == "image" else None
     files = SaidMasks(masks.files, images, classes, masks.ignore_index, ignore)
-    said = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs)
-    return replace(listing, masks=said, notes=(*listing.notes, *notes))
+    masks = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs)
+    return replace(listing, masks=masks, notes=(*listing.notes, *notes))
 
 
 def _given(options: MaskOptions) -> list[str]:

@@ -49,7 +49,7 @@ def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_
     ("command", "function", "own"),
     [
         (pack, pack_images, {"dry_run"}),
-        (repack, repack_file, {"split", "label", "key", "rows"}),
+        (repack, repack_file, {"split", "label", "key", "without", "rows"}),
         (merge, merge_files, set()),
         (export, export_file, set()),
     ],

@@ -68,7 +68,7 @@ def test_a_dry_run_writes_nothing(image_folder, tmp_path):
     source = image_folder()
     text = said(source, tmp_path / "out.h5", "--dry-run")
     assert "would pack 20 images (layout folder) as 12 x 16 x 3 uint8; nothing was written" in text
-    assert "sizes 12x16 (20)" in text and "needed 11.2 KiB; free: " in text
+    assert "sizes 12x16 (20)" in text and "needed 32.0 KiB; free: " in text
     assert "stores, from 20 samples of these images on this machine" in text
     assert "store size of raw from memory from this disk sampled rows raw 11.2 KiB 100%" in text
     assert "20 raw jpeg:90" in text and "20 jpeg source" in text and "mixed:0.5" in text
@@ -101,7 +101,7 @@ def test_the_summary_tells_encodings_and_what_they_save(tmp_path, capsys):
         tmp_path / "a.h5", "folder", 4, (0, 0, 3), "uint8", ("masks",), {"all": 4}, {}, (), (), 36_000, 1.0, 4.0, 1, 0,
         1, store="source", encodings={"raw": 1, "jpeg": 3, "zstd": 0}, pixel_bytes=720_140,
     )  # fmt: skip
-    print_packed(report)
+    print_packed(report, overwrite=False)
     text = " ".join(capsys.readouterr().out.split())
     assert "packed 4 images of H x W x 3 (sizes vary) uint8 into" in text
     assert "store source: 3 jpeg, 1 raw" in text and "5.0% of the 703.3 KiB that raw pixels take" in text

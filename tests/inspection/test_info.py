@@ -91,7 +91,7 @@ def test_a_store_is_described(tmp_path: Path) -> None:
     assert found.layout is None and found.findings == () and list(found.fields)[:2] == ["images", "masks"]
     assert {each.name: each.rows for each in images.encodings} == {"raw": 6, "jpeg": 6}
     assert [(each.name, each.rows, each.share_of_raw) for each in masks.encodings] == [("raw", NUM_ROWS, 1.0)]
-    assert (images.num_sizes, images.smallest, images.largest) == (NUM_ROWS, (9, 31), (31, 20))
+    assert (images.num_sizes, images.smallest, images.largest) == (NUM_ROWS, (9, 20), (31, 31))
     assert images.stored_bytes == sum(len(row[0]) if isinstance(row, tuple) else row.nbytes for row in rows)
     assert found.pixel_bytes == images.pixel_bytes == 3 * masks.pixel_bytes
     assert images.allocated_bytes == images.num_chunks * 4096 >= images.stored_bytes
@@ -108,6 +108,6 @@ def test_the_command_shows_it(tmp_path: Path, size: tuple[int, int] | None) -> N
     shown = CliRunner().invoke(app, ["info", str(path)], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
     assert "raw 6 (" in shown.output and "jpeg 6 (" in shown.output and "filled; each row whole in one" in shown.output
-    assert ("12 sizes, 9 x 31 to 31 x 20" if size is None else "16 x 20; ") in shown.output
+    assert ("12 sizes, heights 9 to 31, widths 20 to 31" if size is None else "16 x 20; ") in shown.output
     asked = CliRunner().invoke(app, ["info", str(path), "--json"])
     assert json.loads(asked.output)["stores"]["images"]["num_sizes"] == (NUM_ROWS if size is None else 1)

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from golden_sources import png, write
+from PIL import Image
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
@@ -18,13 +18,18 @@ from fastload.pack import pack_images
 from fastload.repack import Choice, append_images, repack_file
 
 
-def photos(root: Path, names: dict[str, int], *, first: int = 0, side: int = 8, kind: Any = np.uint8) -> Path:
+def write(path: Path, pixels: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def photos(root: Path, names: dict[str, int], *, first: int = 0, side: int = 8) -> Path:
     """Images in class folders of two splits; each is of one value, its number."""
     number = first
     for name, count in names.items():
         for split in ("train", "val"):
             for _ in range(count):
-                write(root / split / name / f"{number:03d}.png", png(np.full((side, side, 3), number, kind)))
+                write(root / split / name / f"{number:03d}.png", np.full((side, side, 3), number, np.uint8))
                 number += 1
     return root
 
@@ -34,7 +39,7 @@ def rows_of(path: Path) -> dict[str, tuple[str, str, int]]:
     with h5py.File(path) as file:
         splits, classes = file["split"].attrs["names"], file["labels"].attrs["names"]
         images = [int(image.flat[0]) for image in file["images"]]
-        keys = file["key"].asstr()[:]
+        keys, splits, classes = file["key"].asstr()[:], *([*map(bytes.decode, names)] for names in (splits, classes))
         return {
             key: (splits[split], classes[label], value)
             for key, split, label, value in zip(keys, file["split"], file["labels"], images, strict=True)
@@ -70,8 +75,8 @@ def test_images_of_several_sizes_and_masks_are_appended_too(tmp_path):
     for name, sides in (("old", (8, 9)), ("more", (10, 10))):
         for i in range(6):
             shape = (sides[i % 2], 12)
-            write(tmp_path / name / f"images/{name}{i}.png", png(np.full((*shape, 3), i, np.uint8)))
-            write(tmp_path / name / f"masks/{name}{i}.png", png(np.full(shape, 255 * (i % 2), np.uint8)))
+            write(tmp_path / name / f"images/{name}{i}.png", np.full((*shape, 3), i, np.uint8))
+            write(tmp_path / name / f"masks/{name}{i}.png", np.full(shape, 255 * (i % 2), np.uint8))
     out = tmp_path / "a.h5"
     pack_images(tmp_path / "old", out, workers=0)
     append_images(out, tmp_path / "more", workers=0)
@@ -125,14 +130,14 @@ def test_what_does_not_fit_is_refused_by_name_and_the_file_stays(tmp_path):
     out = tmp_path / "a.h5"
     pack_images(photos(tmp_path / "old", {"cat": 2}), out, workers=0)
     before = out.read_bytes()
-    with pytest.raises(SourceError, match=r"2 of its 2 .* in .*a\.h5 already: train/cat/000\.png"):
+    with pytest.raises(SourceError, match=r"1 of its 2 .* in .*a\.h5 already: train/cat/000\.png"):
         append_images(out, photos(tmp_path / "same", {"cat": 1}), workers=0)
     with pytest.raises(SourceError, match=r"cannot be merged: `images`: .*8, 8, 3.*16, 16, 3"):
         append_images(out, photos(tmp_path / "larger", {"cat": 1}, first=100, side=16), workers=0)
     with pytest.raises(SourceError, match="--bits"):
         deep = tmp_path / "deep"
-        write(deep / "train/cat/deep.png", png(np.full((8, 8), 5, np.uint16)))
-        write(deep / "val/cat/flat.png", png(np.full((8, 8, 3), 5, np.uint8)))
+        write(deep / "train/cat/deep.png", np.full((8, 8), 5, np.uint16))
+        write(deep / "val/cat/flat.png", np.full((8, 8, 3), 5, np.uint8))
         append_images(out, deep, workers=0)
     with h5py.File(tmp_path / "foreign.h5", "w") as file:
         file["images"] = np.zeros((4, 8, 8, 3), np.uint8)
