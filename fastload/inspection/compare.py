@@ -25,7 +25,7 @@ from fastload.pack.survey import has_coordinates, read_headers, with_moved_coord
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing
-from fastload.sources.mask_meaning import read_as_said
+from fastload.sources.mask_classes import with_mask_options
 
 MAX_LEVELS = 3
 """Largest difference, in levels of 8 bits, that two releases of a decoder may show on one image."""
@@ -105,7 +105,7 @@ def compare_source(
         said = options.masks
         if said.values == "auto" and "source_values" not in masks.attrs:
             said = replace(said, values="keep")
-        listing = read_as_said(listing, said, source)
+        listing = with_mask_options(listing, said, source)
     numbers = {key: sample for sample, key in enumerate(listing.keys)}
     found = np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)

@@ -42,7 +42,7 @@ from fastload.pack.pack_options import (
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import Survey, only_arrays, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
-from fastload.sources.mask_meaning import MaskSize, read_as_said
+from fastload.sources.mask_classes import MaskSize, with_mask_options
 from fastload.sources.open_tree import open_tree
 from fastload.system.files import output_errors
 from fastload.system.machine import worker_count
@@ -233,7 +233,7 @@ def _list_samples(
         listing = list_source(tree, name, on_error, options.source)
     else:
         listing = list_objects(source, on_error=on_error)
-    listing = read_as_said(listing, options.masks, _name_of(source))
+    listing = with_mask_options(listing, options.masks, _name_of(source))
     total = len(listing)
     if options.limit is None or options.limit >= total:
         return listing

@@ -28,7 +28,7 @@ from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jp
 from fastload.images.jpeg import scan_jpeg
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
-from fastload.sources.mask_meaning import same_shape
+from fastload.sources.mask_classes import same_shape
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 _ZEROS = bytes(256)

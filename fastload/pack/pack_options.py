@@ -14,7 +14,7 @@ from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
 from fastload.sources.listing import Listing, OnError, SourceOptions
-from fastload.sources.mask_meaning import MaskOptions, read_palette
+from fastload.sources.mask_classes import MaskOptions, read_palette
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]

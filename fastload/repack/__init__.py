@@ -30,7 +30,7 @@ from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import Listing, OnError, first_few
-from fastload.sources.mask_meaning import read_as_said
+from fastload.sources.mask_classes import with_mask_options
 from fastload.system.text import text_of
 
 __all__ = ["Choice", "append_images", "merge_files", "repack_file"]
@@ -177,7 +177,7 @@ def append_images(
             f"{typed(output)} OUT.h5`."
         )
     options = _options_of_more(file)
-    listing = read_as_said(list_source(source, layout, on_error, options.source), options.masks, source)
+    listing = with_mask_options(list_source(source, layout, on_error, options.source), options.masks, source)
     _check_new_keys(file, listing, source)
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")

@@ -30,6 +30,7 @@ def run_example(warm_python, launcher, name, packed, folder, *options):
     [
         (TORCHRUN, "plain_ddp.py", None, ["--workers", "1"]),
         ([], "lightning_ddp.py", "lightning", []),
+        ([], "lightning_ddp.py", "lightning", ["--fastloader"]),
         (TORCHRUN, "accelerate_ddp.py", "accelerate", ["--workers", "1"]),
     ],
 )

@@ -4,6 +4,9 @@
 
 Lightning puts its own sampler in place of any that is not a torch `DistributedSampler`, and so keeps
 `DistributedChunkSampler`: it calls `set_epoch` on it, and no `use_distributed_sampler=False` is needed.
+
+With `--fastloader` a `FastLoader` is given to the Trainer instead. It is made before there is a process group, and finds
+its rank when it is asked for its length or its first batch.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fastload import DistributedChunkSampler, PackedDataset
+from fastload import DistributedChunkSampler, FastLoader, PackedDataset
+
+FIELDS = ["images", "labels", "row"]
 
 
 class PackedData(lightning.LightningDataModule):
@@ -28,7 +33,7 @@ class PackedData(lightning.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         # Called when the process group is there, so that the sampler finds its rank.
-        dataset = PackedDataset(self.path, fields=["images", "labels", "row"])
+        dataset = PackedDataset(self.path, fields=FIELDS)
         return DataLoader(dataset, self.batch_size, sampler=DistributedChunkSampler(dataset))
 
 
@@ -40,8 +45,9 @@ class Model(lightning.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.seen.append([])
-        sampler = self.trainer.train_dataloader.sampler
-        assert isinstance(sampler, DistributedChunkSampler), f"Lightning replaced it by {type(sampler)}"
+        loader = self.trainer.train_dataloader
+        if not isinstance(loader, FastLoader):
+            assert isinstance(loader.sampler, DistributedChunkSampler), f"Lightning replaced it by {type(loader.sampler)}"
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         images, labels, rows = batch
@@ -57,6 +63,7 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--fastloader", action="store_true", help="with a FastLoader, made before the Trainer")
     parser.add_argument("--seen", help="write here, as SEEN.RANK, the rows that each rank saw: a JSON list an epoch")
     args = parser.parse_args()
     # Lightning advises many workers whatever the dataset; this one takes microseconds a sample. And its own use of
@@ -67,11 +74,13 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
     model = Model()
+    loader = FastLoader(PackedDataset(args.file, fields=FIELDS), args.batch_size) if args.fastloader else None
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=args.epochs, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(model, datamodule=PackedData(args.file, args.batch_size))
+    data = {"datamodule": PackedData(args.file, args.batch_size)} if loader is None else {"train_dataloaders": loader}
+    trainer.fit(model, **data)
     print(f"rank {trainer.global_rank}: {[len(rows) for rows in model.seen]} samples an epoch")
     if args.seen:
         with open(f"{args.seen}.{trainer.global_rank}", "w") as file:

@@ -1,7 +1,7 @@
 """What the user says of masks: which values or colours stand for which class, and that a mask is drawn at another size.
 
-`read_as_said` puts a reader around the masks of a listing, whatever its layout is. It gives the classes 0 to K - 1 in
-the order in which they were named, at the size of the image.
+`with_mask_options` puts a reader around the masks of a listing, whatever its layout is. It gives the classes 0 to K - 1
+in the order in which they were named, at the size of the image.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Classes:
         return f"{code >> 16},{code >> 8 & 255},{code & 255}" if self.colours else str(code)
 
 
-def read_as_said(listing: Listing, options: MaskOptions, source: str | Path) -> Listing:
+def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path) -> Listing:
     """Returns the listing with masks as the options say.
 
     Raises:
@@ -117,7 +117,7 @@ def read_as_said(listing: Listing, options: MaskOptions, source: str | Path) -> 
             ignore = ignore if ignore is not None and ignore >= len(names) else _IGNORED
         attrs = {**attrs, "source_values": tuple(map(classes.written, classes.codes))}
     images = listing.files if options.size == "image" else None
-    files = SaidMasks(masks.files, images, classes, masks.ignore_index, ignore)
+    files = MappedMasks(masks.files, images, classes, masks.ignore_index, ignore)
     masks = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs)
     return replace(listing, masks=masks, notes=(*listing.notes, *notes))
 
@@ -240,7 +240,7 @@ def _palette_parts(line: str, columns: dict[str, int], separator: str) -> tuple[
 
 
 @dataclass(frozen=True, eq=False)
-class SaidMasks:
+class MappedMasks:
     """Masks of classes 0 to K - 1, (H, W), out of masks of other values, colours or sizes."""
 
     masks: Reader
@@ -268,7 +268,7 @@ class SaidMasks:
         resample_mask(values, Target(height, width, 1, np.dtype(np.uint8), "stretch"), sized)
         return sized
 
-    def take(self, indices: NDArray[np.integer[Any]]) -> SaidMasks:
+    def take(self, indices: NDArray[np.integer[Any]]) -> MappedMasks:
         """Returns the masks of the samples at these indices, in their order."""
         images = None if self.images is None else self.images.take(indices)
         return replace(self, masks=self.masks.take(indices), images=images)

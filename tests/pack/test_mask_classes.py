@@ -19,8 +19,8 @@ from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
-from fastload.sources import mask_meaning
-from fastload.sources.mask_meaning import Classes, SaidMasks, read_palette, same_shape
+from fastload.sources import mask_classes
+from fastload.sources.mask_classes import Classes, MappedMasks, read_palette, same_shape
 
 COUNT, HEIGHT, WIDTH = 6, 40, 60
 CLASSES = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) // 600  # 0 to 3
@@ -133,7 +133,7 @@ def test_a_value_or_colour_without_a_class_names_the_sample_and_the_option(tmp_p
     palette.write_text("0,0,0,sky\n255,255,255,tree\n")
     with pytest.raises(SourceError, match=r"images/4\.png: its mask holds the colour 60,60,60 .*which `--palette`"):
         packed(root, palette=palette)
-    monkeypatch.setattr(mask_meaning, "_LOOKED_AT", 2)  # the first and the fourth
+    monkeypatch.setattr(mask_classes, "_LOOKED_AT", 2)  # the first and the fourth
     with pytest.raises(SourceError, match=r"images/4\.png: .*other masks hold 0 and 255 only: `--mask-values keep`"):
         packed(root)
     report = pack_images(root, root.with_suffix(".h5"), workers=0, on_error="skip", overwrite=True)
@@ -222,6 +222,6 @@ def test_each_pixel_gets_the_number_of_its_value(codes, drawn, ignored):
     names = tuple(map(str, codes))
     indices = [at % (len(codes) + 1) for at in drawn]
     values = np.array([*codes, ignored], np.uint16)[indices][None]
-    masks = SaidMasks(Numbers(values), None, Classes(tuple(codes), names, (ignored,)), None, 255)
+    masks = MappedMasks(Numbers(values), None, Classes(tuple(codes), names, (ignored,)), None, 255)
     wanted = [255 if at == len(codes) else at for at in indices]
     assert masks.read(0).tolist() == [wanted]
