@@ -5,8 +5,8 @@
 Lightning puts its own sampler in place of any that is not a torch `DistributedSampler`, and so keeps
 `DistributedChunkSampler`: it calls `set_epoch` on it, and no `use_distributed_sampler=False` is needed.
 
-With `--fastloader` a `FastLoader` is given to the Trainer instead. It is made before there is a process group, and finds
-its rank when it is asked for its length or its first batch.
+With `--fastloader` a `FastLoader` is given to the Trainer instead. It is made before there is a process group, and
+finds its rank when it is asked for its length or its first batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Model(lightning.LightningModule):
         self.seen.append([])
         loader = self.trainer.train_dataloader
         if not isinstance(loader, FastLoader):
-            assert isinstance(loader.sampler, DistributedChunkSampler), f"Lightning replaced it by {type(loader.sampler)}"
+            assert isinstance(loader.sampler, DistributedChunkSampler), (
+                f"Lightning replaced it by {type(loader.sampler)}"
+            )
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         images, labels, rows = batch
