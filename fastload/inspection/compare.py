@@ -105,7 +105,8 @@ def compare_source(
         said = options.masks
         if said.values == "auto" and "source_values" not in masks.attrs:
             said = replace(said, values="keep")
-        listing = with_mask_options(listing, said, source)
+        padded = options.pads and "ignore_index" in masks.attrs
+        listing = with_mask_options(listing, said, source, padded=padded)
     numbers = {key: sample for sample, key in enumerate(listing.keys)}
     found = np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)

@@ -233,7 +233,7 @@ def _list_samples(
         listing = list_source(tree, name, on_error, options.source)
     else:
         listing = list_objects(source, on_error=on_error)
-    listing = with_mask_options(listing, options.masks, _name_of(source))
+    listing = with_mask_options(listing, options.masks, _name_of(source), padded=options.pads)
     total = len(listing)
     if options.limit is None or options.limit >= total:
         return listing

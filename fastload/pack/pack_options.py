@@ -138,6 +138,11 @@ class PackOptions:
         )
         return cls(**{one.name: values[one.name] for one in fields(cls)})
 
+    @property
+    def pads(self) -> bool:
+        """Whether images are brought to a size with padding around them."""
+        return self.size is not None and self.fit == "pad"
+
     @classmethod
     def of_file(cls, file: PackedFile) -> PackOptions:
         """Returns the options that a file was packed with; raises FormatError if they are none of this release."""

@@ -175,7 +175,12 @@ class Survey:
         )
         key_bytes = max(len(key.encode()) for key in listing.keys)
         row_bytes = key_bytes + index + 1 + 8 * len(DIGEST_FIELDS)  # with its split
-        return IMAGES_OFFSET + sum(self.dataset_bytes.values()) + values + count * row_bytes + _HEADER_BYTES
+        chunk = self.options.chunk_bytes  # of which the last one of rows of varying length counts whole
+        pixels = sum(
+            size if name in self.pixels(count) else -(-size // chunk) * chunk
+            for name, size in self.dataset_bytes.items()
+        )
+        return IMAGES_OFFSET + pixels + values + count * row_bytes + _HEADER_BYTES
 
 
 def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -> Survey:

@@ -10,6 +10,7 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 from __future__ import annotations
 
 import glob
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -170,14 +171,17 @@ def append_images(
     """
     from fastload.sources.layouts import list_source  # which no other copy needs
 
-    file, output = read_header(output), Path(output)
+    started, file, output = time.perf_counter(), read_header(output), Path(output)
     if file.version is None:
         raise OptionError(
             f"{output}: fastload did not write it, so it is not known how to add images. Pack it first: `fastload pack "
             f"{typed(output)} OUT.h5`."
         )
     options = _options_of_more(file)
-    listing = with_mask_options(list_source(source, layout, on_error, options.source), options.masks, source)
+    listing = list_source(source, layout, on_error, options.source)
+    masks = file.fields.get("masks")
+    padded = options.pads and masks is not None and "ignore_index" in masks.attrs
+    listing = with_mask_options(listing, options.masks, source, padded=padded)
     _check_new_keys(file, listing, source)
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")
@@ -187,7 +191,15 @@ def append_images(
         report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
         skipped, converted = report.skipped, report.converted
     added = read_header(more).num_rows
-    joined = list_merged([output, more], skip_damaged=on_error == "skip")
+    try:
+        joined = list_merged([output, more], skip_damaged=on_error == "skip")
+    except SourceError as exc:
+        more.unlink()
+        differences = str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
+        raise SourceError(
+            f"{source}: its samples do not fit those of {output}: {differences.replace(str(more), str(source))}. Bring "
+            f"them to the same form, or pack both together."
+        ) from exc
     joined = replace(joined, attrs={**joined.attrs, "repacked": dump_options({"appended": added, "to": file.num_rows})})
     copying = PackOptions(shuffle=False, chunk_bytes=options.chunk_bytes)
     job = PackJob(f"{output.name}, {source}", output, joined, copying, on_error, True, progress)
@@ -195,7 +207,12 @@ def append_images(
     report = _write(job, [file, read_header(more)], None, workers, pack_options(file.attrs))
     for part in parts.parent.glob(f"{glob.escape(parts.name)}*"):
         part.unlink(missing_ok=True)
-    return replace(report, skipped=(*skipped, *report.skipped), converted=converted)
+    seconds = time.perf_counter() - started
+    return replace(
+        report, skipped=(*skipped, *report.skipped), converted=converted, seconds=seconds,
+        images_per_s=added / max(seconds, 1e-9), decoded_per_s=0.0,
+        notes=tuple(note.replace(more.name, str(source)) for note in report.notes),
+    )  # fmt: skip
 
 
 def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:

@@ -91,8 +91,8 @@ class Classes:
         return f"{code >> 16},{code >> 8 & 255},{code & 255}" if self.colours else str(code)
 
 
-def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path) -> Listing:
-    """Returns the listing with masks as the options say.
+def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path, *, padded: bool = False) -> Listing:
+    """Returns the listing with masks as the options say; `padded`: images are brought to a size with padding.
 
     Raises:
         OptionError: it has no masks.
@@ -108,8 +108,9 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
     # What `fastload export` wrote is to become what it was.
     said = replace(options, values="keep") if listing.layout == "exported" and options == MaskOptions() else options
     classes, notes = _classes(masks, said)
+    listing = replace(listing, notes=(*listing.notes, *notes))
     if classes is None and options.size == "same":
-        return replace(listing, notes=(*listing.notes, *notes))
+        return _with_padding(listing) if padded else listing
     names, ignore, attrs = masks.names, masks.ignore_index, masks.attrs
     if classes is not None:
         names = classes.names
@@ -119,7 +120,21 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
     images = listing.files if options.size == "image" else None
     files = MappedMasks(masks.files, images, classes, masks.ignore_index, ignore)
     masks = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs)
-    return replace(listing, masks=masks, notes=(*listing.notes, *notes))
+    listing = replace(listing, masks=masks)
+    return _with_padding(listing) if padded else listing
+
+
+def _with_padding(listing: Listing) -> Listing:
+    """Returns the listing whose masks have a value for what `--fit pad` leaves black, if classes are known; a note."""
+    masks = listing.masks
+    if masks is None or masks.ignore_index is not None:
+        return listing
+    if isinstance(masks.files, MappedMasks) and masks.files.classes is not None:
+        masks = replace(masks, ignore_index=_IGNORED)
+        note = f"Padding is {_IGNORED} in masks, which is ignored."
+        return replace(listing, masks=masks, notes=(*listing.notes, note))
+    note = "Padding is 0 in masks, which may be a class: `--mask-values` names the classes, and makes it 255, ignored."
+    return replace(listing, notes=(*listing.notes, note))
 
 
 def _given(options: MaskOptions) -> list[str]:
@@ -140,6 +155,9 @@ def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[s
     looked = f"({min(len(rows), _LOOKED_AT)} looked at)"
     if seen == (0, 1):
         return None, [f"Masks hold 0 and 1 {looked}: two classes."]
+    if seen[:1] == (0,) and seen[-1:] == (255,) and seen != (0, 255):
+        others = first_few(map(str, seen[1:-1]))
+        return None, [f"Masks hold 0, 255 and {others} {looked}, and stay as they are: `--mask-values` names classes."]
     if seen != (0, 255):
         return None, []
     note = (
@@ -177,12 +195,17 @@ def _classes_of_values(text: str, ignore: str) -> Classes:
         if int(match[1]) in found:
             raise OptionError(f"mask_values={text!r}: {match[1]} stands for two classes. Name each value once.")
         found[int(match[1])] = (match[2] or match[1]).strip()
+    if len(set(found.values())) < len(found):
+        raise OptionError(f"mask_values={text!r}: two classes have one name. Give each its own.")
     ignored = tuple[int, ...]()
     if ignore:
-        if not ignore.isdigit() or int(ignore) > 65_535:
-            raise OptionError(f"ignore_index={ignore!r}: with `--mask-values` it is a value, such as 255.")
-        ignored = (int(ignore),)
-        found.pop(int(ignore), None)
+        value = next((value for value, name in found.items() if name == ignore), ignore)
+        if not str(value).isdigit() or int(value) > 65_535:
+            raise OptionError(
+                f"ignore_index={ignore!r}: with `--mask-values` it is a value, such as 255, or one of its names."
+            )
+        ignored = (int(value),)
+        found.pop(int(value), None)
     if not 1 <= len(found) <= _MOST_CLASSES:
         raise OptionError(f"mask_values={text!r}: {len(found)} classes; a mask has 1 to {_MOST_CLASSES}.")
     return Classes(tuple(found), tuple(found.values()), ignored)

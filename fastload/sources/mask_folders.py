@@ -70,7 +70,7 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
             draft.notes.append(f"Splits without masks: {', '.join(without)}.")
         fill = fill_value(draft, tree.files.take(np.maximum(at, 0)), at >= 0)
         if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
-            draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}. Their meaning is unknown.")
+            draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}.")
     return pairs.samples(kept, masked=masked, ignore_index=fill)
 
 

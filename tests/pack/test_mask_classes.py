@@ -168,6 +168,21 @@ def test_shapes_agree_within_a_hundredth():
     assert not same_shape((100, 100), (100, 102)) and not same_shape((30, 40), (40, 30))
 
 
+def test_padding_is_no_class_where_classes_are_known_and_else_a_note_says_what_it_is(tmp_path):
+    root = pairs(tmp_path / "a", (CLASSES % 2 * 255).astype(np.uint8))
+    mask, attrs, _ = packed(root, size=60, fit="pad")
+    assert attrs["ignore_index"] == 255 and (mask[0] == 255).all() and set(np.unique(mask)) == {0, 1, 255}
+    mask, attrs, _ = packed(root, size=60, fit="pad", mask_values="keep")
+    assert "ignore_index" not in attrs and "Padding is 0 in masks" in " ".join(attrs["notes"])
+
+
+def test_masks_that_are_nearly_binary_stay_and_a_note_says_so(tmp_path):
+    mask = (CLASSES % 2 * 255).astype(np.uint8)
+    mask[0, 0] = 254
+    found, attrs, _ = packed(pairs(tmp_path / "a", mask))
+    assert (found == mask).all() and "Masks hold 0, 255 and 254" in " ".join(attrs["notes"])
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -175,7 +190,8 @@ def test_shapes_agree_within_a_hundredth():
         ({"mask_values": "0,person"}, "'person' is no value of a mask"),
         ({"mask_values": "70000"}, "no value of a mask"),
         ({"mask_values": "0", "ignore_index": 0}, "0 classes"),
-        ({"mask_values": "0", "ignore_index": "void"}, "it is a value, such as 255"),
+        ({"mask_values": "0", "ignore_index": "void"}, "it is a value, such as 255, or one of its names"),
+        ({"mask_values": "0=a,1=a"}, "two classes have one name"),
         ({"ignore_index": 255}, "belongs to `--mask-values` or `--palette`"),
         ({"mask_size": "other"}, "accepted: same, image"),
     ],

@@ -54,6 +54,7 @@ def test_new_images_lie_behind_the_old_ones_of_their_split_under_the_same_option
     before = rows_of(out)
     pack_images(more, whole, seed=7, size=4, workers=0)
     report = append_images(out, more, workers=0)
+    assert report.images_per_s == pytest.approx(14 / report.seconds)
     after = rows_of(out)
     assert report.num_samples == len(after) == 24 + 14 and before.items() <= after.items()
     assert {name for _, name, _ in after.values()} == {"bird", "cat", "dog"}
@@ -132,8 +133,11 @@ def test_what_does_not_fit_is_refused_by_name_and_the_file_stays(tmp_path):
     before = out.read_bytes()
     with pytest.raises(SourceError, match=r"1 of its 2 .* in .*a\.h5 already: train/cat/000\.png"):
         append_images(out, photos(tmp_path / "same", {"cat": 1}), workers=0)
-    with pytest.raises(SourceError, match=r"cannot be merged: `images`: .*8, 8, 3.*16, 16, 3"):
+    with pytest.raises(
+        SourceError, match=r"larger: its samples do not fit .*a\.h5: `images`: .*8, 8, 3.*16, 16"
+    ):
         append_images(out, photos(tmp_path / "larger", {"cat": 1}, first=100, side=16), workers=0)
+    assert not list(tmp_path.glob(".a.h5*")), "nothing of it is left"
     with pytest.raises(SourceError, match="--bits"):
         deep = tmp_path / "deep"
         write(deep / "train/cat/deep.png", np.full((8, 8), 5, np.uint16))

@@ -133,6 +133,7 @@ def plain_loader(loader: LoaderRecord) -> PlainLoader:
         drop_last=facts["drop_last"],
         transforms=transforms,
         added=added,
+        own_transforms=tuple(facts.get("own_transforms", ())),
         lists_transforms=bool(listed),
     )
 

@@ -38,6 +38,7 @@ class PlainLoader:
         drop_last: whether it drops a last batch that is not full; None: not known.
         transforms: by which a FastLoader makes such batches, in order, and others that the dataset has.
         added: those of them that are not the dataset's, but have to be there for batches of that shape and type.
+        own_transforms: names of those transforms whose classes are of no library known to have them.
         lists_transforms: whether the dataset says what its transforms are.
     """
 
@@ -52,6 +53,7 @@ class PlainLoader:
     drop_last: bool | None = None
     transforms: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    own_transforms: tuple[str, ...] = ()
     lists_transforms: bool = False
 
     @property
@@ -154,14 +156,19 @@ def _notes(plain: PlainLoader, *, keeps_transform: bool) -> list[str]:
     notes = []
     if plain.is_part:
         notes.append(
-            "rows: those of its samples, or it would load all that are in the file: the file's field `key` has the "
-            "path of each row's image"
+            "rows: numbers of the rows of this part's images, since the file holds all of them; its dataset `key` has "
+            "the path of each row's image"
         )
     if not plain.same_labels:
         notes.append(
             "labels are those that fastload pack finds (class folders by name, or tables): compare them with the "
             "dataset's"
         )
+    if plain.sampler == "SequentialSampler":
+        notes.append("rows come in the file's order, which is shuffled unless it is packed with --no-shuffle")
+    if plain.own_transforms and not keeps_transform:
+        names = ", ".join(plain.own_transforms)
+        notes.append(f"{names}: of the script itself, taken for fastload's of the same name: compare them")
     if keeps_transform:
         names = f" ({', '.join(plain.unknown)} and the like)" if plain.unknown else ""
         notes.append(

@@ -123,6 +123,7 @@ def test_the_part_of_its_files_that_a_dataset_takes(tmp_path, monkeypatch, held,
 def test_transforms_are_written_as_they_would_be_typed():
     crop, both = RandomResizedCrop((224, 224)), RandomResizedCrop([200, 100])
     dataset = SimpleNamespace(transform=Compose(crop, Compose(both, ToTensor()), Normalize()))
+    assert facts_of(dataset)["own_transforms"] == ["RandomResizedCrop", "RandomResizedCrop", "ToTensor", "Normalize"]
     assert facts_of(dataset)["transforms"] == [
         "RandomResizedCrop(224)",
         "RandomResizedCrop((200, 100))",

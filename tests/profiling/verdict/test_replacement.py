@@ -56,6 +56,7 @@ def test_lines_to_type_load_the_same_split_in_the_same_kind_of_order():
         "from fastload import FastLoader, PackedDataset",
         'loader = FastLoader(PackedDataset("packed.h5", split="val", fields=("images", "masks")), batch_size=32, '
         "shuffle=False)",
+        "# rows come in the file's order, which is shuffled unless it is packed with --no-shuffle",
         "# the last batch is as long as the others: what fills it up does not count where batch.valid is False",
     ]
     assert 'shuffle=False, ends="drop"' in to_type(replace(part, drop_last=True), keeps_transform=False)
@@ -66,7 +67,9 @@ def test_lines_to_type_load_the_same_split_in_the_same_kind_of_order():
 
 def test_what_the_lines_do_not_do_stands_below_them():
     some = to_type(replace(PLAIN, is_part=True, split="train"), keeps_transform=False)
-    assert 'PackedDataset("train.h5").select(rows)' in some and "# rows: those of its samples" in some
+    assert (
+        'PackedDataset("train.h5").select(rows)' in some and "# rows: numbers of the rows of this" in some
+    )
     assert "has to find" not in some
     kept = replace(PLAIN, transforms=(*PLAIN.transforms, "RandomRotation()"))
     lines = to_type(kept, keeps_transform=True)
@@ -77,6 +80,8 @@ def test_what_the_lines_do_not_do_stands_below_them():
     )
     drawn = to_type(replace(PLAIN, sampler="WeightedRandomSampler"), keeps_transform=False)
     assert "in place of that of WeightedRandomSampler" in drawn
+    mine = to_type(replace(PLAIN, own_transforms=("RandomResizedCrop",)), keeps_transform=False)
+    assert "# RandomResizedCrop: of the script itself, taken for fastload's" in mine
     own = replace(PLAIN, transforms=("Resize((8, 6))",), added=("Resize((8, 6))",))
     assert "# Resize((8, 6)): for batches of the same shape and type" in to_type(own, keeps_transform=False)
 

@@ -16,11 +16,12 @@ _MOST_TRANSFORMS = 16
 _CLOSE = 1e-6
 _USUAL_SCALE = (0.08, 1.0)  # of a random crop that is resized: the part of the image's area
 _OF_TRANSFORMS = ("torchvision.transforms", "albumentations")  # modules of classes that are transforms
+_LIBRARIES = (*_OF_TRANSFORMS, "timm", "kornia", "torch")  # whose transforms do what their names say
 _BEGIN = 64  # bytes of the index of shards, in which it says what it lists
 
 
 def facts_of(dataset: Any) -> dict[str, Any]:
-    """Returns what `PlainLoader` wants to know of a dataset: root, split, transforms, is_part, same_labels.
+    """Returns what `PlainLoader` wants to know of a dataset: its root, split and transforms, is_part, same_labels.
 
     `root` and `split` are "" where they are not known; of the transforms each is written as `RandomResizedCrop(224)`.
     """
@@ -32,11 +33,13 @@ def facts_of(dataset: Any) -> dict[str, Any]:
         is_part = is_part or hasattr(dataset, "indices")
         dataset = inner
     held = getattr(dataset, "__dict__", {})
-    root = _root_of(held)
+    root, transforms = _root_of(held), _listed(_transform_of(dataset, held))[:_MOST_TRANSFORMS]
+    own = [type(one).__name__ for one in transforms if not type(one).__module__.startswith(_LIBRARIES)]
     return {
         "root": root,
         "split": _split_of(held, root),
-        "transforms": [_written(one) for one in _listed(_transform_of(dataset, held))[:_MOST_TRANSFORMS]],
+        "transforms": [_written(one) for one in transforms],
+        "own_transforms": own,
         "is_part": is_part,
         "same_labels": _has_labels_of_folders(dataset, held, root),
     }
