@@ -133,9 +133,7 @@ def test_what_does_not_fit_is_refused_by_name_and_the_file_stays(tmp_path):
     before = out.read_bytes()
     with pytest.raises(SourceError, match=r"1 of its 2 .* in .*a\.h5 already: train/cat/000\.png"):
         append_images(out, photos(tmp_path / "same", {"cat": 1}), workers=0)
-    with pytest.raises(
-        SourceError, match=r"larger: its samples do not fit .*a\.h5: `images`: .*8, 8, 3.*16, 16"
-    ):
+    with pytest.raises(SourceError, match=r"larger: its samples do not fit .*a\.h5: `images`: .*8, 8, 3.*16, 16"):
         append_images(out, photos(tmp_path / "larger", {"cat": 1}, first=100, side=16), workers=0)
     assert not list(tmp_path.glob(".a.h5*")), "nothing of it is left"
     with pytest.raises(SourceError, match="--bits"):

@@ -67,9 +67,7 @@ def test_lines_to_type_load_the_same_split_in_the_same_kind_of_order():
 
 def test_what_the_lines_do_not_do_stands_below_them():
     some = to_type(replace(PLAIN, is_part=True, split="train"), keeps_transform=False)
-    assert (
-        'PackedDataset("train.h5").select(rows)' in some and "# rows: numbers of the rows of this" in some
-    )
+    assert 'PackedDataset("train.h5").select(rows)' in some and "# rows: numbers of the rows of this" in some
     assert "has to find" not in some
     kept = replace(PLAIN, transforms=(*PLAIN.transforms, "RandomRotation()"))
     lines = to_type(kept, keeps_transform=True)
