@@ -68,9 +68,9 @@ def check_damage(on_damage: object, data: Input) -> None:
         )
 
 
-def description(options: Resolved, echo: Echo, steps: int) -> tuple[list[str], list[str]]:
-    """Returns what a loader loads, and how, in a few words each; `steps`: batches of an epoch on this rank."""
-    data, plan = options.data, options.plan
+def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
+    """Returns what a loader loads, and how, in a few words each; batches are those of an epoch on this rank."""
+    data, plan, steps = options.data, options.plan, options.plan.num_steps
     what = [Path(data.name).name if isinstance(data, PackedInput) else data.name]
     if isinstance(data, PackedInput):
         dataset = data.dataset

@@ -245,11 +245,11 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def __repr__(self) -> str:
-        what, how = description(self._options, self.echo, len(self))
+        what, how = description(self._options, self.echo)
         return f"FastLoader({', '.join(what)})\n  {', '.join(how)}"
 
     def _repr_html_(self) -> str:
-        return as_html(*description(self._options, self.echo, len(self)))
+        return as_html(*description(self._options, self.echo))
 
     def _find_rank(self) -> None:
         """Makes the loader anew where torch.distributed, initialized since, says another rank; before any iteration."""

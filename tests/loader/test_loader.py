@@ -369,7 +369,7 @@ def test_a_loader_says_what_it_loads_and_how(packed):
     assert "ends drop, seed 3, 1 threads (map), to host memory" in second
     assert "<table>" in loader._repr_html_() and packed.name in loader._repr_html_()
     part = FastLoader(PackedDataset(packed).select([0, 1, 2]), 2, shuffle=False, share=(1, 2), echo=2)
-    assert "some of its rows, 3 rows, 2 batches of 2, rank 1 of 2" in repr(part) and "in order" in repr(part)
+    assert "some of its rows, 3 rows, 1 batch of 2, rank 1 of 2" in repr(part) and "in order" in repr(part)
     assert "echo 2" in repr(part)
 
 
