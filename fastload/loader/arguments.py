@@ -81,11 +81,13 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
         what.append(f"rank {options.share.rank} of {options.share.world_size}")
     shuffle = f"windows of {plan.shuffle.chunks} chunks" if isinstance(plan.shuffle, ChunkWindow) else plan.shuffle
     how = [f"shuffle {shuffle}" if shuffle else "in order", f"ends {plan.ends}", f"seed {plan.seed}"]
-    workers = "processes" if data.runs_python else "threads"
+    number = options.num_workers
+    workers = ("process" if number == 1 else "processes") if data.runs_python else "thread" + "s" * (number > 1)
     reading = f" ({options.read})" if isinstance(data, PackedInput) else ""
-    how.append(f"cached in {options.cache} memory" if options.cache else f"{options.num_workers} {workers}{reading}")
+    how.append(f"cached in {options.cache} memory" if options.cache else f"{number} {workers}{reading}")
     how.append(f"to {options.backend.device}" if options.backend is not None else "to host memory")
-    how += [f"{len(options.augmentation.transforms)} transforms"] if options.augmentation.transforms else []
+    transforms = options.augmentation.transforms
+    how += [counted(len(transforms), "transform")] if transforms else []
     how += [f"echo {echo}"] if echo != 1 else []
     return what, how
 

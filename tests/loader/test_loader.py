@@ -366,7 +366,7 @@ def test_a_loader_says_what_it_loads_and_how(packed):
     loader = FastLoader(packed, 8, seed=3, workers=1)
     first, second = repr(loader).split("\n")
     assert first == f"FastLoader({packed.name}, {N} rows, {N // 8} batches of 8)"
-    assert "ends drop, seed 3, 1 threads (map), to host memory" in second
+    assert "ends drop, seed 3, 1 thread (map), to host memory" in second
     assert "<table>" in loader._repr_html_() and packed.name in loader._repr_html_()
     part = FastLoader(PackedDataset(packed).select([0, 1, 2]), 2, shuffle=False, share=(1, 2), echo=2)
     assert "some of its rows, 3 rows, 1 batch of 2, rank 1 of 2" in repr(part) and "in order" in repr(part)
