@@ -11,7 +11,7 @@ are in the root group and have first dimension N, the number of samples, except 
 | dataset | type, shape | storage |
 | --- | --- | --- |
 | `images` | uint8 or uint16 (N, H, W, C), C = 1, 3 or 4 | chunks (K, H, W, C), see below; absent for tokens alone |
-| `masks` | uint8 (N, H, W); attributes `ignore_index`, `names` | chunks (K, H, W), likewise; optional |
+| `masks` | uint8 (N, H, W); attributes `ignore_index`, `names`, `source_values` | chunks (K, H, W), too; optional |
 | `labels` | int64 (N,), or uint8 (N, A) for attribute vectors of 0 and 1; attribute `names` | contiguous; optional |
 | any other | fixed-shape numeric (N, ...): `identity`, `boxes`, `landmarks`, `tokens`, ... | contiguous; optional |
 | `split` | uint8 (N,), attribute `names`; each split is one contiguous run of rows | contiguous |

@@ -33,9 +33,6 @@ _OF_DATALOADER = {
     "worker_init_fn": "random numbers of Python code depend on `seed`, epoch and step, not on workers; leave it out",
     "multiprocessing_context": "processes start as `multiprocessing.set_start_method` says; leave it out",
     "in_order": "batches always come in the order of the plan; leave it out",
-    "augment": "`transform=[...]` takes those of fastload.transforms",
-    "rank": "`share=(rank, world_size)`, or leave it out: torch.distributed is asked",
-    "world_size": "`share=(rank, world_size)`, or leave it out: torch.distributed is asked",
 }
 
 

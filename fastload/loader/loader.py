@@ -74,7 +74,8 @@ class FastLoader:
         ends: "drop", "pad" or "exact": what becomes of a last batch that is not full; see `EpochPlan`. None: "drop"
             with shuffling, "exact" without.
         seed: of the order and of all random numbers.
-        share: the rows of this rank: "auto", (rank, world_size), or None for all rows; see `resolve_share`.
+        share: the rows of this rank: (rank, world_size), None for all rows, or "auto": see `resolve_share`, which is
+            asked again at the first `iter()` or `len()`, so the loader may be made before the process group.
         workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
             at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
             than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts
@@ -141,8 +142,7 @@ class FastLoader:
         on_damage: Literal["raise", "skip"] = "raise",
         timeout: float = 0,
     ) -> None:
-        arguments = dict(locals())
-        del arguments["self"]
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         self._make: Callable[[FastLoader], None] | None = functools.partial(FastLoader.__init__, **arguments)
         self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
         check_option(check)

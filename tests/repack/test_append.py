@@ -14,7 +14,7 @@ from PIL import Image
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
-from fastload.pack import pack_images
+from fastload.pack import encode, pack_images
 from fastload.repack import Choice, append_images, repack_file
 
 
@@ -117,8 +117,6 @@ def test_an_interrupted_append_leaves_the_file_and_goes_on_without_decoding_agai
         append_images(out, more, workers=0, progress=stop)
     assert out.read_bytes() == before
     decoded = []
-    from fastload.pack import encode
-
     decode = encode.decode_image
     monkeypatch.setattr(encode, "decode_image", lambda data, *rest: (decoded.append(data), decode(data, *rest))[1])
     append_images(out, more, workers=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -191,7 +192,8 @@ class LoaderRecord:
     @property
     def name(self) -> str:
         """The dataset, and where the script iterates its loader."""
-        return str(self.facts["dataset"]) + f" at {self.facts['at']}" * bool(self.facts["at"])
+        at = re.sub(r"^<module> \((.*)\)$", r"\1", str(self.facts["at"]))
+        return f"{self.facts['dataset']} at {at}" if at else str(self.facts["dataset"])
 
     def take(self, record: StepRecord | None) -> None:
         """Adds a step that has ended; None: none follows it for now."""
