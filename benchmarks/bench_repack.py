@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image
 
 import harness
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.format.digests import row_digests
 from fastload.format.writer import CHUNK_BYTES, PixelSpec, chunk_rows_for, create_file
 

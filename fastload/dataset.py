@@ -19,9 +19,11 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
+from fastload.read.identity import check_path
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
 from fastload.read.reader import RowReader, image_axes
+from fastload.read.row_errors import sample_name
 from fastload.read.row_check import Check
 
 Sample = tuple[torch.Tensor, ...]
@@ -29,7 +31,7 @@ Transform = Callable[[Any], Any]
 
 CheckOption = Literal["auto", "always", "first"] | None
 
-PLAN_FIELDS = ("row", "valid")
+PLAN_FIELDS = ("row", "valid", "pixel_mask")
 """Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
 
 _BOOKKEEPING = ("split", *DIGEST_FIELDS)
@@ -47,8 +49,8 @@ class PackedDataset(Dataset[Any]):
         path: a file of `fastload pack`, or another HDF5 file with a dataset `images`.
         split: name of a split; None for all rows.
         fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
-            all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True
-            except in batches of a `FastLoader`.
+            all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True and
+            "pixel_mask" (H, W) True throughout, except in batches of a `FastLoader` (of padded ones).
         transform: called with the tuple of fields, returns the sample.
         decode: where a `FastLoader` with a CUDA device decodes stored JPEGs: "cpu", in its threads, or "device", by
             nvJPEG through torchvision, and cuts them there. Never run on a GPU so far. Samples asked for one by one are
@@ -220,6 +222,9 @@ class PackedDataset(Dataset[Any]):
         lists = {name: self._open().decoded(name, rows) for name in varied}
         if "images" in lists:
             lists["images"] = [image.transpose(2, 0, 1) for image in lists["images"]]
+        if "pixel_mask" in self.fields:
+            images = lists["images"] if "images" in lists else arrays["images"]
+            lists["pixel_mask"] = [np.ones(image.shape[1:], np.bool_) for image in images]
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
@@ -294,6 +299,18 @@ class PackedDataset(Dataset[Any]):
             check=self.check,
         )
 
+    def check_unchanged(self) -> None:
+        """Raises FileChangedError if the file was replaced or written to."""
+        check_path(self.file)
+
+    def packed(self) -> PackedDataset:
+        """Returns the dataset to be read from now on: this one, or for a folder its packed file once that is there."""
+        return self
+
+    def name_of(self, row: int) -> str:
+        """Returns what messages call a row of the file."""
+        return sample_name(self.file, row)
+
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file.
 
@@ -360,6 +377,8 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
             raise OptionError(f"{file.path}: field {name!r} {why}; choose from {', '.join(accepted)}")
     if "images" in fields:
         image_axes(file)
+    elif "pixel_mask" in fields:
+        raise OptionError(f"{file.path}: pixel_mask says which pixels belong to an image: add images to fields")
     return tuple(fields)
 
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.format.header import read_header
 from sample_files import write_ragged
 

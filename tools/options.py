@@ -30,15 +30,20 @@ def parse_options(words: list[str] | None = None) -> argparse.Namespace:
     add("data", type=Path, help="file written by `fastload pack`")
     add(
         "--task",
-        choices=["classify", "attributes", "segment", "text"],
+        choices=["classify", "attributes", "segment", "detect", "text"],
         help="default: what the file's fields and labels suggest",
     )
     add("--epochs", type=at_least(1), default=2, help="times that all training samples are seen (2)")
-    add("--batch-size", type=at_least(1), help="samples a batch and process (64; texts 128, masks 8)")
+    add("--batch-size", type=at_least(1), help="samples a batch and process (64; texts 128, masks and boxes 8)")
     add("--lr", type=at_least(1e-9), help="peak learning rate (0.003; texts 0.002, masks 0.004)")
     add("--warmup-steps", type=at_least(0), help="steps up to it (a twentieth of all); then down along half a cosine")
     add("--width", type=at_least(1), help="channels of the first stage (16; masks 24; texts 64, a multiple of 4)")
-    add("--size", type=at_least(1), default=128, help="side that images of several sizes are cut to (128)")
+    add(
+        "--size",
+        type=at_least(1),
+        default=128,
+        help="side that images of several sizes are cut to; with boxes, their shorter side (128)",
+    )
     add("--layers", type=at_least(0), default=2, help="of attention, for texts (2); 0: a bag of words")
     add("--dropout", type=at_least(0.0, below=1.0), default=0.1, help="for texts and masks (0.1)")
     add(
@@ -47,7 +52,7 @@ def parse_options(words: list[str] | None = None) -> argparse.Namespace:
         default=0.0,
         help="share of the steps that a text layer is left out of (0)",
     )
-    add("--picture", type=Path, help="where the answers for masks are drawn (a new DATA-answers.png here)")
+    add("--picture", type=Path, help="where the answers for masks and boxes are drawn (a new DATA-answers.png here)")
     add(
         "--parallel",
         choices=["none", "dp", "dp-loss", "ddp"],

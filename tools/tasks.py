@@ -1,4 +1,4 @@
-"""What `train.py` can learn from a packed file: labels of images, labels of texts, classes of pixels.
+"""What `train.py` can learn from a packed file: labels of images, labels of texts, classes of pixels, boxes of objects.
 
 A task names the fields of a batch, makes the transforms and the network, and says how wrong and how right answers are.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import colorsys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fastload.transforms import (
     RandomResizedCrop,
     Resize,
 )
+from detection import Detection
 from models import SmallDeepLab, SmallResNet, SmallTransformer
 
 MOST_UNNAMED = 10_000
@@ -46,6 +47,7 @@ class Task(Protocol):
         batch_size, lr, width: good values where none are asked for.
         transforms: of training batches.
         steady: of those that answers are judged by.
+        loader_options: how `FastLoader` makes batches of them.
     """
 
     fields: tuple[str, ...]
@@ -55,6 +57,7 @@ class Task(Protocol):
     width: int
     transforms: list[object]
     steady: list[object]
+    loader_options: dict[str, Any]
 
     def network(self, width: int) -> nn.Module:
         """A new network, of so many channels."""
@@ -83,6 +86,8 @@ class Task(Protocol):
 
 class _Labels:
     """Shared by images and texts: labels int64 (N,) are classes, uint8 (N, A) yes-or-no attributes."""
+
+    loader_options: dict[str, Any] = {}
 
     def __init__(self, dataset: PackedDataset) -> None:
         if "labels" not in dataset.file.fields:
@@ -204,6 +209,7 @@ class Segmentation:
 
     fields = ("images", "masks")
     batch_size, lr, width = 8, 4e-3, 24
+    loader_options: dict[str, Any] = {}
 
     def __init__(self, dataset: PackedDataset, side: int = 128, dropout: float = 0.1) -> None:
         self.dropout = dropout
@@ -310,11 +316,16 @@ class Segmentation:
 def task_of(dataset: PackedDataset, options: argparse.Namespace) -> Task:
     """The task that is asked for, or the one that the file's fields suggest."""
     fields = dataset.file.fields
-    asked: str = options.task or ("segment" if "masks" in fields else "classify" if "images" in fields else "text")
+    boxed = "box_labels" in fields and "labels" not in fields
+    of_images = "segment" if "masks" in fields else "detect" if boxed else "classify"
+    asked: str = options.task or (of_images if "images" in fields else "text")
     if asked == "text":
         _require(dataset, " or ".join(TOKENS), any(name in fields and len(fields[name].shape) == 1 for name in TOKENS))
         return TextLabels(dataset, options.layers, options.dropout, options.layer_drop)
     _require(dataset, "images", "images" in fields)
+    if asked == "detect":
+        _require(dataset, "boxes with labels", {"boxes", "box_labels", "num_boxes"} <= fields.keys())
+        return Detection(dataset, options.size)
     if asked == "segment":
         _require(dataset, "masks", "masks" in fields)
         return Segmentation(dataset, options.size, options.dropout)

@@ -6,12 +6,13 @@
     python tools/train.py celeba.h5 --parallel dp-loss                one process, all its GPUs
     python tools/train.py celeba.h5 --checkpoint run.pt --resume      goes on from the last checkpoint
     python tools/train.py camvid.h5 --epochs 40                       masks: segmentation, mean IoU, a picture
+    python tools/train.py coco.h5 --size 256                          boxes: detection, mean average precision
     python tools/train.py reviews.h5                                  tokens and no images: texts
     python tools/train.py photos.h5 --size 160                        images of several sizes, cut to 160x160
 
-The file's fields decide the task: masks are segmented, images classified, token arrays of a file without images read as
-text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
-Beside it stand the tasks (`tasks.py`), their networks and `LossInForward` (`models.py`), how ranks start (`ranks.py`),
+The file's fields decide the task: masks are segmented, boxes without labels of images found, images classified, token
+arrays of a file without images read as text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
+Beside it stand the tasks (`tasks.py`, `detection.py`), their networks and `LossInForward` (`models.py`), how ranks start (`ranks.py`),
 checkpoints (`run_files.py`) and the command line (`options.py`).
 On CPUs that others use too, set OMP_WAIT_POLICY=PASSIVE, or torch's threads spin and starve each other.
 """
@@ -203,9 +204,12 @@ def train(options: argparse.Namespace, rank: int, world_size: int, device: torch
     on_gpu = device if device.type == "cuda" else None
     loader = FastLoader(
         rows, batch_size, ends=options.ends, seed=options.seed, workers=options.workers, device=on_gpu,
-        transform=task.transforms, echo=options.echo,
+        transform=task.transforms, echo=options.echo, **task.loader_options,
     )  # fmt: skip
-    held_out = FastLoader(held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady)
+    held_out = FastLoader(
+        held_out_rows, batch_size, shuffle=False, ends="exact", device=on_gpu, transform=task.steady,
+        **task.loader_options,
+    )  # fmt: skip
     of_epoch = math.ceil(len(loader) / every)
     there = rank == 0 and options.resume and options.checkpoint.exists()
     state = first_says(load_checkpoint(options.checkpoint) if there else None)

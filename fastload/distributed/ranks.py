@@ -82,6 +82,13 @@ def cpus_of_rank() -> int:
     return max(1, available_cpus() // local_world_size())
 
 
+def local_rank() -> int:
+    """Returns this process's number among those of the job on this machine, 0 without any: torchrun's, else its rank."""
+    text = os.environ.get("LOCAL_RANK", "")
+    group = process_group()
+    return int(text) if text.isdecimal() else group.rank if group is not None else 0
+
+
 def process_group() -> Share | None:
     """Returns rank and world size in the default process group; None without one."""
     # A process group exists only if torch was imported.

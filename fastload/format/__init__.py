@@ -2,7 +2,7 @@
 
 Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
 `PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
-then `ragged` (rows of varying length), `codecs` (compression), `digests`, `column`. Imports only `errors` and `system`;
+then `ragged` (rows of varying length), `codecs` (compression), `digests`. Imports only `errors` and `system`;
 no torch.
 
 A packed file is a standard HDF5 file (superblock of HDF5 1.10, no user block) that any HDF5 tool opens. All datasets

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import OptionError
-from fastload.plan import ChunkWindow, Echo
+from fastload.plan import ChunkWindow, Echo, EpochPlan
 from fastload.prefetch.inputs import Input, PackedInput
-from fastload.prefetch.resolved import Resolved
+from fastload.prefetch.own_sizes import likeness
+from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.system.text import counted
 from fastload.system.whole_numbers import check_whole
 
@@ -20,7 +26,8 @@ _OF_DATALOADER = {
     "drop_last": '`ends="drop"` drops a last batch that is not full, `ends="exact"` keeps its samples, `ends="pad"` '
     "fills it up",
     "collate_fn": "batches are filled in place, a tensor for each field. What changes whole batches is a transform "
-    "(`transform=[...]`); for another form of batches take a plain DataLoader over the PackedDataset",
+    '(`transform=[...]`); `batch="list"` or "pad" takes images of their own sizes; for another form of batches take a '
+    "plain DataLoader over the PackedDataset",
     "pin_memory": '`device="cuda"` copies from pinned memory while the model computes; leave it out',
     "pin_memory_device": '`device="cuda"` copies from pinned memory while the model computes; leave it out',
     "persistent_workers": "threads and processes stay until `close()`; leave it out",
@@ -65,6 +72,70 @@ def check_damage(on_damage: object, data: Input) -> None:
         )
 
 
+def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
+    """Returns a loader's source, in the place of a folder or archive the dataset of it; see `from_folder`."""
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
+    if isinstance(source, (str, os.PathLike)) and (
+        path.is_dir() or (path.suffix.lower() in (".zip", ".tar") and path.is_file())
+    ):
+        # Imported here, as who reads packed files does not need the packer.
+        from fastload.loader.from_folder import open_unpacked
+
+        return open_unpacked(path, cache_dir)
+    if cache_dir is not None:
+        raise OptionError("cache_dir=: it is where a folder is packed, and source is none. Leave it out.")
+    return source
+
+
+def check_form(
+    batch: object, pad_to: object, group_by: object, data: Input, batch_size: int, shuffle: object
+) -> tuple[BatchForm, NDArray[np.int64] | None]:
+    """Returns the form of batches, and a number for each planned row, by which alike images are put together, or None.
+
+    Raises OptionError for options without meaning, and where samples have no sizes of their own.
+    """
+    if batch not in ("stack", "list", "pad"):
+        raise OptionError(f'batch={batch!r} is not known; choose "stack", "list" or "pad"')
+    if group_by not in (None, "aspect"):
+        raise OptionError(f'group_by={group_by!r} is not known; choose "aspect" or None')
+    check_whole("pad_to", pad_to, least=1)
+    if pad_to != 1 and batch != "pad":
+        raise OptionError(f'pad_to={pad_to}: batches are not padded with batch="{batch}". Say batch="pad".')
+    if group_by is not None and batch == "stack":
+        raise OptionError(
+            'group_by="aspect": with batch="stack" all images have one size, and none is padded. Say batch="pad", or '
+            'batch="list".'
+        )
+    if group_by is not None and batch_size == 1:
+        raise OptionError('group_by="aspect": a batch of one image has no others to be like. Leave group_by out.')
+    if group_by is not None and shuffle is False:
+        raise OptionError('group_by="aspect" needs shuffled rows: shuffle=False keeps the order of the file.')
+    masked = "pixel_mask" in (data.fields or ()) and not data.runs_python
+    if masked and batch != "pad":
+        raise OptionError(f'fields: "pixel_mask" is of padded batches, and this is batch="{batch}". Say batch="pad".')
+    if batch == "stack":
+        return BatchForm(), None
+    if not isinstance(data, PackedInput) or data.runs_python:
+        raise OptionError(
+            f'batch="{batch}": the samples are made by Python code, in processes that make tensors of one size. '
+            f"Give FastLoader a packed file without a transform of its own, and transforms of fastload.transforms; or "
+            f"take a plain DataLoader with a collate_fn."
+        )
+    form = BatchForm(cast('Literal["list", "pad"]', batch), int(cast(int, pad_to)))
+    return form, likeness(data.sizes()) if group_by else None
+
+
+def check_steps(plan: EpochPlan, data: Input) -> None:
+    """Raises OptionError for a plan without a single batch."""
+    if not plan.num_steps:
+        ranks = f" over {plan.world_size} ranks" if plan.world_size > 1 else ""
+        hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if plan.rows else "Choose another split."
+        raise OptionError(
+            f"{data.name}: {len(plan.rows):,} samples{ranks} do not make one batch of {plan.batch_size} with "
+            f"ends={plan.ends!r}. {hint}"
+        )
+
+
 def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
     """Returns what a loader loads, and how, in a few words each; batches are those of an epoch on this rank."""
     data, plan, steps = options.data, options.plan, options.plan.num_steps
@@ -85,6 +156,11 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
     how.append(f"to {options.backend.device}" if options.backend is not None else "to host memory")
     transforms = options.augmentation.transforms
     how += [counted(len(transforms), "transform")] if transforms else []
+    if options.own_sizes:
+        how.append(
+            "a list of images" if options.form.kind == "list" else f"padded to multiples of {options.form.pad_to}"
+        )
+        how += ["by aspect"] if plan.groups is not None else []
     how += [f"echo {echo}"] if echo != 1 else []
     return what, how
 

@@ -25,6 +25,7 @@ from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
 from fastload.prefetch.device_stage import DeviceBatch
 from fastload.prefetch.fill_threads import WORDS
+from fastload.prefetch.own_sizes import handed_over
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.clocks import InFlight, StreamWaits
 from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
@@ -32,6 +33,7 @@ from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
 _log = logging.getLogger("fastload")
 
 _FACTS = ("rows", "valid", "global_valid")
+_FACTS_OF_OWN_SIZES = ("sizes", "pixel_mask")
 
 
 class _Facts:
@@ -40,6 +42,8 @@ class _Facts:
     rows: torch.Tensor
     valid: torch.Tensor
     global_valid: int
+    sizes: torch.Tensor
+    pixel_mask: torch.Tensor
 
     def _with_facts(self, facts: Mapping[str, Any]) -> Self:
         self.__dict__["_facts"] = facts
@@ -49,13 +53,18 @@ class _Facts:
         facts = self.__dict__.get("_facts", {})
         if name in facts:
             # Not before: freeing a tensor gives up the GIL, and waits 0.5 ms to get it back while pure Python runs.
-            value = facts[name]
+            value = facts[name]() if callable(facts[name]) else facts[name]
             self.__dict__[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
             return self.__dict__[name]
         if name in _FACTS:
             raise AttributeError(
                 f"this batch has no {name!r}: a framework built it anew. Ask for 'row' or 'valid' in the fields of "
                 f"PackedDataset, then they travel as ordinary tensors."
+            )
+        if name in _FACTS_OF_OWN_SIZES:
+            raise AttributeError(
+                f"this batch has no {name!r}: FastLoader(batch='pad') gives it, and sizes also batch='list'. Where a "
+                f"framework builds batches anew, ask for 'pixel_mask' in the fields of PackedDataset."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -69,6 +78,8 @@ class Batch(_Facts, tuple[torch.Tensor, ...]):
             a damaged row (on_damage="skip"). On the loader's device.
         global_valid: number of valid samples in this step over all ranks; with several of them damaged rows count, as
             only their own rank knows of them.
+        sizes: int64 (B, 2), height and width of each image; of batches with batch="list" or "pad".
+        pixel_mask: bool (B, H, W), which pixels belong to an image; of batches with batch="pad".
     """
 
 
@@ -324,7 +335,17 @@ class Iteration(Iterator[Batch | DictBatch]):
         lasting = () if last else tuple(fields.values())
         if device_batch.gather is not None:
             fields |= device_batch.gather()
-        result = fields
+        facts: dict[str, Any] = {}
+        if options.own_sizes:
+            fields, extra = {**fields, **extra}, {}
+            with span("transform"):
+                result, facts = handed_over(
+                    options, fields, planned, epoch=position.plan.epoch, echo=use.echo, kept=not last
+                )
+                if "pixel_mask" in (options.data.fields or ()):
+                    result["pixel_mask"] = facts["pixel_mask"]()
+        else:
+            result = fields
         if options.at_hand_over and "images" in fields:
             with span("transform"):
                 result = options.augmentation.apply(
@@ -342,7 +363,7 @@ class Iteration(Iterator[Batch | DictBatch]):
             # The user may write to what is returned, and the next use must not see that.
             result = _copied_from(result, lasting)
             rows, valid, extra = rows.copy(), valid.copy(), copy.deepcopy(extra)
-        facts: dict[str, Any] = {"rows": rows, "valid": valid, "global_valid": planned.global_valid}
+        facts |= {"rows": rows, "valid": valid, "global_valid": planned.global_valid}
         if options.backend is not None:
             facts |= {"rows": result["row"], "valid": result["valid"]}
         num_valid = self._count_valid(planned)
@@ -359,9 +380,12 @@ class Iteration(Iterator[Batch | DictBatch]):
         return Batch(values)._with_facts(facts)
 
 
-def _copied_from(fields: Mapping[str, torch.Tensor], lasting: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the fields, with copies of those that lie in the memory of others."""
+def _copied_from(fields: Mapping[str, Any], lasting: Iterable[torch.Tensor]) -> dict[str, Any]:
+    """Returns the fields, with copies of those that lie in the memory of others; lists have memory of their own."""
     memory = {tensor.untyped_storage()._cdata for tensor in lasting}
     return {
-        name: tensor.clone() if tensor.untyped_storage()._cdata in memory else tensor for name, tensor in fields.items()
+        name: value.clone()
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in memory
+        else value
+        for name, value in fields.items()
     }

@@ -24,12 +24,12 @@ from torch.utils.data import Dataset
 from fastload.dataset import CheckOption, PackedDataset, check_option
 from fastload.device import open_backend
 from fastload.distributed.ranks import Share, ShareOption, check_share, process_group, resolve_share
-from fastload.errors import OptionError, ShareError
-from fastload.loader.arguments import answer, as_html, check_damage, check_reading, description
-from fastload.loader.echo_policy import EchoPolicy, open_echo
-from fastload.loader.epochs_ahead import EpochsAhead, Feed
+from fastload.errors import ShareError
+from fastload.loader.arguments import answer, as_html, check_damage, check_form, check_reading, check_steps, description, opened
+from fastload.loader.echo_policy import open_echo
+from fastload.loader.epochs_ahead import EpochsAhead, Feed, pass_ended
 from fastload.loader.iteration import Batch, Iteration, PassCounter
-from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Pace, Shuffle
+from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
 from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
@@ -68,7 +68,9 @@ class FastLoader:
 
     Args:
         source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
-            any map-style dataset.
+            any map-style dataset. Also a folder, .zip or .tar of images: it is read as it is while it is packed into
+            `FOLDER.fastload.h5` beside it (`pack --store source`, in a process of low priority), and from the next
+            epoch on as soon as that is complete. What is interrupted goes on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
         ends: "drop", "pad" or "exact": what becomes of a last batch that is not full; see `EpochPlan`. None: "drop"
@@ -104,6 +106,14 @@ class FastLoader:
             workers' start, too. Then a `WorkerTimeoutError` names the sample that is being made, with the stack of who
             makes it, and what hangs is ended, or left alone where it is a thread. 0: it waits as long as it takes, and
             a warning after a minute says the same.
+        batch: "stack": images of one size, as the file has them or as the first transforms make them. "list": the batch
+            has a list of images (C, h, w), each of its own size, and of masks (h, w); other fields, as boxes, are
+            tensors. "pad": the same samples at the top left of one tensor, with zeros around them (masks:
+            `ignore_index`); `batch.pixel_mask` says which pixels are image. Transforms run on each image by itself.
+        pad_to: height and width of padded batches are multiples of it.
+        cache_dir: folder for that packed file, where a folder is given.
+        group_by: "aspect": batches hold images of like height to width, so that less of them is padding. Which rows an
+            epoch covers, ends, ranks and resuming stay as without it.
 
     Raises:
         OptionError: an argument has no meaning, or there is not one whole batch.
@@ -141,7 +151,12 @@ class FastLoader:
         check: CheckOption = "auto",
         on_damage: Literal["raise", "skip"] = "raise",
         timeout: float = 0,
+        batch: Literal["stack", "list", "pad"] = "stack",
+        pad_to: int = 1,
+        group_by: Literal["aspect"] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        source, cache_dir = opened(source, cache_dir), None
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._make: Callable[[FastLoader], None] | None = functools.partial(FastLoader.__init__, **arguments)
         self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
@@ -149,6 +164,7 @@ class FastLoader:
         data = as_input(source, check)
         check_reading(workers, data)
         check_damage(on_damage, data)
+        form, groups = check_form(batch, pad_to, group_by, data, batch_size, shuffle)
         read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
         self.batch_size = batch_size
         self.echo = echo
@@ -176,6 +192,7 @@ class FastLoader:
             shuffle=order,
             ends=ends,
             fixed_shares=fixed_shares,
+            groups=groups,
         )
         options = Resolved(
             data=data,
@@ -188,15 +205,10 @@ class FastLoader:
             cache=location,
             timeout_s=check_timeout(timeout),
             skip_damaged=on_damage == "skip",
+            form=form,
         )
         self._options = options.with_transforms(transform, echo)
-        if not plan.num_steps:
-            ranks = f" over {plan.world_size} ranks" if plan.world_size > 1 else ""
-            hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if plan.rows else "Choose another split."
-            raise OptionError(
-                f"{data.name}: {len(plan.rows):,} samples{ranks} do not make one batch of {batch_size} with "
-                f"ends={plan.ends!r}. {hint}"
-            )
+        check_steps(plan, data)
         warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
@@ -222,6 +234,7 @@ class FastLoader:
         self._find_rank()
         self._make = None
         self._end_active()
+        self._read_packed()
         options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
         check_share(self._share_option, options.share)
         options.data.check()
@@ -234,10 +247,21 @@ class FastLoader:
             feed.begin_pass()
         if probe is not None:
             probe.worker_info = feed.worker_info
-        on_end = functools.partial(_pass_ended, self._echo, self._auto, feed, counter)
+        on_end = functools.partial(pass_ended, self._echo, self._auto, feed, counter)
         iteration = Iteration(options, self._batches, position, counter, on_end, probe)
         self._active = weakref.ref(iteration)
         return cast("Iterator[Batch]", iteration)  # a DictBatch for samples that are dicts
+
+    def _read_packed(self) -> None:
+        """Goes over from a folder to its packed file, if that is complete by now."""
+        data = self._options.data
+        if isinstance(data, PackedInput) and (dataset := data.dataset.packed()) is not data.dataset:
+            self._batches.close()
+            if self._feed is not None:
+                self._feed.close()
+                self._feed = None
+            self._options = replace(self._options, data=PackedInput(dataset))
+            self._batches = EpochsAhead(self._options)
 
     def __len__(self) -> int:
         """Returns the batches of the next iteration on this rank, or of the running one from its start, with echoes."""
@@ -388,13 +412,3 @@ class FastLoader:
         elif self._feed is None:
             self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
         return self._feed
-
-
-def _pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:
-    """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
-    echo.ended(pace, counter.echo)
-    if auto is not None and isinstance(feed, ProcessFeed) and (watched := feed.watched_pass) is not None:
-        measured = watched.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s, feed.busy_s())
-        # What the host waits for while a device still works is no reason for more workers.
-        measured = measured._replace(starved_s=min(measured.starved_s, pace.stall_s))
-        auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

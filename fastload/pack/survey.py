@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.ragged import INDEX_DTYPES, index_names, ragged_offsets

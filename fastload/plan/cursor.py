@@ -138,6 +138,7 @@ class EpochCursor:
                 next_echo=next_echo,
                 segments=segments,
                 fixed_shares=plan.fixed_shares,
+                grouped=plan.groups is not None,
             )
         )
 
@@ -146,7 +147,13 @@ class EpochCursor:
         if not isinstance(state, Mapping):
             raise StateError(f"load_state_dict() takes a dict of state_dict(), got {type(state).__name__}.")
         loaded = state_from_dict(dict(state))
-        check_state(loaded, header_digest=self._identity(), seed=self.plan.seed, shuffle=self.plan.resolved_shuffle)
+        check_state(
+            loaded,
+            header_digest=self._identity(),
+            seed=self.plan.seed,
+            shuffle=self.plan.resolved_shuffle,
+            grouped=self.plan.groups is not None,
+        )
         return loaded
 
     def rest(self, state: object) -> Position:

@@ -9,7 +9,7 @@ so ranks agree without communication on the number of steps, on who reads which 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -122,6 +122,8 @@ class EpochPlan:
         segments: (world_size, batch_size, steps) of the finished parts, first to last. The attribute is merged.
         fixed_shares: whether each rank has the same rows in every epoch. Then every rank needs a row, unless ends is
             "drop".
+        groups: int64 (N,), a number for each of the rows: batches hold rows whose numbers are close; see
+            `GroupedOrder`. None: any rows. Only where rows are shuffled, and not with fixed shares.
 
     Raises:
         OptionError: an argument has no meaning.
@@ -139,6 +141,7 @@ class EpochPlan:
     ends: Ends | None = None
     segments: tuple[Segment, ...] = ()
     fixed_shares: bool = False
+    groups: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         rows: object = self.rows
@@ -159,6 +162,8 @@ class EpochPlan:
         shuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
         if isinstance(shuffle, ChunkWindow) and self.chunk_rows == 0:
             raise OptionError('shuffle="chunk" needs a file with chunks, this one has none; use shuffle="full"')
+        if self.groups is not None and (shuffle is False or self.fixed_shares or len(self.groups) != len(self.rows)):
+            raise OptionError("groups: give a number for each of the rows, which are shuffled, and not in fixed shares")
         object.__setattr__(self, "shuffle", shuffle)
         object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
         object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
@@ -329,10 +334,19 @@ class EpochPlan:
 
     @cached_property
     def _rows_at(self) -> RowsAt:
-        # The ranks that began the epoch decide the windows; later ones take over their order.
-        world_size = self.segments[0].world_size if self.segments else self.world_size
-        keys = {"seed": self.seed, "epoch": self.epoch, "world_size": world_size}
-        return make_order(self.rows, self.chunk_rows, self.resolved_shuffle, **keys, fixed_shares=self.fixed_shares)
+        # The ranks and batches that began the epoch decide windows and groups; later ones take over their order.
+        world_size, batch_size = self.segments[0][:2] if self.segments else (self.world_size, self.batch_size)
+        return make_order(
+            self.rows,
+            self.chunk_rows,
+            self.resolved_shuffle,
+            seed=self.seed,
+            epoch=self.epoch,
+            world_size=world_size,
+            fixed_shares=self.fixed_shares,
+            groups=self.groups,
+            batch_size=batch_size,
+        )
 
 
 def batch_seed(seed: int, epoch: int, rank: int, step: int) -> int:

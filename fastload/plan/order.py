@@ -23,7 +23,10 @@ RowsAt = Callable[[Positions], NDArray[np.int64]]
 
 # A number for each use of keys, so that no two permutations of an epoch share a key.
 _FULL, _CHUNKS, _WINDOWS = 1, 2, 3
-_PIECES = 5  # 4 is `epoch`'s: user code
+_PIECES, _GROUPS = 5, 6  # 4 is `epoch`'s: user code
+
+# Batches whose rows are put together by likeness: more of them have batches more alike, and mix as much of the file.
+_GROUPED_BATCHES = 64
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,17 @@ def make_order(
     epoch: int,
     world_size: int,
     fixed_shares: bool = False,
+    groups: NDArray[np.int64] | None = None,
+    batch_size: int = 1,
 ) -> RowsAt:
     """Returns the function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
 
-    Chunk c of the file begins at row c * chunk_rows. The ranks are those that first share the sequence: without fixed
-    shares only windows depend on their number, since no window crosses a share.
+    Chunk c of the file begins at row c * chunk_rows. The ranks, and with groups the batches, are those that first share
+    the sequence: without fixed shares only windows and groups depend on them, since none crosses a share.
     """
+    if groups is not None:
+        order = make_order(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size)
+        return GroupedOrder(order, rows.start, groups, batch_size, seed=seed, epoch=epoch, world_size=world_size)
     if fixed_shares and world_size > 1:
         return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size)
     if shuffle is False:
@@ -263,3 +271,66 @@ class PieceOrder:
                 piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1
             )
         return self._orders[rank](blockwise(lambda part: part - share.start, positions))
+
+
+class GroupedOrder:
+    """Another order with rows that are alike next to each other, so that each batch holds such rows.
+
+    Each share is cut into blocks of 64 batches. The rows of a block are sorted by a number, cut into batches, and the
+    batches shuffled. Rows that fill no batch, at the end of the last block, stay where they are: which rows they are
+    does not depend on the numbers, so no kind of them is left out more often. Batches of 2, with the numbers of rows:
+
+        order     5 3 9 1 | 4 4 8        (blocks of 2 batches here)
+        sorted    1 3 5 9 | 4 4 8
+        batches   5 9 1 3 | 4 4 8
+
+    Args:
+        order: from positions to rows, which decides what a block holds.
+        first_row: the first of the planned rows.
+        groups: int64 (N,), the number of each planned row.
+        batch_size, world_size: those that the epoch began with.
+        seed, epoch: of the plan.
+    """
+
+    def __init__(
+        self,
+        order: RowsAt,
+        first_row: int,
+        groups: NDArray[np.int64],
+        batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        world_size: int,
+    ) -> None:
+        self._order, self._first_row, self._groups = order, first_row, groups
+        self._batch_size, self._world_size = batch_size, world_size
+        self._key = derive_key(seed, epoch, _GROUPS)
+        self._last: tuple[int, NDArray[np.int64]] | None = None  # position at which a block begins, and its rows
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Returns rows of the file at positions of the epoch's sequence."""
+        share_first, share_stop = share_bounds(positions, len(self._groups), self._world_size)
+        length = _GROUPED_BATCHES * self._batch_size
+        firsts = positions - (positions - share_first) % length
+        rows = np.empty(positions.size, np.int64)
+        for first in np.unique(firsts).tolist():
+            here = np.flatnonzero(firsts == first)
+            stop = min(first + length, int(share_stop[here[0]]))
+            rows[here] = self._block(first, stop)[positions[here] - first]
+        return rows
+
+    def _block(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Returns the rows of a block at positions from first to stop."""
+        last = self._last
+        if last is not None and last[0] == first:
+            return last[1]
+        rows = self._order(np.arange(first, stop))
+        batches = len(rows) // self._batch_size
+        whole = rows[: batches * self._batch_size]
+        by_group = whole[np.argsort(self._groups[whole - self._first_row], kind="stable")]
+        order = permute(np.arange(batches), batches, mix64(self._key + first)) if batches else np.arange(0)
+        grouped = by_group.reshape(batches, self._batch_size)[order].reshape(-1)
+        rows = np.concatenate([grouped, rows[len(whole) :]])
+        self._last = first, rows
+        return rows

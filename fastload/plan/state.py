@@ -34,12 +34,14 @@ class PlanState:
     next_echo: int | None = None  # `echo` of the next epoch; None: always the same, 0: not chosen yet
     segments: tuple[Segment, ...] = ()  # finished parts of the epoch: `EpochPlan.segments_after(steps)`
     fixed_shares: bool = False
+    grouped: bool = False  # whether the plan has `groups`
 
 
 def state_to_dict(state: PlanState) -> dict[str, Any]:
     """Returns the state as numbers, strings, lists and dictionaries, as JSON and `torch.save(weights_only)` need it.
 
-    shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that]; segments a list of
+    shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that], with groups ["aspect",
+    that]; segments a list of
     [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo]. NumPy's
     integers become Python's.
     """
@@ -47,6 +49,8 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
     shuffle: Any = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
     if state.fixed_shares:
         shuffle = ["shares", shuffle]
+    if state.grouped:
+        shuffle = ["aspect", shuffle]
     # The keys stay those of the first release, so that all releases can load one another's checkpoints.
     echo: Any = int(state.echo)
     if state.echo_distance:
@@ -94,8 +98,8 @@ def state_from_dict(data: object) -> PlanState:
     if data["echo_position"] > last_started_step(echo, distance):
         raise _bad("echo_position", data)
     shuffle = data["shuffle"]
-    fixed_shares = _is_named(shuffle, "shares")
-    if fixed_shares:
+    fixed_shares, grouped = _is_named(shuffle, "shares"), _is_named(shuffle, "aspect")
+    if fixed_shares or grouped:
         shuffle = shuffle[1]
     if _is_named(shuffle, "window") and is_whole(shuffle[1]) and 0 < shuffle[1] <= _MOST:
         shuffle = ChunkWindow(shuffle[1])
@@ -117,10 +121,13 @@ def state_from_dict(data: object) -> PlanState:
         next_echo=next_echo,
         segments=segments,
         fixed_shares=fixed_shares,
+        grouped=grouped,
     )
 
 
-def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle) -> None:
+def check_state(
+    state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle, grouped: bool = False
+) -> None:
     """Raises StateError, naming all that differs, if a state is of other data or another order than the loader's.
 
     Ends, echo and world size may differ: they change neither the order nor which rows are unread.
@@ -131,6 +138,7 @@ def check_state(state: PlanState, *, header_digest: str, seed: int, shuffle: Res
             ("the file's header_digest", header_digest, state.header_digest),
             ("seed", seed, state.seed),
             ("shuffle", shuffle, state.shuffle),
+            ("group_by", "aspect" if grouped else None, "aspect" if state.grouped else None),
         )
         if ours != theirs
     ]

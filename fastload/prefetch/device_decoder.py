@@ -55,7 +55,7 @@ class DeviceDecoder:
         self._file, self._reader, self._backend = dataset.file, reader, backend
         self._head, self._augmentation = options.size_head, options.augmentation
         self._channels = options.packed.image_spec()[0][0]
-        self._pins, self._unused = pins, queue.SimpleQueue[_Staging]()
+        self._staging = StagingPool(pins)
         self._known = np.full(self._file.num_rows, _UNSEEN, np.uint8)
         self._gathered = [item for item in dataset.layout() if item[0] != "images"]
         one = as_handed_over(self._file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in self._gathered})
@@ -93,7 +93,7 @@ class DeviceDecoder:
         for name, values in made.items():
             slot[name][:] = values
         lap("transform")
-        with span("decode"), self._staging() as staging:
+        with span("decode"), self._staging.taken() as staging:
             slot["images"] = self._decoded(rows, index, placement, staging)
         lap("decoding")
         return num_bytes + int(index.bytes.sum())
@@ -128,18 +128,6 @@ class DeviceDecoder:
             begins = self._channels * (np.cumsum(areas) - areas)
             layout = self._backend.copy(torch.from_numpy(np.stack([begins, sizes[:, 1], areas], axis=1)))
         return PlacedImages(pixels, layout, sizes, self._channels, placement)
-
-    @contextmanager
-    def _staging(self) -> Iterator[_Staging]:
-        """A context with memory that no other thread uses meanwhile; at its end the device has read it."""
-        try:
-            staging = self._unused.get_nowait()
-        except queue.Empty:
-            staging = _Staging(self._pins)
-        try:
-            yield staging
-        finally:
-            self._unused.put(staging)
 
     def _by_device(self, rows: NDArray[np.int64], index: RaggedIndex) -> NDArray[np.bool_]:
         """Returns of each row whether the device decodes it; one that was not seen before is looked at."""
@@ -195,6 +183,25 @@ class DeviceDecoder:
         there = self._backend.copy(torch.from_numpy(memory))
         parts = torch.split(there, [image.nbytes for image in whole])
         return [part.view(image.shape).permute(2, 0, 1) for part, image in zip(parts, whole, strict=True)]
+
+
+class StagingPool:
+    """Pinned memory on whose way bytes go to the device, used by one batch after another."""
+
+    def __init__(self, pins: Pins) -> None:
+        self._pins, self._unused = pins, queue.SimpleQueue[_Staging]()
+
+    @contextmanager
+    def taken(self) -> Iterator[_Staging]:
+        """A context with memory that no other thread uses meanwhile; at its end the device has read it."""
+        try:
+            staging = self._unused.get_nowait()
+        except queue.Empty:
+            staging = _Staging(self._pins)
+        try:
+            yield staging
+        finally:
+            self._unused.put(staging)
 
 
 class _Staging:

@@ -35,7 +35,6 @@ from fastload.device import Backend
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, FilledBatch, SlotField
 from fastload.timing.probe import Probe, span
-from fastload.transforms.engine.placement import ImageRows, PlacedImages
 
 CHANNELS_FIRST = (0, 3, 1, 2)
 
@@ -155,8 +154,9 @@ class DeviceBatch:
     # Device tensors that it is read from, one for each piece of memory.
     memory: list[torch.Tensor] = field(default_factory=list)
     # Returns further fields, made by the caller's current stream out of rows in device memory; images as rows that the
-    # transforms gather, or as parts of others, which they read anyway. None: there are none.
-    gather: Callable[[], Mapping[str, torch.Tensor | ImageRows | PlacedImages]] | None = None
+    # transforms gather, or as parts of others, which they read anyway, or a list of their own sizes. None: there are
+    # none.
+    gather: Callable[[], Mapping[str, Any]] | None = None
     event: Any = None  # of its copy; None on the CPU
 
     def add(self, fields: Mapping[str, torch.Tensor]) -> None:

@@ -22,9 +22,7 @@ from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
-from fastload.read.identity import check_path
 from fastload.read.reader import RowReader
-from fastload.read.row_errors import sample_name
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 
@@ -81,7 +79,7 @@ class PackedInput:
 
     def check(self) -> None:
         """Raises FileChangedError if the file was replaced or written to."""
-        check_path(self.dataset.file)
+        self.dataset.check_unchanged()
 
     def rows_in_file(self, positions: range) -> range | NDArray[np.int64]:
         """Returns the rows of the file that some of `plan_rows` stand for, ascending, each once."""
@@ -93,6 +91,19 @@ class PackedInput:
         blank = np.empty((1, *field.shape), field.dtype.newbyteorder("="))
         _, height, width, channels = as_handed_over(self.dataset.file, {"images": blank})["images"].shape
         return (channels, height, width), torch.from_numpy(blank[:0]).dtype
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Returns height and width of the image of each of `plan_rows`, as the file has it: int64 (N, 2)."""
+        rows = np.asarray(self.dataset.rows, np.int64)
+        (_, height, width), _ = self.image_spec()
+        if self.dataset.file.fields["images"].ragged is None:
+            return np.broadcast_to(np.array([height, width]), (len(rows), 2))
+        with closing(self._index_reader()) as reader, reader.held:
+            return reader.ragged("images").part("shape", rows)[:, :2].astype(np.int64)
+
+    def _index_reader(self) -> RowReader:
+        """Returns a reader for the index of the images."""
+        return self.dataset.open_reader("auto", cache_chunks=1, windows=False)
 
     def coordinates(self) -> dict[str, Coordinates]:
         """Returns how fields hold boxes and points, as far as the file says it."""
@@ -119,7 +130,7 @@ class PackedInput:
         file = self.dataset.file
         if "images" not in self.dataset.fields or file.fields["images"].ragged is None:
             return False
-        with closing(RowReader(file, ["images"])) as reader, reader.held:
+        with closing(self._index_reader()) as reader, reader.held:
             rows = np.asarray(self.dataset.rows, np.int64)
             return bool((reader.ragged("images").part("encoding", rows) == JPEG).any())
 
@@ -133,7 +144,7 @@ class PackedInput:
         if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
             return 0.0
         rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
-        with closing(RowReader(dataset.file, ["images"])) as reader, reader.held:
+        with closing(self._index_reader()) as reader, reader.held:
             index = reader.ragged("images").index(rows)
         if (index.encoding == RAW).all():
             return 0.0
@@ -142,7 +153,7 @@ class PackedInput:
 
     def name_of(self, row: int) -> str:
         """Returns the key of a row, or its number, with the file's name."""
-        return sample_name(self.dataset.file, row)
+        return self.dataset.name_of(row)
 
 
 class OtherInput:

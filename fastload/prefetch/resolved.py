@@ -31,7 +31,7 @@ from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
 from fastload.transforms.engine.placement import ImageRows, PlacedImages
-from fastload.transforms.engine.size_head import SizeHead, find_size_head
+from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""
@@ -48,6 +48,20 @@ _MAX_FEEDING = 8
 _PINNED_PART = 1 / 32
 _PINNED_BYTES = 2**30
 _LEAST_FEEDING = 2
+
+# Specs that transforms are kept ready for; images of their own sizes have many.
+_MOST_SPECS = 4096
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """How images become a batch: stacked, all of one size; a list of images of their own sizes; or these padded."""
+
+    kind: Literal["stack", "list", "pad"] = "stack"
+    pad_to: int = 1  # height and width of padded batches are multiples of it
+
+
+_STACKED = BatchForm()
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class Augmentation:
         """Returns the transforms that are left, ready for images of a spec; made once for each."""
         ready = self._ready.get(spec)
         if ready is None:
+            if len(self._ready) >= _MOST_SPECS:
+                self._ready.clear()
             self._ready[spec] = ready = Pipeline(
                 self.transforms,
                 spec,
@@ -133,10 +149,12 @@ class Resolved:
     cache: Location | None  # where rows are cached; None: nowhere
     timeout_s: float = 0.0  # for which the loop waits for a batch; 0: for ever
     skip_damaged: bool = False  # whether damaged rows are replaced, and are no error
+    form: BatchForm = _STACKED
     augmentation: Augmentation = _NO_TRANSFORMS  # all transforms; those of the size head count as done in it
-    # For ragged images, the transforms that the reading threads run to give them one size; None: there are none.
+    # For ragged images, the transforms that the reading threads run to give them one size; None: there are none. For
+    # images of their own sizes, those of the first transforms that the threads run as they decode, maybe none.
     size_head: SizeHead | None = None
-    # Whether the reading threads run all transforms: on the CPU, where no echo needs the batch as it was.
+    # Whether the reading threads run all transforms (and pad): on the CPU, where no echo needs the batch as it was.
     in_threads: bool = False
     uses: int = 1  # of each batch, as far as that is known when it is read; others are drawn for at the hand-over
     # Whether stored JPEGs are decoded by the device, and cut there when a batch is handed over.
@@ -156,7 +174,14 @@ class Resolved:
     def at_hand_over(self) -> bool:
         """Whether transforms run when a batch is handed over; the same kernel gathers cached rows and cuts images."""
         left = len(self.augmentation.transforms) - self.augmentation.done
+        if self.own_sizes:
+            return False
         return self.cache is not None or self.decodes_on_device or (left > 0 and not self.in_threads)
+
+    @property
+    def own_sizes(self) -> bool:
+        """Whether images keep sizes of their own; what is left to do when a batch is handed over, `own_sizes` does."""
+        return self.form.kind != "stack"
 
     @property
     def packed(self) -> PackedInput:
@@ -197,7 +222,11 @@ class Resolved:
         if not isinstance(given, Sequence):
             check_pipeline(transforms, (0, 0, 0), torch.uint8, ())  # which refuses it
         packed = data if isinstance(data, PackedInput) and not data.runs_python else None
-        size_head = self._size_head(packed, transforms, echo) if packed is not None and packed.ragged else None
+        size_head = None
+        if self.own_sizes and packed is not None:
+            size_head = self._placed_head(packed, transforms, echo)
+        elif packed is not None and packed.ragged:
+            size_head = self._size_head(packed, transforms, echo)
         coordinates = data.coordinates() if isinstance(data, PackedInput) else {}
         if packed is not None and transforms:
             fields = packed.dataset.fields
@@ -208,13 +237,18 @@ class Resolved:
                 )
             shape, dtype = packed.image_spec()
             done = 0
-            if size_head is not None:
+            if self.own_sizes:
+                shape = (shape[0], *packed.sizes()[0].tolist())
+            elif size_head is not None:
                 shape = size_head.spec.channels, size_head.spec.height, size_head.spec.width
                 done = size_head.count
             check_pipeline(transforms, shape, dtype, fields, coordinates, done=done)
         augmentation = Augmentation(tuple(transforms), self.plan.seed, self.share.rank, data.ignore_index, coordinates)
-        in_threads = packed is not None and self.backend is None and echo == 1 and augmentation.in_threads
-        if size_head is not None:
+        in_threads = packed is not None and self.backend is None and echo == 1
+        in_threads = in_threads and (augmentation.in_threads or (self.own_sizes and not transforms))
+        if self.own_sizes and size_head is not None:
+            augmentation = replace(augmentation, done=size_head.count)
+        elif size_head is not None:
             # On the CPU flips cost nothing more there; elsewhere each echo flips anew.
             size_head = size_head.with_flips() if in_threads else size_head
             augmentation = replace(augmentation, done=size_head.count)
@@ -248,6 +282,23 @@ class Resolved:
         assert self._pipeline is not None, "there are words to be drawn"
         draws = Draws(self.augmentation.seed, epoch, planned.rows, echoes=self.uses)
         return self._pipeline.draw(draws, self.uses, words)
+
+    def _placed_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead:
+        """Returns the leading transforms to run in the threads that read images of their own sizes, maybe none."""
+        what = f'batch="{self.form.kind}"'
+        if "images" not in data.dataset.fields:
+            raise OptionError(f"{what}: the batch has no images. Add images to fields, or leave batch out.")
+        if self.cache is not None:
+            raise OptionError(f"{what}: cache={self.cache!r} caches images of one size. Leave one of them out.")
+        for transform in transforms:
+            if getattr(transform, "mixes", False):
+                raise OptionError(
+                    f"{what}: {type(transform).__name__} mixes images of one size, and these keep their own. Leave it "
+                    f"out, or give them one size (RandomResizedCrop, Resize) and leave batch out."
+                )
+        (channels, _, _), dtype = data.image_spec()
+        once = echo == 1 and data.dataset.file.fields["images"].ragged is not None
+        return find_placed_head(transforms if once else (), channels, dtype, name=data.name)
 
     def _size_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead | None:
         """Returns the leading transforms to run in the threads that read ragged rows.
@@ -285,6 +336,8 @@ def why_not_on_device(options: Resolved) -> str:
         return "the loader has no device; give FastLoader device='cuda'"
     if data.runs_python:
         return "the dataset's own transform is Python, which runs in processes"
+    if options.own_sizes:
+        return f'batch="{options.form.kind}" sends images as they are'
     if options.cache is not None:
         return f"cache={options.cache!r} keeps decoded images"
     if "masks" in data.dataset.fields:

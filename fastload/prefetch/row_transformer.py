@@ -45,6 +45,63 @@ class _Scratch(threading.local):
         self.memory = np.empty(SCRATCH_BYTES, np.uint8)
 
 
+class PlacedRows:
+    """Decodes what windows of ragged uint8 images show, and places it. Any thread may call it."""
+
+    def __init__(self, reader: RowReader) -> None:
+        self._reader = reader
+        self._scratch = _Scratch()
+
+    @staticmethod
+    def factors(placement: Placement, index: RaggedIndex) -> NDArray[np.int64]:
+        """Returns by how much each image may be shrunk while it is decoded and still cover its output, int64 (B,)."""
+        factors = np.ones(len(index), np.int64)
+        for factor in sorted(FACTORS):
+            large = (placement.window >= factor * placement.scaled).all(axis=1)
+            factors[large & (index.encoding == JPEG)] = factor
+        return factors
+
+    def place(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        placement: Placement,
+        factors: NDArray[np.int64],
+        output: torch.Tensor,
+        constants: Constants | None = None,
+    ) -> None:
+        """Decodes and places images in the output, (B, C, h, w) over dense (B, h, w, C) memory.
+
+        The placement's windows are snapped to the factors, by which each image may be shrunk while it is decoded. With
+        constants, of a Normalize, the output is normalized.
+        """
+        reader = self._reader.ragged("images")
+        if reader.flat is not None and (index.encoding == RAW).all():
+            sources = np.stack([index.offset, index.shape[:, 1]], axis=1).astype(np.int64)
+            place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, constants)
+            lap("transform")
+            return
+        # The most bytes that each image's decoded pixels take.
+        height, width, channels = index.shape.astype(np.int64).T
+        most = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
+        most = most * -(-width // factors) * channels
+        for some in runs(most):
+            shown, out, least = placement.part(some), output[some], int(most[some].sum())
+            memory = self._scratch.memory if least <= SCRATCH_BYTES else np.empty(least, np.uint8)
+            windows = np.concatenate([shown.first, shown.window], axis=1)
+            parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
+            shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
+            shown = shown.in_decoded(shrunk, tops)
+            begins = [offset_in(memory, part.pixels) for part in parts]
+            if min(begins) < 0:
+                # One that only Pillow decodes comes at its full size, and may have found no room.
+                flat = [part.pixels.reshape(-1) for part in parts]
+                memory, begins = np.concatenate(flat), np.cumsum([0, *map(len, flat[:-1])]).tolist()
+            sources = np.array([begins, [part.pixels.shape[1] for part in parts]], np.int64).T
+            place_samples(torch.from_numpy(memory), sources, shown, out, constants)
+            lap("transform")
+
+
 class RowTransformer:
     """Fills slots with batches of one size. Any thread may call it, and decodes into memory of its own.
 
@@ -70,7 +127,7 @@ class RowTransformer:
         rest = augmentation.transforms[augmentation.done :] if complete else ()
         self._goes_on = bool(rest)
         self._has_masks = "masks" in dataset.fields
-        self._scratch = _Scratch()
+        self._placed = PlacedRows(reader)
         self._source = self._mapped_images() if head is None else None
         self._constants: Constants | None = None
         apart: set[str] = {"images"} if self._source is not None else set()
@@ -151,13 +208,9 @@ class RowTransformer:
         if placement is None:
             self._one_by_one(rows, index, draws, fields, output)
         else:
-            # By how much each image may be shrunk while it is decoded and still cover the output.
-            factors = np.ones(len(index), np.int64)
-            for factor in sorted(FACTORS):
-                large = (placement.window >= factor * placement.scaled).all(axis=1)
-                factors[large & (index.encoding == JPEG)] = factor
+            factors = self._placed.factors(placement, index)
             placement = placement.snapped(factors, index.shape)
-            self._place_images(rows, index, placement, factors, output)
+            self._placed.place(rows, index, placement, factors, output, self._constants)
             if self._has_masks:
                 placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8, device="cpu")
                 for some in runs(index.shape[:, :2].prod(axis=1, dtype=np.int64)):
@@ -205,44 +258,6 @@ class RowTransformer:
         if "masks" in fields:
             return list(fields["masks"][some].numpy())
         return self._reader.decoded("masks", rows[some])
-
-    def _place_images(
-        self,
-        rows: NDArray[np.int64],
-        index: RaggedIndex,
-        placement: Placement,
-        factors: NDArray[np.int64],
-        output: torch.Tensor,
-    ) -> None:
-        """Decodes and places uint8 images in the output, (B, C, h, w) over dense (B, h, w, C) memory.
-
-        The placement's windows are snapped to the factors, by which each image may be shrunk while it is decoded.
-        """
-        reader = self._reader.ragged("images")
-        if reader.flat is not None and (index.encoding == RAW).all():
-            sources = np.stack([index.offset, index.shape[:, 1]], axis=1).astype(np.int64)
-            place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, self._constants)
-            lap("transform")
-            return
-        # The most bytes that each image's decoded pixels take.
-        height, width, channels = index.shape.astype(np.int64).T
-        most = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
-        most = most * -(-width // factors) * channels
-        for some in runs(most):
-            shown, out, least = placement.part(some), output[some], int(most[some].sum())
-            memory = self._scratch.memory if least <= SCRATCH_BYTES else np.empty(least, np.uint8)
-            windows = np.concatenate([shown.first, shown.window], axis=1)
-            parts = reader.parts(rows[some], index.part(some), windows, factors[some], memory)
-            shrunk, tops = (np.array([getattr(part, name) for part in parts], np.int64) for name in ("factor", "top"))
-            shown = shown.in_decoded(shrunk, tops)
-            begins = [offset_in(memory, part.pixels) for part in parts]
-            if min(begins) < 0:
-                # One that only Pillow decodes comes at its full size, and may have found no room.
-                flat = [part.pixels.reshape(-1) for part in parts]
-                memory, begins = np.concatenate(flat), np.cumsum([0, *map(len, flat[:-1])]).tolist()
-            sources = np.array([begins, [part.pixels.shape[1] for part in parts]], np.int64).T
-            place_samples(torch.from_numpy(memory), sources, shown, out, self._constants)
-            lap("transform")
 
     def _as_tensors(self, arrays: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
         return fields_on_cpu(as_handed_over(self._file, arrays))

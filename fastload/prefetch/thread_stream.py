@@ -42,6 +42,7 @@ from fastload.prefetch.fill_threads import (
     joined,
 )
 from fastload.prefetch.inputs import PackedInput
+from fastload.prefetch.own_sizes import OwnSizeRows
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
@@ -79,9 +80,11 @@ class ThreadFeed:
         # A window's chunks, and those of the next one that it is read into already. Neighbouring batches share a chunk.
         cache_chunks = 2 * window.chunks if window is not None else workers + 1
         self._reader = dataset.open_reader(options.read, cache_chunks=cache_chunks, windows=window is not None)
-        self._transformer: RowTransformer | DeviceDecoder | None = None
+        self._transformer: RowTransformer | DeviceDecoder | OwnSizeRows | None = None
         self._pins = Pins(backend) if backend is not None else None
-        if options.decodes_on_device:
+        if options.own_sizes:
+            self._transformer = OwnSizeRows(options, self._reader, self._pins)
+        elif options.decodes_on_device:
             assert self._pins is not None, "there is a device"
             self._transformer = DeviceDecoder(options, self._reader, self._pins)
         elif options.size_head is not None or options.in_threads:
@@ -96,6 +99,7 @@ class ThreadFeed:
         # Where HDF5 decodes chunks, that takes the time, and a group would only make its first batch wait for the last.
         linear = all(dataset.file.fields[name].offset is not None for name, _, _ in dataset.layout())
         one_by_one = backend is not None or (options.in_threads and augmentation.mixes) or not linear
+        one_by_one = one_by_one or options.own_sizes
         self._group = 1 if one_by_one else group_size(batch_bytes, options.plan.num_steps)
         layout = [SlotField(name, (self._group * batch_size, *shape), dtype) for name, shape, dtype in fields]
         if self._pins is None:
@@ -103,6 +107,9 @@ class ThreadFeed:
         else:
             layout += [*options.words_field(), *fact_fields(batch_size)]
             self._ring = Ring(layout, SLOTS_IN_COPY + 1 + workers, self._pins.add_if_possible, manual_release=True)
+        # Images of their own sizes lie in no slot.
+        own_bytes = dataset.file.fields["images"].row_bytes if options.own_sizes else 0
+        self._item_bytes = self._ring.slot_bytes + batch_size * own_bytes
         self._threads = FillThreads(workers)
         self._stream: ThreadStream | None = None  # the last one
 
@@ -136,7 +143,7 @@ class ThreadFeed:
             self._stream.close()  # which may still wait for a thread, if it was collected by one
         with ExitStack() as resources:
             groups = announced(
-                self._options, coalesced(epochs, group), lambda one: one.whole.rows, self._ring.slot_bytes, resources
+                self._options, coalesced(epochs, group), lambda one: one.whole.rows, self._item_bytes, resources
             )
             stream = ThreadStream(
                 groups,
@@ -300,11 +307,13 @@ class ThreadStream(BatchStream):
         """Does the same for the fields in the slot; images that the device decoded are on it already."""
         device_batch = super().begin_copy(batch, backend)
         # Taken out of the batch: that one is kept until its slot's copy is over, and the pixels need not be.
-        images, batch.extra = batch.extra.get("images"), {}
-        if images is None:
+        pixels, batch.extra = dict(batch.extra), {}
+        if not pixels:
             return device_batch
-        device_batch.gather = lambda: {"images": images}
-        device_batch.memory += (images.pixels, images.layout)
+        device_batch.gather = lambda: pixels
+        for images in pixels.values():
+            # Those of a list lie in one piece of memory.
+            device_batch.memory += images[:1] if isinstance(images, list) else (images.pixels, images.layout)
         return device_batch
 
     def ready(self) -> bool:

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fastload.errors import OptionError, WorkerError
-from fastload.prefetch.worker_stacks import WorkerStacks, is_stopped, state_of
+from fastload.prefetch.waiting import WorkerStacks, is_stopped, state_of
 from fastload.prefetch.worker_start import begin_worker, left_alone_by_signals
 
 # Between looks at whether workers live that do not give results.

@@ -1,12 +1,17 @@
 """The wait of a loop for its next batch: an error after the loader's timeout, else a warning when it takes a minute.
 
-Both say which sample is being made, and what the thread or process that makes it is doing.
+Both say which sample is being made, and what the thread or process that makes it is doing: a signal makes a worker
+process's `faulthandler` write its Python stack to a file that both have, also while a call in C holds the GIL. No torch
+here.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -14,11 +19,15 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
+from pathlib import Path
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, WorkerTimeoutError
+from fastload.prefetch.shared_memory import SharedMemory
 
 WARN_AFTER_S = 60.0
 """Seconds of a wait without a timeout after which a warning says what is waited for; then twice as many."""
@@ -27,6 +36,21 @@ _LONGEST_S = 3600.0
 # For the name of a sample, which is read from the file: what is waited for may be its disk.
 _NAME_S = 0.3
 _MOST_ROWS = 8
+
+# No program uses these; by default Linux ends a process for one (so only a worker that answers is asked), macOS ignores
+# it.
+_SIGNAL: int | None = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else getattr(signal, "SIGINFO", None)
+_ANSWER_S, _LOOK_S = 0.5, 0.02
+
+_STATES = {
+    psutil.STATUS_STOPPED: "It is stopped (by SIGSTOP or a debugger): `kill -CONT {pid}` lets it go on.",
+    psutil.STATUS_TRACING_STOP: "It is stopped by a debugger.",
+    psutil.STATUS_DISK_SLEEP: "It waits for a disk or a network file system, and takes no signals.",
+}
+
+_BELOW = "/torch/utils/data/_utils/"  # files of the functions that ask a worker for samples
+
+_answering: list[WorkerStacks] = []  # in a worker: keeps the file open
 
 
 def check_timeout(timeout: object) -> float:
@@ -111,3 +135,69 @@ def doing(ident: int) -> str:
     if frame is None or ident not in names:
         return ""
     return f"Thread {names[ident]} (most recent call last):\n{''.join(traceback.format_stack(frame)).rstrip()}"
+
+
+class WorkerStacks:
+    """The file that workers write their stacks to. It can be pickled only into a process that is being started."""
+
+    def __init__(self) -> None:
+        self._file = SharedMemory()
+
+    def answer(self) -> None:
+        """Lets this process write the stack of its main thread whenever it is asked to."""
+        if _SIGNAL is not None:
+            faulthandler.register(_SIGNAL, self._file.fileno(), all_threads=False)
+            _answering.append(self)
+
+    def answered_by(self, pid: int) -> bool:
+        """Whether a worker has come to where it answers."""
+        return _SIGNAL is not None and _handles(pid, _SIGNAL)
+
+    def of(self, pid: int) -> str:
+        """Returns a worker's stack, down to where its sample is asked for; empty if it does not answer at once."""
+        if _SIGNAL is None or not self.answered_by(pid):
+            return ""
+        fd, end = self._file.fileno(), time.monotonic() + _ANSWER_S
+        before = size = os.fstat(fd).st_size
+        try:
+            os.kill(pid, _SIGNAL)
+        except ProcessLookupError:  # it has just ended
+            return ""
+        while time.monotonic() < end:
+            time.sleep(_LOOK_S)
+            size, last = os.fstat(fd).st_size, size
+            if before < size == last:  # written line by line, and the end is not marked
+                break
+        lines = os.pread(fd, size - before, before).decode(errors="backslashreplace").splitlines()
+        own = takewhile(lambda line: _BELOW not in line, lines)
+        return "\n".join(own).strip()
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._file.close()
+
+
+def state_of(pid: int) -> str:
+    """Returns a sentence on why a process does not run; empty if it runs, or sleeps as any process does."""
+    try:
+        return _STATES.get(psutil.Process(pid).status(), "").format(pid=pid)
+    except psutil.NoSuchProcess:
+        return "It has ended."
+    except psutil.Error:
+        return ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, and so cannot end by itself."""
+    return state_of(pid).startswith("It is stopped")
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether a process handles a signal."""
+    try:
+        caught = next(
+            line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
+        )
+    except (OSError, StopIteration):
+        return not Path("/proc/self").exists()  # macOS
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

@@ -19,7 +19,7 @@ from fastload.prefetch.sample_worker import BatchRequest, BatchResult, place_in_
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.torch_workers import Workers
 from fastload.prefetch.waiting import doing
-from fastload.prefetch.worker_stacks import is_stopped, state_of
+from fastload.prefetch.waiting import is_stopped, state_of
 
 # Workers whose stacks a message shows.
 _MOST_SHOWN = 4

@@ -15,7 +15,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from fastload.prefetch.worker_stacks import WorkerStacks
+from fastload.prefetch.waiting import WorkerStacks
 
 PRELOADED = "fastload.prefetch.preloaded"
 """The module that a forkserver imports beside the main program, where nobody has chosen otherwise."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
@@ -109,12 +109,14 @@ class RaggedReader:
             view = memory.data
         return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
-    def decoded(self, rows: NDArray[np.int64], outs: NDArray[Any] | None = None) -> list[NDArray[Any]]:
+    def decoded(
+        self, rows: NDArray[np.int64], outs: NDArray[Any] | Sequence[NDArray[Any]] | None = None
+    ) -> list[NDArray[Any]]:
         """Decodes whole rows, upright, one after another; returns an array for each: (H, W, C), masks (H, W).
 
         Args:
             rows: int64 (n,), checked to be in range.
-            outs: (n, ...), filled in place; None allocates an array for each row.
+            outs: (n, ...), or an array for each row, filled in place; None allocates them.
 
         Raises:
             FormatError: an entry is impossible, or a row cannot be decoded; names the row or its sample.

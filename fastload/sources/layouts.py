@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from fastload.errors import ImageError, OptionError, SourceError
-from fastload.sources import ade20k, camvid, celeba, cifar, exported, folder, mask_folders, mnist, voc
+from fastload.sources import (
+    ade20k,
+    camvid,
+    celeba,
+    cifar,
+    cityscapes,
+    cub,
+    exported,
+    folder,
+    mask_folders,
+    mnist,
+    voc,
+    yolo,
+)
 from fastload.sources.arrays import hdf5, npy
 from fastload.sources.arrow import parquet
 from fastload.sources.assemble import Draft, Samples, assemble
@@ -69,8 +82,12 @@ LAYOUTS: dict[str, Layout] = {
         "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS),
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
+    "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
+        "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
-        "COCO: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+    "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
+        "CUB-200-2011: birds, their species and boxes"),
     "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
         "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False),
     "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
@@ -85,6 +102,8 @@ LAYOUTS: dict[str, Layout] = {
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=_MASKS),
+    "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
+        "YOLO: images/ and labels/ of boxes (or polygons), names in data.yaml"),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
         "Images and masks of the same names in sibling folders", takes=_MASKS),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
@@ -94,6 +113,7 @@ LAYOUTS: dict[str, Layout] = {
 _NO_INSTANCES = {
     "ade20k": "ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.",
     "camvid": "CamVid has no instance masks. Accepted here: masks auto, semantic or none.",
+    "cityscapes": "Instances of Cityscapes are not read. Accepted here: masks auto, semantic or none.",
     "mask-folders": "Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.",
 }
 
@@ -173,10 +193,8 @@ def list_source(
 
 # Notes about annotations that a folder of images holds but its layout does not read, as users expect them packed.
 _BY_NAME = (
-    (re.compile(r"_annotations\.coco\.json"), "Roboflow's COCO export"),
     (re.compile(r"captions_\w+\.json"), "COCO's captions"),
     (re.compile(r"(person_keypoints|panoptic|instances|stuff|image_info)_\w+\.json"), "COCO's annotations"),
-    (re.compile(r"(image_class_labels|train_test_split|bounding_boxes)\.txt"), "CUB-200's tables"),
     (re.compile(r".+_gt(Fine|Coarse)_\w+\.(json|png)"), "Cityscapes' annotations"),
 )
 _BY_HEAD = (

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.format.column import Column
+from fastload.format.writer import Column
 
 if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader
@@ -181,7 +181,19 @@ def in_split_order(names: Iterable[str]) -> tuple[str, ...]:
     return (*(name for name in SPLIT_ORDER if name in found), *sorted(found - set(SPLIT_ORDER)))
 
 
-RESERVED = ("images", "masks", "labels", "targets", "split", "key", "digest", "digest_fields", "row", "valid")
+RESERVED = (
+    "images",
+    "masks",
+    "labels",
+    "targets",
+    "split",
+    "key",
+    "digest",
+    "digest_fields",
+    "row",
+    "valid",
+    "pixel_mask",
+)
 """Names of fields that have a meaning in a packed file, or in a batch read from it."""
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fastload import pack_images
 from fastload.errors import OptionError, SourceError
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackJob, PackOptions, pack_listing

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 
-from fastload.prefetch.worker_stacks import WorkerStacks
+from fastload.prefetch.waiting import WorkerStacks
 
 
 def test_a_worker_that_ends_while_it_is_asked_has_no_stack():

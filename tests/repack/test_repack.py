@@ -15,7 +15,7 @@ from small_files import rows_by_key, write_tokens
 
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.export import export_file
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.format.header import read_header
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images

@@ -14,7 +14,7 @@ from small_files import rows_by_key
 from small_trees import refused
 
 from fastload.export import export_file
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.format.digests import header_digest, plain
 from fastload.format.header import read_header
 from fastload.pack import pack_images

@@ -20,12 +20,12 @@ from fastload.profiling.doctor.loop_demands import demands_of
 from fastload.profiling.doctor.making import keeps_transform
 from fastload.profiling.doctor.step_trial import measure_formats
 from fastload.profiling.doctor.timeline import Span, lanes_of, timeline
-from fastload.profiling.meter.clocks import HOW
+from fastload.profiling.meter.loops import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
 from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
-from fastload.profiling.verdict.trial_costs import FastLoaderCosts
+from fastload.profiling.verdict.loop_model import FastLoaderCosts
 from fastload.system.machine import available_cpus
 from fastload.system.text import seconds_text
 from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages

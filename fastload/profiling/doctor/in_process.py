@@ -15,7 +15,7 @@ from fastload.errors import OptionError
 from fastload.profiling.doctor import injected
 from fastload.profiling.doctor.command import FOLDER_VARIABLE, environment_for
 from fastload.profiling.doctor.examine import Recording
-from fastload.profiling.meter.clocks import measure_headspace
+from fastload.profiling.meter.loops import measure_headspace
 from fastload.timing.results import Measured, Verdict
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fastload.errors import OptionError
 from fastload.profiling.doctor.step_trial import Recorded, TrialStep, pause, torch_threads
-from fastload.profiling.verdict.trial_costs import FastLoaderCosts, WorkerCosts
+from fastload.profiling.verdict.loop_model import FastLoaderCosts, WorkerCosts
 from fastload.system.machine import available_cpus
 from fastload.timing.probe import Probe
 from fastload.timing.results import Work

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastload.profiling.verdict.trial_costs import FormatCosts
+from fastload.profiling.verdict.loop_model import FormatCosts
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch

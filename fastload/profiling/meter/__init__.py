@@ -4,12 +4,12 @@ In: any iterable of batches, watched by a `Meter`. Out: for each step the time s
 computing; readings of the machine; a verdict (`profiling.verdict`); files for other tools. The batches pass through
 unchanged. Torch is imported for CUDA only.
 
-Read `meter` first (the public class), then `watching` (one pass over a loader), `loops` (the sums), `clocks` (host or
+Read `meter` first (the public class), then `watching` (one pass over a loader), `loops` (the sums; host or
 CUDA events; the headspace), `sampler` with `gpus` (the readings), `exports`. Imports `timing` and `profiling.verdict`,
 not the loader.
 """
 
-from fastload.profiling.meter.clocks import measure_headspace
+from fastload.profiling.meter.loops import measure_headspace
 from fastload.profiling.meter.meter import Meter
 from fastload.profiling.meter.sampler import Sampler, environment
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from fastload.profiling.verdict.loop_model import Contention, LoopModel, fitted, own_time
 from fastload.profiling.verdict.replacement import PlainLoader
-from fastload.profiling.verdict.trial_costs import FastLoaderCosts, FormatCosts, WorkerCosts
+from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.timing.results import STAGES, WAITING, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]

@@ -3,7 +3,8 @@
 Workers make batches, the loop takes one after another, and all share the machine's CPUs. Time passes from one event to
 the next; in between each thread goes on at a constant rate. Where more threads want to run than there are CPUs, all
 take longer in proportion. The step itself may take longer still while workers run (`Contention`): each of its parallel
-parts ends with its last thread, which had to wait for a CPU.
+parts ends with its last thread, which had to wait for a CPU. Below it stand costs that no loop has shown, as measured
+in trials.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastload.timing.results import Work
+
+# Slowdowns among which that of a step is found, and how often the range is halved.
+_LEAST_SLOWER, _MOST_SLOWER, _HALVINGS = 0.5, 8.0, 10
 
 _RUN_AHEAD = 3
 """Steps that a loop launches on a device before it waits for the first of them."""
@@ -276,3 +280,65 @@ def own_time(
     uneven = min(1.0, max(0.0, (slower - fair) / (fullest - fair))) if fullest > fair else 0.0
     expected = fair + uneven * (fullest - fair)
     return free_s, Contention(uneven, max(0.0, (slower / expected - 1) / mean))
+
+
+@dataclass(frozen=True)
+class WorkerCosts:
+    """What it takes to have batches made in another process, as `DataLoader` does, in seconds."""
+
+    batch: Work  # of the worker, to hand a batch over
+    receive_s: float = 0.0  # of the loop, to take it over
+    touch_s: float = 0.0  # in the step, until the memory that it lies in is mapped
+    unmap_s: float = 0.0  # in the next step, until that memory is given back
+    start_s: float = 0.0  # until a worker begins
+
+    @property
+    def mapping_s(self) -> float:
+        """Time of the loop's process in which memory with a batch is mapped, and given back."""
+        return self.touch_s + self.unmap_s
+
+
+@dataclass(frozen=True)
+class FormatCosts:
+    """What the operations of a step on the CPUs cost, by the memory format of the images, in seconds."""
+
+    contiguous_s: float
+    channels_last_s: float
+    convert_s: float  # to bring a batch's images from the first format into the second
+    between_s: float = math.inf  # of the step, between its operations; infinite: not known
+    left_out: int = 0  # operations that could not be played again, and cost nothing here
+
+
+@dataclass(frozen=True)
+class FastLoaderCosts:
+    """What a `FastLoader` would cost, in seconds."""
+
+    batch: Work  # to make one, with the machine for itself
+    # How many times as long a step takes beside it, CPUs shared in proportion left out; less than 1: the loop's steps
+    # come after pauses, from which they begin with cold caches, and would come one after another.
+    slows: float = 1.0
+    begin_s: float = 0.0  # that the begin of an epoch takes beyond its batches
+
+    def loop(self, own_s: float, own_cpus: float, cpus: int) -> LoopModel:
+        """Returns a long epoch over it, of steps that take so long alone, on so many CPUs."""
+        return LoopModel(
+            batches=(self.batch,),
+            workers=cpus,
+            ahead=cpus + 3,
+            in_turn=False,
+            cpus=cpus,
+            own_s=self.slows * own_s,
+            own_cpus=own_cpus,
+            steps=100,
+        )
+
+    def fitted(self, step_s: float, own_s: float, own_cpus: float, cpus: int) -> FastLoaderCosts:
+        """Returns these with the slowdown by which such a step takes `step_s`."""
+        low, high = _LEAST_SLOWER, _MOST_SLOWER
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if replace(self, slows=middle).loop(own_s, own_cpus, cpus).played().step_s < step_s:
+                low = middle
+            else:
+                high = middle
+        return replace(self, slows=low)

@@ -25,7 +25,7 @@ from fastload.errors import SourceError
 from fastload.sources.listing import first_few
 from fastload.sources.spans import FileSpans, ListedFile
 from fastload.sources.tables.frame import LABELS, plain_name
-from fastload.sources.tables.read_table import Values, nothing, other, require_pyarrow
+from fastload.sources.tables.read_table import Values, fixed_lists, is_list, nothing, other, require_pyarrow
 from fastload.sources.tree import key_of
 from fastload.system.files import write_all
 
@@ -369,8 +369,8 @@ def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Valu
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         values = np.array(column.fill_null("").to_pylist(), object)
         return Values("text", values, missing | (values == ""))
-    if _is_list(kind):
-        if (fixed := _fixed(column)) is not None:
+    if is_list(kind):
+        if (fixed := fixed_lists(column)) is not None:
             return Values("list", fixed, missing)
         leaf = kind.value_type
         tags = pa.types.is_integer(leaf) or pa.types.is_string(leaf)
@@ -379,28 +379,3 @@ def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Valu
             values[:] = [[] if cell is None else cell for cell in column.to_pylist()]
             return Values("list", values, missing, names)
     return other(rows)
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _fixed(column: Any) -> NDArray[Any] | None:
-    """Returns lists as a numeric array (N, L, ...) if all lists of a level have one length; else None."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    shape = [len(column)]
-    while _is_list(column.type):
-        lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
-        if column.null_count or len(lengths) != 1 or not (length := lengths.pop()):
-            return None
-        shape.append(length)
-        column = pc.list_flatten(column)
-    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
-    if column.null_count or not any(fits(column.type) for fits in kinds):
-        return None
-    numbers = column.to_numpy()
-    return np.asarray(numbers.astype(np.uint8) if numbers.dtype == np.bool_ else numbers).reshape(shape)

@@ -2,6 +2,7 @@
 
     train2017/000000000009.jpg, val2017/
     annotations/instances_train2017.json, instances_val2017.json      boxes, polygons and run lengths
+    train/a.jpg, train/_annotations.coco.json                          the same as Roboflow exports it
     test2017/                                                          images without annotations
 
 Boxes are packed as they are; masks are drawn from the polygons only if they are asked for.
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.format.column import Column
+from fastload.format.writer import Column
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
@@ -25,7 +26,7 @@ from fastload.sources.coco.instances import Instances, join_instances, read_inst
 from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
-_INSTANCES = re.compile(r"(?:^|/)instances_([^/]+)\.json$")
+_INSTANCES = re.compile(r"(?:^|/)(?:instances_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$")
 _OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
 
@@ -46,7 +47,7 @@ class _InstancesFile(NamedTuple):
 
 
 def coco_evidence(tree: Tree) -> list[str]:
-    """Returns the files instances_*.json of a tree."""
+    """Returns the files instances_*.json, or _annotations.coco.json, of a tree."""
     return [key_of(name) for name in tree.names if name.endswith(".json") and _INSTANCES.search(name)]
 
 
@@ -172,14 +173,15 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
         folder = split_path(tree.names[position])[0]
         above, base = split_path(folder[:-1])
         root = above if base == "annotations" else folder
-        stems = dict.fromkeys((match[1], _YEAR.sub("", match[1])))
+        name = match[1] or match[2] or "all"
+        stems = dict.fromkeys((name, _YEAR.sub("", name)))
         candidates = [f"{root}{at}{stem}/" for stem in stems for at in ("", "images/")] + [f"{root}images/", root]
         if not folders.intersection(candidates[-2:]) and not any(
             at.startswith(tuple(candidates[:-2])) for at in folders
         ):
             draft.notes.append(f"{json} was ignored: its images are not there (no {key_of(candidates[0])}).")
             continue
-        bare = _YEAR.sub("", match[1])
+        bare = _YEAR.sub("", name)
         split = SPLITS.get(bare.lower(), key_of(bare))
         if other := next((part.json for part in parts if part.split == split), ""):
             raise SourceError(f"{tree.given}: {other} and {json} are both the split {split!r}. Move one of them away.")

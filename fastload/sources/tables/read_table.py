@@ -354,3 +354,29 @@ def _lists(cells: Sequence[Any]) -> Values:
     for i, cell in enumerate(cells):
         values[i] = [] if cell is None else cell
     return Values("list", values, missing)
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a type of pyarrow is one of lists."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def fixed_lists(column: Any) -> NDArray[Any] | None:
+    """Returns lists as a numeric array (N, L, ...) if all lists of a level have one length; else None."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    shape = [len(column)]
+    while is_list(column.type):
+        lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
+        if column.null_count or len(lengths) != 1 or not (length := lengths.pop()):
+            return None
+        shape.append(length)
+        column = pc.list_flatten(column)
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    if column.null_count or not any(fits(column.type) for fits in kinds):
+        return None
+    numbers = column.to_numpy()
+    return np.asarray(numbers.astype(np.uint8) if numbers.dtype == np.bool_ else numbers).reshape(shape)

@@ -161,6 +161,22 @@ def find_size_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype,
     )
 
 
+def find_placed_head(transforms: Sequence[Any], channels: int, dtype: torch.dtype, *, name: str) -> SizeHead:
+    """Returns the first transforms that one placement describes, maybe none; images keep sizes of their own after them.
+
+    They are crops, flips and at most one resize of uint8 images, without padding.
+    """
+    head: list[PlacedTransform] = []
+    for transform in transforms if dtype == torch.uint8 else ():
+        placed = isinstance(transform, PlacedTransform) and not transform.pads(np.ones((1, 2), np.int64))
+        if not placed or sum(one.resizes for one in (*head, transform)) > 1:
+            break
+        head.append(transform)
+    sizes = [transform.size for transform in head if len(transform.size) == 2]
+    size = sizes[-1] if sizes else (0, 0)
+    return SizeHead(tuple(head), tuple(transforms[len(head) :]), ImageSpec(channels, *size, dtype), name)
+
+
 _FIX = (
     "Begin the list with one, for training transform=[RandomResizedCrop(224), RandomHorizontalFlip(), ...], for "
     "evaluation transform=[Resize(256), CenterCrop(224), ...], or pack with --size."

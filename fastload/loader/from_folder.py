@@ -1,0 +1,394 @@
+"""A folder, .zip or .tar of images as a loader's source: read as it is while it is packed beside it.
+
+    first epochs    files of the folder ----decoded by the loader's threads----> batches
+    meanwhile       `fastload pack FOLDER FILE --store source`, in a process with low priority
+    then            the packed file --------------------------------------------> batches
+
+Samples come in the order that the packed file has, so nothing changes when it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+import h5py
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.dataset import CheckOption, PackedDataset
+from fastload.distributed.ranks import local_rank
+from fastload.errors import FileChangedError, ImageError, OptionError, OutputError, SourceError, typed
+from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5
+from fastload.format.ragged import INDEX_DTYPES, JPEG, RaggedExtent, RaggedIndex, common_shape
+from fastload.images.decode_part import OnSuspect
+from fastload.pack import PackOptions, Survey, survey_source
+from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
+from fastload.pack.encode import RowEncoder, reason_of
+from fastload.pack.pack_options import parse_encoding
+from fastload.read.linear import Read
+from fastload.read.ragged_rows import Decoded, RaggedReader
+from fastload.read.reader import RowReader, check_rows
+from fastload.system.text import counted, text_of
+
+_log = logging.getLogger("fastload")
+
+_TOLD = 400  # characters of what a failed packer said
+_END_S = 5.0
+_LOW_PRIORITY = 10
+
+
+def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None) -> PackedDataset:
+    """Returns the samples of a folder or archive: of its packed file, if an earlier run left one, else its own.
+
+    Raises:
+        SourceError: it cannot be packed; the error is that of `fastload pack`.
+        FileChangedError: it changed after it was packed.
+        OutputError: the packed file's folder cannot be written.
+    """
+    path = Path(source)
+    output = packed_path(path, cache_dir)
+    survey = survey_source(path, options=PackOptions(store=parse_encoding("source")), workers=None)
+    if survey.headers is None or survey.plan is None:
+        raise SourceError(f"{path}: holds no images. `fastload pack` packs it, and FastLoader reads the file.")
+    identity = _identity(survey)
+    if output.exists():
+        return PackedFolder(output, path, survey, identity)
+    if not os.access(output.parent, os.W_OK):
+        raise OutputError(
+            f"{output}: its folder cannot be written, where {path} is packed while it is read. Name another one with "
+            f"cache_dir=, or pack it: `fastload pack {typed(path)} OUT.h5 --store source`."
+        )
+    return UnpackedDataset(path, output, survey, identity)
+
+
+def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Returns where the packed file of a folder or archive lies: beside it, or in another folder."""
+    whole = source.resolve()
+    if cache_dir is None:
+        return whole.with_name(f"{whole.name}.fastload.h5")
+    folder = Path(cache_dir)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: is a file. Name a folder.")
+    if folder.resolve().is_relative_to(whole):
+        raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: lies inside the source {source}. Name another folder.")
+    # Folders of one name may lie in several places.
+    return folder / f"{whole.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(whole))[:8]}.fastload.h5"
+
+
+def _identity(survey: Survey) -> str:
+    """Returns what identifies the samples in saved states, whether they are packed yet or not."""
+    digest, listing = xxhash.xxh3_64(), survey.listing
+    digest.update("\0".join(listing.keys[sample] for sample in survey.order.tolist()).encode())
+    for values in (listing.sizes, listing.split, *(column.values for column in listing.columns.values())):
+        digest.update(np.ascontiguousarray(values[survey.order]).data)
+    return f"source-{digest.hexdigest()}"
+
+
+class PackedFolder(PackedDataset):
+    """The packed file of a folder, checked to be that of the folder as it is now."""
+
+    def __init__(
+        self, output: Path, source: Path, survey: Survey, identity: str, check: CheckOption = "auto"
+    ) -> None:
+        super().__init__(output, check=check)
+        self._of_source = identity
+        _check_same(self.file, source, survey)
+
+    def data_identity(self) -> str:
+        """Returns that of the folder's samples, so that a state holds before and after they are packed."""
+        return self._of_source
+
+
+def _check_same(file: PackedFile, source: Path, survey: Survey) -> None:
+    """Raises FileChangedError unless a packed file holds the samples of a folder, in the order of the survey."""
+    listing, order = survey.listing, survey.order
+    keys = [listing.keys[sample] for sample in order.tolist()]
+    with open_hdf5(file.path) as hdf5:
+        packed = [text_of(bytes(key)) for key in hdf5["key"][()]]
+        lengths = _stored_lengths(hdf5, file)
+    newest = int(listing.mtimes_ns.max(initial=0))
+    changed = ""
+    if new := sorted(set(keys) - set(packed)):
+        changed = f"{new[0]} is not in the packed file"
+    elif gone := sorted(set(packed) - set(keys)):
+        changed = f"{gone[0]} is gone"
+    elif packed != keys:
+        changed = "its splits are others"
+    elif len(other := np.flatnonzero((lengths >= 0) & (lengths != listing.sizes[order]))):
+        changed = f"{keys[int(other[0])]} has another size in bytes"
+    elif newest > file.identity.mtime_ns:
+        changed = f"{listing.keys[int(listing.mtimes_ns.argmax())]} was written to later"
+    if changed:
+        raise FileChangedError(
+            f"{source}: changed since it was packed into {file.path}: {changed}. Remove that file, and it is packed "
+            f"anew; or give FastLoader the file itself, to train on what it holds."
+        )
+
+
+def _stored_lengths(hdf5: h5py.File, file: PackedFile) -> NDArray[np.int64]:
+    """Returns the bytes of each image that is kept as its file is, int64 (N,); -1 for others."""
+    if file.fields["images"].ragged is None:
+        return np.full(file.num_rows, -1, np.int64)
+    kept = hdf5["images_encoding"][()] == JPEG
+    return np.where(kept, hdf5["images_bytes"][()], -1).astype(np.int64)
+
+
+class UnpackedDataset(PackedDataset):
+    """The samples of a folder in the order of the packed file that is made of them; see `PackedDataset`.
+
+    Attributes:
+        output: the packed file, when it is complete.
+    """
+
+    def __init__(self, source: Path, output: Path, survey: Survey, identity: str) -> None:
+        self.path, self.output = source, output
+        self.split = self.transform = self.check = None
+        self.decode = "cpu"
+        self._survey, self._of_source = survey, identity
+        self._file = _header(source, survey, identity)
+        self._identity = self._file.identity
+        self._range, self._selected = range(self._file.num_rows), None
+        self.fields = tuple(name for name in ("images", "labels") if name in self._file.fields)
+        self._read_mode, self._window_chunks, self._reader = "auto", None, None
+        self._later_check: CheckOption = "auto"
+        self._pack: BackgroundPack | None = None
+
+    def data_identity(self) -> str:
+        """Returns that of the folder's samples, so that a state holds before and after they are packed."""
+        return self._of_source
+
+    def check_unchanged(self) -> None:
+        """Does nothing: each file is checked when it is read."""
+
+    def checking(self, check: CheckOption) -> PackedDataset:
+        """Returns this dataset, whose packed file is read with that `check`; files that are not packed have no digest.
+        """
+        if check in ("always", "first"):
+            raise OptionError(f"check={check!r}: {self.path} is not packed yet, and its files have no digests. Leave it out.")
+        self._later_check = check
+        return self
+
+    def packed(self) -> PackedDataset:
+        """Returns the packed file if it is complete; else this dataset, after packing was begun.
+
+        Raises:
+            FileChangedError: the folder changed while it was packed.
+        """
+        if self.output.exists():
+            return PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
+        if self._pack is None:
+            self._pack = BackgroundPack(self.path, self.output, self._file.num_rows)
+        elif failure := self._pack.failure():
+            _log.warning(f"{self.path}: not packed into {self.output}, so its files are read in each epoch: {failure}")
+        return self
+
+    def name_of(self, row: int) -> str:
+        """Returns what messages call a sample."""
+        return f"{self.path}: sample {self._key(row)!r}"
+
+    def _key(self, row: int) -> str:
+        return self._survey.listing.keys[int(self._survey.order[row])]
+
+    def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
+        """Returns a reader of the folder's files in place of one of the packed file."""
+        return _UnpackedReader(self.file, self._survey, self.name_of)
+
+    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> Any:
+        """Returns one that announces nothing: the kernel is not told of other files."""
+        return _NothingAhead()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_pack": None}
+
+
+class _NothingAhead:
+    def announce(self, rows: NDArray[np.int64]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _header(source: Path, survey: Survey, identity: str) -> PackedFile:
+    """Returns the header that the packed file of a survey will have, as far as a loader looks at it."""
+    plan, listing = survey.plan, survey.listing
+    assert plan is not None and survey.headers is not None, "there are images"
+    shapes = _shapes(survey)
+    num_bytes, count = survey.dataset_bytes["images"], survey.num_samples
+    extent = RaggedExtent(0, num_bytes, min(survey.options.chunk_bytes, num_bytes), count)
+    fields = {"images": Field("images", plan.dtype.newbyteorder("<"), common_shape(shapes), ragged=extent)}
+    if (labels := listing.columns.get("labels")) is not None:
+        names = tuple(labels.attrs.get("names", ()))
+        fields["labels"] = Field("labels", labels.values.dtype, labels.values.shape[1:], names=names)
+    return PackedFile(
+        path=source,
+        version=1,
+        num_rows=count,
+        fields=fields,
+        splits={},
+        header_digest=identity,
+        shuffled=survey.options.shuffle,
+        seed=survey.options.seed,
+        identity=FileIdentity(0, 0, 0, 0),
+        attrs={},
+    )
+
+
+def _shapes(survey: Survey) -> NDArray[np.int32]:
+    """Returns the shape of each row's image, int32 (N, 3)."""
+    assert survey.plan is not None and survey.headers is not None, "there are images"
+    sizes = row_sizes(survey.plan, survey.headers[survey.order])
+    channels = np.full((len(sizes), 1), survey.plan.channels)
+    return np.concatenate([sizes, channels], axis=1).astype(np.int32)
+
+
+class _UnpackedReader(RowReader):
+    """Reads rows of a folder's files as a `RowReader` reads those of a packed file."""
+
+    def __init__(self, file: PackedFile, survey: Survey, name_of: Any) -> None:
+        self.file, self.fd = file, -1
+        self.held = nullcontext()
+        self._check, self._sources = None, {}
+        self._images = _UnpackedImages(file, survey, name_of)
+        self._ragged = {"images": self._images}
+        labels = survey.listing.columns.get("labels")
+        self._labels = None if labels is None else np.ascontiguousarray(labels.values[survey.order])
+
+    def gather(self, rows: NDArray[np.int64], outs: Any) -> int:
+        """Copies labels, and decodes images of one size; see `RowReader.gather`."""
+        check_rows(rows, self.file.num_rows, self.file.path)
+        copied = 0
+        if self._labels is not None and "labels" in outs:
+            np.take(self._labels, rows, axis=0, out=outs["labels"], mode="clip")
+            copied += outs["labels"].nbytes
+        if "images" in outs:
+            self._images.decoded(rows, outs["images"])
+            copied += outs["images"].nbytes
+        return copied
+
+    def check_identity(self) -> None:
+        """Does nothing: each file is checked when it is read."""
+
+
+class _UnpackedImages(RaggedReader):
+    """Reads and decodes files of a folder as a `RaggedReader` does rows of a packed file.
+
+    The offsets in its index are the numbers of the rows.
+    """
+
+    def __init__(self, file: PackedFile, survey: Survey, name_of: Any) -> None:
+        self._file, self._field = file, file.fields["images"]
+        self._verify, self._packed = None, set()
+        self.flat = self._view = None
+        self._name_of, listing, order = name_of, survey.listing, survey.order
+        assert survey.plan is not None and survey.headers is not None and listing.files is not None, "there are images"
+        self._headers, self._samples = survey.headers[order], order
+        self._encoder = RowEncoder(listing.files, None, survey.plan)
+        own, made = jpegs_kept_and_made(survey.plan, order, self._headers)
+        self._values = {
+            "offset": np.arange(len(order)),
+            "bytes": survey.row_lengths["images"],
+            "shape": _shapes(survey),
+            "encoding": np.where(own | made, JPEG, 0),
+            "orientation": np.where(own, self._headers["jpeg"], 1),
+        }
+
+    def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return self._values[part][rows].astype(INDEX_DTYPES[part][0])
+
+    def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
+        return self.look_up(rows)
+
+    def take(self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
+        taken = [self._encoded(int(row)) for row in index.offset]
+        if memory is None:
+            return taken
+        ends = np.cumsum([0, *map(len, taken)]).tolist()
+        for begin, data in zip(ends, taken, strict=False):
+            memory[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
+        return [memory.data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+
+    def _encoded(self, row: int) -> memoryview:
+        try:
+            return memoryview(self._encoder.encode(int(self._samples[row]), self._headers[row]).image).cast("B")
+        except (ImageError, OSError) as error:
+            raise self._refused(row, reason_of(error)) from error
+
+    def _each(self, rows: NDArray[np.int64], index: RaggedIndex, decode: Any) -> list[Decoded]:
+        found: list[Decoded] = []
+        for at, data in enumerate(self.take(index)):
+            on_suspect: OnSuspect = _nothing_to_compare
+            try:
+                found.append(decode(at, data, on_suspect))
+            except ImageError as error:
+                raise self._refused(int(rows[at]), f"cannot be decoded ({error})") from error
+        return found
+
+    def _refused(self, row: int, reason: str) -> SourceError:
+        return SourceError(
+            f"{self._name_of(row)} {reason}. Repair or remove it; or pack without it: `fastload pack "
+            f"{typed(self._file.path)} OUT.h5 --store source --on-error skip`, and give FastLoader that file."
+        )
+
+    def close(self) -> None:
+        """Does nothing: no file stays open."""
+
+
+def _nothing_to_compare() -> None:
+    """There is no digest of a file that is not packed yet."""
+
+
+class BackgroundPack:
+    """`fastload pack --store source` of a folder, in a process of low priority that ends with this one.
+
+    What an earlier run left unfinished is continued. The first rank of a machine packs; the others read the result.
+    """
+
+    def __init__(self, source: Path, output: Path, num_images: int) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if local_rank():
+            return
+        self._said: IO[bytes] | None = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
+        command = ["pack", str(source), str(output), "--store", "source", "--workers", "1"]
+        code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.cli import main; main()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, *command],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
+        )  # fmt: skip
+        weakref.finalize(self, _end, self._process)
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOW_PRIORITY)
+        images = counted(num_images, "image")
+        _log.warning(f"{source}: {images}, read as they are while they are packed into {output}, which is read then")
+
+    def failure(self) -> str:
+        """Returns, once, what the process said if it ended without packing; else ""."""
+        if self._process is None or self._said is None or self._process.poll() in (None, 0):
+            return ""
+        self._said.seek(0)
+        text = " ".join(self._said.read().decode(errors="replace").split())[:_TOLD]
+        self._said.close()
+        self._said = None
+        return text or f"its process ended with {self._process.returncode}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,175 @@
+"""A folder of images as a loader's source: read as it is while it is packed, then from the packed file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_trees import archived
+
+from fastload import FastLoader, FileChangedError, OptionError, OutputError, SourceError, pack_images
+from fastload.loader.from_folder import PackedFolder, UnpackedDataset, packed_path
+from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
+
+TRAINING = [RandomResizedCrop(16), RandomHorizontalFlip()]
+IMAGES = 30
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photos of several sizes: JPEGs, some of them turned by EXIF, and some PNGs."""
+    rng = np.random.default_rng(0)
+    root = tmp_path / "photos"
+    for number in range(IMAGES):
+        height, width = rng.integers(20, 60, 2).tolist()
+        small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
+        image = small.resize((width, height), Image.Resampling.BICUBIC)
+        path = root / f"class {number % 3}" / f"{number:02}.{'png' if number % 5 == 0 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        exif = Image.Exif()
+        if number % 7 == 0:
+            exif[0x0112] = 6
+        image.save(path, **({"exif": exif, "quality": 90} if path.suffix == ".jpg" else {}))
+    return root
+
+
+def until_packed(loader: FastLoader) -> None:
+    """Waits until the packed file is there."""
+    until = time.monotonic() + 120
+    while not loader.dataset.output.exists():
+        assert time.monotonic() < until, "it is not packed"
+        time.sleep(0.05)
+
+
+def epoch(loader: FastLoader) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
+    return [(batch.rows.tolist(), batch[0].clone(), batch[1].clone()) for batch in loader]
+
+
+def same(some: list, others: list) -> bool:
+    return all(a[0] == b[0] and torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("how", ["folder", "zip"])
+def test_batches_are_those_of_the_packed_file_before_and_after_it_is_there(photos, tmp_path, caplog, how):
+    source = photos if how == "folder" else archived(photos, tmp_path / "photos.zip")
+    with caplog.at_level(logging.WARNING, "fastload"):
+        loader = FastLoader(str(source), 4, transform=TRAINING, ends="exact")
+        first = epoch(loader)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "30 images, read as they are while they are packed into" in said and "\n" not in said
+    until_packed(loader)
+    second = epoch(loader)
+    assert isinstance(loader.dataset, PackedFolder)
+    output = packed_path(source, None)
+    assert output.parent == tmp_path and not list(tmp_path.glob("*.part"))
+    pack_images(source, tmp_path / "beforehand.h5", store="source")
+    assert (tmp_path / "beforehand.h5").read_bytes() == output.read_bytes()
+    packed = FastLoader(tmp_path / "beforehand.h5", 4, transform=TRAINING, ends="exact")
+    assert same(first, epoch(packed)) and same(second, epoch(packed))
+    # A later run finds it.
+    again = FastLoader(source, 4, transform=TRAINING, ends="exact")
+    assert isinstance(again.dataset, PackedFolder) and same(epoch(again), first)
+
+
+def test_samples_and_batches_of_their_own_sizes(photos, tmp_path):
+    loader = FastLoader(photos, 4, shuffle=False, batch="list", ends="exact", cache_dir=tmp_path / "cache")
+    dataset = loader.dataset
+    assert isinstance(dataset, UnpackedDataset) and dataset.output.parent == tmp_path / "cache"
+    for batch in loader:
+        for at, row in enumerate(batch.rows.tolist()):
+            assert torch.equal(batch[0][at], dataset[row][0]) and batch[1][at] == dataset[row][1]
+    until_packed(loader)
+    for batch in loader:
+        for at, row in enumerate(batch.rows.tolist()):
+            assert torch.equal(batch[0][at], dataset[row][0])
+
+
+def test_what_was_interrupted_goes_on(photos, tmp_path):
+    loader = FastLoader(photos, 4, transform=TRAINING)
+    state = None
+    for batch in loader:
+        state = state or loader.state_dict()
+        rows = batch.rows.tolist() if state is None else None
+    dataset = loader.dataset
+    process = dataset._pack._process
+    process.kill()
+    process.wait()
+    assert rows is None
+    if not dataset.output.exists():
+        # What a killed packer leaves is continued by the next run.
+        loader = FastLoader(photos, 4, transform=TRAINING)
+        whole = epoch(loader)
+        until_packed(loader)
+        assert not list(tmp_path.glob("*.journal"))
+    else:
+        whole = epoch(FastLoader(photos, 4, transform=TRAINING))
+    # A state of the folder's epoch goes on in the packed file.
+    packed = FastLoader(photos, 4, transform=TRAINING)
+    assert isinstance(packed.dataset, PackedFolder)
+    packed.load_state_dict(state)
+    assert same(epoch(packed), whole[1:])
+
+
+def test_a_folder_that_changed_is_an_error_that_names_the_sample(photos):
+    loader = FastLoader(photos, 4, transform=TRAINING)
+    for _ in loader:
+        pass
+    until_packed(loader)
+    output = loader.dataset.output
+    before = os.stat(output).st_mtime_ns
+    extra = photos / "class 0" / "99.jpg"
+    extra.write_bytes((photos / "class 1" / "01.jpg").read_bytes())
+    with pytest.raises(FileChangedError, match=r"class 0/99\.jpg is not in the packed file.*Remove that file"):
+        FastLoader(photos, 4, transform=TRAINING)
+    extra.unlink()
+    gone = photos / "class 1" / "01.jpg"
+    content = gone.read_bytes()
+    gone.unlink()
+    with pytest.raises(FileChangedError, match=r"class 1/01\.jpg is gone"):
+        FastLoader(photos, 4, transform=TRAINING)
+    gone.write_bytes(content)
+    os.utime(gone, ns=(before + 10**9,) * 2)
+    with pytest.raises(FileChangedError, match=r"01\.jpg was written to later"):
+        FastLoader(photos, 4, transform=TRAINING)
+
+
+def test_a_file_that_changes_or_cannot_be_decoded_is_named(photos, monkeypatch):
+    monkeypatch.setattr("fastload.loader.from_folder.local_rank", lambda: 1)  # nothing is packed here
+    loader = FastLoader(photos, 4, transform=TRAINING, ends="exact")
+    path = photos / "class 1" / "01.jpg"
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + b"x" * 20)
+    with pytest.raises(SourceError, match=r"class 1/01\.jpg' was written to or replaced since it was listed"):
+        epoch(loader)
+    # Its header is right, the rest of it is not.
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(SourceError, match=r"class 1/01\.jpg' .*(cannot be decoded|is another file|truncated).*on-error skip"):
+        epoch(FastLoader(photos, 4, transform=TRAINING, ends="exact"))
+
+
+def test_what_cannot_be(photos, tmp_path):
+    with pytest.raises(OptionError, match="source is none"):
+        FastLoader(tmp_path / "some.h5", 4, cache_dir=tmp_path)
+    with pytest.raises(OptionError, match="lies inside the source"):
+        FastLoader(photos, 4, cache_dir=photos / "cache")
+    with pytest.raises(OptionError, match="its files have no digests"):
+        FastLoader(photos, 4, transform=TRAINING, check="always")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no image"):
+        FastLoader(tmp_path / "empty", 4)
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    (photos).rename(locked / "photos")
+    locked.chmod(0o500)
+    try:
+        if not os.access(locked, os.W_OK):  # as root everything can be written
+            with pytest.raises(OutputError, match="cache_dir="):
+                FastLoader(locked / "photos", 4, transform=TRAINING)
+    finally:
+        locked.chmod(0o700)
