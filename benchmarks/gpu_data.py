@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import make_faces  # tools/make_faces.py
-from fastload.format.writer import Column
 from fastload.format.digests import row_digests
-from fastload.format.writer import PixelSpec, chunk_rows_for, create_file
+from fastload.format.writer import Column, PixelSpec, chunk_rows_for, create_file
 
 CLASSES = 10
 QUALITY = 90

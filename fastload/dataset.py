@@ -23,8 +23,8 @@ from fastload.read.identity import check_path
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
 from fastload.read.reader import RowReader, image_axes
-from fastload.read.row_errors import sample_name
 from fastload.read.row_check import Check
+from fastload.read.row_errors import sample_name
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]

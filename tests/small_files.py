@@ -15,8 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fastload.format.writer import Column
-from fastload.format.writer import create_file
+from fastload.format.writer import Column, create_file
 from sample_files import write_packed
 
 

@@ -7,7 +7,9 @@ padding count for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ class Detection:
 
     fields = ("images", "boxes", "box_labels", "num_boxes", "pixel_mask")
     batch_size, lr, width = 8, 2e-3, 16
-    loader_options: dict[str, Any] = {"batch": "pad", "pad_to": 16}
+    loader_options: Mapping[str, Any] = MappingProxyType({"batch": "pad", "pad_to": 16})
 
     def __init__(self, dataset: PackedDataset, side: int = 128) -> None:
         fields = dataset.file.fields
@@ -192,7 +194,9 @@ class Detection:
         model.eval()
         some = held_out.select(spread)
         seen, ready = (
-            next(iter(FastLoader(some, len(spread), shuffle=False, share=None, transform=list_of, **self.loader_options)))
+            next(
+                iter(FastLoader(some, len(spread), shuffle=False, share=None, transform=list_of, **self.loader_options))
+            )
             for list_of in (self.sizing, self.steady)
         )
         batch = dict(zip(self.fields, ready, strict=True))
@@ -236,7 +240,10 @@ def _overlap_of_distances(found: Tensor, truth: Tensor) -> Tensor:
 
 def overlaps(some: Tensor, others: Tensor) -> Tensor:
     """Intersection over union of boxes as corners, (n, 4) and (m, 4): (n, m)."""
-    low, high = torch.maximum(some[:, None, :2], others[None, :, :2]), torch.minimum(some[:, None, 2:], others[None, :, 2:])
+    low, high = (
+        torch.maximum(some[:, None, :2], others[None, :, :2]),
+        torch.minimum(some[:, None, 2:], others[None, :, 2:]),
+    )
     both = (high - low).clamp(min=0).prod(-1)
     areas = [(boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(-1) for boxes in (some, others)]
     return both / (areas[0][:, None] + areas[1][None] - both).clamp(min=1e-9)

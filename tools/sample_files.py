@@ -13,10 +13,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.format.writer import Column
 from fastload.format.digests import pixel_digests
 from fastload.format.ragged import JPEG, RaggedIndex, common_shape, ragged_offsets
-from fastload.format.writer import CHUNK_BYTES, PixelSpec, RaggedSpec, chunk_rows_for, create_file
+from fastload.format.writer import CHUNK_BYTES, Column, PixelSpec, RaggedSpec, chunk_rows_for, create_file
 
 
 def write_packed(

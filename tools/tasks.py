@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import colorsys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from detection import Detection
 from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.transforms import (
     CenterCrop,
@@ -26,7 +29,6 @@ from fastload.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from detection import Detection
 from models import SmallDeepLab, SmallResNet, SmallTransformer
 
 MOST_UNNAMED = 10_000
@@ -57,7 +59,7 @@ class Task(Protocol):
     width: int
     transforms: list[object]
     steady: list[object]
-    loader_options: dict[str, Any]
+    loader_options: Mapping[str, Any]
 
     def network(self, width: int) -> nn.Module:
         """A new network, of so many channels."""
@@ -87,7 +89,7 @@ class Task(Protocol):
 class _Labels:
     """Shared by images and texts: labels int64 (N,) are classes, uint8 (N, A) yes-or-no attributes."""
 
-    loader_options: dict[str, Any] = {}
+    loader_options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, dataset: PackedDataset) -> None:
         if "labels" not in dataset.file.fields:
@@ -209,7 +211,7 @@ class Segmentation:
 
     fields = ("images", "masks")
     batch_size, lr, width = 8, 4e-3, 24
-    loader_options: dict[str, Any] = {}
+    loader_options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, dataset: PackedDataset, side: int = 128, dropout: float = 0.1) -> None:
         self.dropout = dropout

@@ -11,9 +11,10 @@
     python tools/train.py photos.h5 --size 160                        images of several sizes, cut to 160x160
 
 The file's fields decide the task: masks are segmented, boxes without labels of images found, images classified, token
-arrays of a file without images read as text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8 (N, A) are A yes-or-no attributes.
-Beside it stand the tasks (`tasks.py`, `detection.py`), their networks and `LossInForward` (`models.py`), how ranks start (`ranks.py`),
-checkpoints (`run_files.py`) and the command line (`options.py`).
+arrays of a file without images read as text; `--task` says otherwise. Labels that are int64 numbers are classes, uint8
+(N, A) are A yes-or-no attributes. Beside it stand the tasks (`tasks.py`, `detection.py`), their networks and
+`LossInForward` (`models.py`), how ranks start (`ranks.py`), checkpoints (`run_files.py`) and the command line
+(`options.py`).
 On CPUs that others use too, set OMP_WAIT_POLICY=PASSIVE, or torch's threads spin and starve each other.
 """
 

@@ -83,7 +83,7 @@ def cpus_of_rank() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's number among those of the job on this machine, 0 without any: torchrun's, else its rank."""
+    """Returns this process's number among those of its job on this machine: torchrun's, else its rank; 0 if alone."""
     text = os.environ.get("LOCAL_RANK", "")
     group = process_group()
     return int(text) if text.isdecimal() else group.rank if group is not None else 0

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fastload.loader.echo_policy import EchoPolicy
-from fastload.loader.iteration import PassCounter
-from fastload.plan import EpochPlan, Pace, PlannedBatch
-from fastload.prefetch.auto_workers import AutoWorkers
+from fastload.plan import EpochPlan, PlannedBatch
 from fastload.prefetch.cached_feed import CachedFeed
 from fastload.prefetch.device_stage import DeviceBatch, DeviceStage
 from fastload.prefetch.process_stream import ProcessFeed
@@ -108,13 +105,3 @@ def _epochs_from(
             planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
         yield plan.epoch, planned
         plan, done = plan.following, 0
-
-
-def pass_ended(echo: EchoPolicy, auto: AutoWorkers | None, feed: Feed, counter: PassCounter, pace: Pace) -> None:
-    """Lets echo and workers be chosen for the next epoch. No method: a pass must not keep its loader alive."""
-    echo.ended(pace, counter.echo)
-    if auto is not None and isinstance(feed, ProcessFeed) and (watched := feed.watched_pass) is not None:
-        measured = watched.measured(pace.batches, pace.stall_s + pace.work_s, counter.first_waited_s, feed.busy_s())
-        # What the host waits for while a device still works is no reason for more workers.
-        measured = measured._replace(starved_s=min(measured.starved_s, pace.stall_s))
-        auto.ended(measured, feed.num_workers, worker_bytes=feed.worker_bytes)

@@ -10,6 +10,7 @@ Samples come in the order that the packed file has, so nothing changes when it i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import subprocess
@@ -77,12 +78,12 @@ def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:
     if cache_dir is None:
         return whole.with_name(f"{whole.name}.fastload.h5")
     folder = Path(cache_dir)
+    if folder.resolve().is_relative_to(whole):
+        raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: lies inside the source {source}. Name another folder.")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
         raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: is a file. Name a folder.")
-    if folder.resolve().is_relative_to(whole):
-        raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: lies inside the source {source}. Name another folder.")
     # Folders of one name may lie in several places.
     return folder / f"{whole.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(whole))[:8]}.fastload.h5"
 
@@ -91,7 +92,8 @@ def _identity(survey: Survey) -> str:
     """Returns what identifies the samples in saved states, whether they are packed yet or not."""
     digest, listing = xxhash.xxh3_64(), survey.listing
     digest.update("\0".join(listing.keys[sample] for sample in survey.order.tolist()).encode())
-    for values in (listing.sizes, listing.split, *(column.values for column in listing.columns.values())):
+    every: list[NDArray[Any]] = [listing.sizes, listing.split, *(one.values for one in listing.columns.values())]
+    for values in every:
         digest.update(np.ascontiguousarray(values[survey.order]).data)
     return f"source-{digest.hexdigest()}"
 
@@ -99,9 +101,7 @@ def _identity(survey: Survey) -> str:
 class PackedFolder(PackedDataset):
     """The packed file of a folder, checked to be that of the folder as it is now."""
 
-    def __init__(
-        self, output: Path, source: Path, survey: Survey, identity: str, check: CheckOption = "auto"
-    ) -> None:
+    def __init__(self, output: Path, source: Path, survey: Survey, identity: str, check: CheckOption = "auto") -> None:
         super().__init__(output, check=check)
         self._of_source = identity
         _check_same(self.file, source, survey)
@@ -173,10 +173,11 @@ class UnpackedDataset(PackedDataset):
         """Does nothing: each file is checked when it is read."""
 
     def checking(self, check: CheckOption) -> PackedDataset:
-        """Returns this dataset, whose packed file is read with that `check`; files that are not packed have no digest.
-        """
+        """Returns this dataset; its packed file is read with that `check`, as files by themselves have no digests."""
         if check in ("always", "first"):
-            raise OptionError(f"check={check!r}: {self.path} is not packed yet, and its files have no digests. Leave it out.")
+            raise OptionError(
+                f"check={check!r}: {self.path} is not packed yet, and its files have no digests. Leave it out."
+            )
         self._later_check = check
         return self
 
@@ -189,7 +190,7 @@ class UnpackedDataset(PackedDataset):
         if self.output.exists():
             return PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
         if self._pack is None:
-            self._pack = BackgroundPack(self.path, self.output, self._file.num_rows)
+            self._pack = BackgroundPack(self.path, self.output, self.file.num_rows)
         elif failure := self._pack.failure():
             _log.warning(f"{self.path}: not packed into {self.output}, so its files are read in each epoch: {failure}")
         return self
@@ -297,7 +298,7 @@ class _UnpackedImages(RaggedReader):
         self._headers, self._samples = survey.headers[order], order
         self._encoder = RowEncoder(listing.files, None, survey.plan)
         own, made = jpegs_kept_and_made(survey.plan, order, self._headers)
-        self._values = {
+        self._values: dict[str, NDArray[Any]] = {
             "offset": np.arange(len(order)),
             "bytes": survey.row_lengths["images"],
             "shape": _shapes(survey),
@@ -306,7 +307,8 @@ class _UnpackedImages(RaggedReader):
         }
 
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        return self._values[part][rows].astype(INDEX_DTYPES[part][0])
+        found: NDArray[Any] = self._values[part][rows].astype(INDEX_DTYPES[part][0])
+        return found
 
     def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
         return self.look_up(rows)
@@ -318,7 +320,7 @@ class _UnpackedImages(RaggedReader):
         ends = np.cumsum([0, *map(len, taken)]).tolist()
         for begin, data in zip(ends, taken, strict=False):
             memory[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
-        return [memory.data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+        return [memory.data[begin:end] for begin, end in itertools.pairwise(ends)]
 
     def _encoded(self, row: int) -> memoryview:
         try:
@@ -360,14 +362,14 @@ class BackgroundPack:
         self._process: subprocess.Popen[bytes] | None = None
         if local_rank():
             return
-        self._said: IO[bytes] | None = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
         command = ["pack", str(source), str(output), "--store", "source", "--workers", "1"]
         code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.cli import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, *command],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
         )  # fmt: skip
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _end, self._process, self._said)
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOW_PRIORITY)
         images = counted(num_images, "image")
@@ -375,16 +377,16 @@ class BackgroundPack:
 
     def failure(self) -> str:
         """Returns, once, what the process said if it ended without packing; else ""."""
-        if self._process is None or self._said is None or self._process.poll() in (None, 0):
+        if self._process is None or self._said.closed or self._process.poll() in (None, 0):
             return ""
         self._said.seek(0)
         text = " ".join(self._said.read().decode(errors="replace").split())[:_TOLD]
         self._said.close()
-        self._said = None
         return text or f"its process ended with {self._process.returncode}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+    said.close()
     if process.poll() is None:
         process.terminate()
         try:

@@ -384,8 +384,6 @@ def _copied_from(fields: Mapping[str, Any], lasting: Iterable[torch.Tensor]) -> 
     """Returns the fields, with copies of those that lie in the memory of others; lists have memory of their own."""
     memory = {tensor.untyped_storage()._cdata for tensor in lasting}
     return {
-        name: value.clone()
-        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in memory
-        else value
+        name: value.clone() if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in memory else value
         for name, value in fields.items()
     }

@@ -25,9 +25,18 @@ from fastload.dataset import CheckOption, PackedDataset, check_option
 from fastload.device import open_backend
 from fastload.distributed.ranks import Share, ShareOption, check_share, process_group, resolve_share
 from fastload.errors import ShareError
-from fastload.loader.arguments import answer, as_html, check_damage, check_form, check_reading, check_steps, description, opened
-from fastload.loader.echo_policy import open_echo
-from fastload.loader.epochs_ahead import EpochsAhead, Feed, pass_ended
+from fastload.loader.arguments import (
+    answer,
+    as_html,
+    check_damage,
+    check_form,
+    check_reading,
+    check_steps,
+    description,
+    opened,
+)
+from fastload.loader.echo_policy import open_echo, pass_ended
+from fastload.loader.epochs_ahead import EpochsAhead, Feed
 from fastload.loader.iteration import Batch, Iteration, PassCounter
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, OutputError
-from fastload.format.writer import Column
 from fastload.format.digests import plain
 from fastload.format.ragged import RaggedIndex, common_shape
 from fastload.format.writer import (
+    Column,
     PixelSpec,
     RaggedSpec,
     check_size_limit,

@@ -18,8 +18,7 @@ from fastload.prefetch.sample_layout import SampleLayout
 from fastload.prefetch.sample_worker import BatchRequest, BatchResult, place_in_batch, requested_rows, sample_at
 from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.torch_workers import Workers
-from fastload.prefetch.waiting import doing
-from fastload.prefetch.waiting import is_stopped, state_of
+from fastload.prefetch.waiting import doing, is_stopped, state_of
 
 # Workers whose stacks a message shows.
 _MOST_SHOWN = 4

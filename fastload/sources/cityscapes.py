@@ -78,9 +78,7 @@ def list_cityscapes(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     return replace(samples, masks=replace(samples.masks, files=files))
 
 
-def _find_masks(
-    draft: Draft, tree: Tree, images: dict[str, int], splits: dict[str, str]
-) -> tuple[dict[str, int], str]:
+def _find_masks(draft: Draft, tree: Tree, images: dict[str, int], splits: dict[str, str]) -> tuple[dict[str, int], str]:
     """Returns stem -> position of the masks, and which values they hold: "Ids" or "TrainIds"."""
     found: dict[tuple[str, str], dict[str, int]] = {}
     for i, name in enumerate(tree.names):

@@ -150,8 +150,8 @@ def _object(line: Line, names: tuple[str, ...], *, keypoints: bool) -> tuple[int
     polygon = len(values) > 4 and not keypoints
     if polygon and len(values) % 2:
         raise ValueError(
-            f"line {line.number} of its labels has {len(values)} numbers behind the class: no box, and no pairs x, y of "
-            f"a polygon"
+            f"line {line.number} of its labels has {len(values)} numbers behind the class: neither a box nor the "
+            f"corners of a polygon"
         )
     if polygon:
         low, high = values.reshape(-1, 2).min(axis=0), values.reshape(-1, 2).max(axis=0)
@@ -159,7 +159,9 @@ def _object(line: Line, names: tuple[str, ...], *, keypoints: bool) -> tuple[int
         low, high = values[:2] - values[2:4] / 2, values[:2] + values[2:4] / 2
     if (low < -_TOLERANCE).any() or (high > 1 + _TOLERANCE).any() or (high < low).any():
         said = " ".join(numbers[:4])
-        raise ValueError(f"line {line.number} of its labels has a box outside of the image, or of negative size: {said}")
+        raise ValueError(
+            f"line {line.number} of its labels has a box outside of the image, or of negative size: {said}"
+        )
     low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
     return int(label), [*low.tolist(), *(high - low).tolist()], polygon
 
@@ -175,7 +177,9 @@ def _class_names(draft: Draft, tree: Tree) -> tuple[tuple[str, ...], bool]:
             continue
         listed = dict(enumerate(names)) if isinstance(names, list) else names
         if not isinstance(listed, dict) or sorted(map(str, listed)) != sorted(map(str, range(len(listed)))):
-            raise SourceError(f"{tree.where(i)}: `names` is no list of the classes 0, 1, ...: {str(names)[:80]}. Fix it.")
+            raise SourceError(
+                f"{tree.where(i)}: `names` is no list of the classes 0, 1, ...: {str(names)[:80]}. Fix it."
+            )
         draft.notes.append(f"Classes by {key_of(tree.names[i])} ({len(listed)}).")
         by_number = {int(number): str(name) for number, name in listed.items()}
         return tuple(by_number[number] for number in range(len(by_number))), "kpt_shape" in content

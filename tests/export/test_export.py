@@ -20,8 +20,8 @@ from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.export import JOURNAL, ExportReport, export_file
 from fastload.export.plan import RENUMBERED
 from fastload.export.write import encode_png
-from fastload.format.writer import Column
 from fastload.format.header import read_header
+from fastload.format.writer import Column
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.pack import pack_images

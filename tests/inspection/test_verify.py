@@ -11,8 +11,8 @@ from ragged_cases import NUM_ROWS, flip, flip_byte, jpeg_row, varied_file, varie
 from small_files import write_random
 
 from fastload.errors import FastloadError, FormatError, OptionError
-from fastload.format.writer import Column
 from fastload.format.header import read_header
+from fastload.format.writer import Column
 from fastload.inspection.verify import DamagedRow, verify_file
 
 PACKED = {

@@ -52,7 +52,9 @@ def epoch(loader: FastLoader) -> list[tuple[list[int], torch.Tensor, torch.Tenso
 
 
 def same(some: list, others: list) -> bool:
-    return all(a[0] == b[0] and torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) for a, b in zip(some, others, strict=True))
+    return all(
+        a[0] == b[0] and torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) for a, b in zip(some, others, strict=True)
+    )
 
 
 @pytest.mark.parametrize("how", ["folder", "zip"])
@@ -149,7 +151,9 @@ def test_a_file_that_changes_or_cannot_be_decoded_is_named(photos, monkeypatch):
         epoch(loader)
     # Its header is right, the rest of it is not.
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(SourceError, match=r"class 1/01\.jpg' .*(cannot be decoded|is another file|truncated).*on-error skip"):
+    with pytest.raises(
+        SourceError, match=r"class 1/01\.jpg' .*(cannot be decoded|is another file|truncated).*on-error skip"
+    ):
         epoch(FastLoader(photos, 4, transform=TRAINING, ends="exact"))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from late_backend import Device
 from PIL import Image
 
 from fastload import FastLoader, OptionError, PackedDataset
@@ -28,7 +29,6 @@ from fastload.transforms import (
     apply_transforms,
 )
 from fastload.transforms.boxes_and_points import coordinates_of
-from late_backend import Device
 from sample_files import write_ragged
 
 ROWS = 26
@@ -78,7 +78,9 @@ def raw(images, tmp_path_factory) -> Path:
 def stored(images, tmp_path_factory) -> Path:
     rows = [image if row % 5 == 0 else (jpeg(image), image.shape, 1) for row, image in enumerate(images)]
     masks = [image[..., 0] // 64 for image in images]
-    return write_ragged(tmp_path_factory.mktemp("own") / "jpeg.h5", rows, columns(images), masks=masks, ignore_index=VOID)
+    return write_ragged(
+        tmp_path_factory.mktemp("own") / "jpeg.h5", rows, columns(images), masks=masks, ignore_index=VOID
+    )
 
 
 def dataset(path: Path, fields: tuple[str, ...] = FIELDS) -> PackedDataset:
@@ -299,7 +301,7 @@ def test_a_grouped_epoch_is_resumed_and_other_orders_are_refused(stored):
         ({"group_by": "aspect"}, "none is padded"),
         ({"batch": "pad", "group_by": "size"}, 'choose "aspect" or None'),
         ({"batch": "pad", "group_by": "aspect", "shuffle": False}, "shuffled"),
-        ({"batch": "list", "cache": "host"}, "one size"),
+        ({"batch": "list", "cache": "device", "device": Device()}, "one size"),
         ({"batch": "pad", "transform": [MixUp(num_classes=4)]}, "MixUp mixes images of one size"),
         ({"batch": "list", "transform": [RandomCrop(60)]}, "smaller than the window"),
     ],

@@ -14,9 +14,9 @@ from PIL import Image
 
 from fastload.errors import FileChangedError, FormatError
 from fastload.format.codecs import Codec
-from fastload.format.writer import Column
 from fastload.format.header import read_header
 from fastload.format.ragged import JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex
+from fastload.format.writer import Column
 from fastload.read.ragged_rows import impossible_rows, sample_error
 from fastload.read.reader import RowReader
 from sample_files import write_ragged

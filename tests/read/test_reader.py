@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import FileChangedError, MissingFileError, OptionError
-from fastload.format.writer import Column
 from fastload.format.header import read_header
+from fastload.format.writer import Column
 from fastload.read.reader import RowReader, image_axes
 from sample_files import write_packed
 

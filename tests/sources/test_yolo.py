@@ -80,9 +80,7 @@ def test_lines_that_cannot_be_are_named(yolo: Path, line: str, reason: str) -> N
     assert [key for key, _ in skipped] == ["images/train/b.png"]
 
 
-def test_labels_without_an_image_and_names_that_cannot_be_read(
-    yolo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_without_an_image_and_names_that_cannot_be_read(yolo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(yolo / "labels/val/gone.txt", "0 0.5 0.5 0.1 0.1\n")
     refused_or_skipped("labels/val/gone.txt has labels, but no image of its name", yolo)
     (yolo / "labels/val/gone.txt").unlink()
@@ -92,6 +90,7 @@ def test_labels_without_an_image_and_names_that_cannot_be_read(
             list_source(yolo)
     write(yolo / "data.yaml", "kpt_shape: [2, 2]\n" + NAMES)
     write(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.5 0.1 0.1 0.2 0.2\n")
+    write(yolo / "labels/train/b.txt", "")
     listing = list_source(yolo)
     assert "NOT READ: keypoints" in " ".join(listing.notes)
     assert np.array_equal(listing.columns["boxes"].values[0, 0], [10, 5, 20, 10])

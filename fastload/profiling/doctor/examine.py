@@ -24,8 +24,8 @@ from fastload.profiling.meter.loops import HOW
 from fastload.profiling.meter.sampler import Sampler, environment, family_of, mean_cpus, mean_others
 from fastload.profiling.verdict import Demands, judge
 from fastload.profiling.verdict.demands import costs_of
-from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.profiling.verdict.loop_model import FastLoaderCosts
+from fastload.profiling.verdict.sentences import OTHER_PROGRAMS
 from fastload.system.machine import available_cpus
 from fastload.system.text import seconds_text
 from fastload.timing.results import Lane, Measured, Verdict, Work, mean_stages

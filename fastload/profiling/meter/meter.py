@@ -11,8 +11,7 @@ from typing import Any, Literal
 from fastload.distributed.ranks import local_world_size
 from fastload.errors import OptionError
 from fastload.profiling.meter import exports
-from fastload.profiling.meter.loops import HOW, measure_headspace, open_clock
-from fastload.profiling.meter.loops import Loop, Totals, demands_of
+from fastload.profiling.meter.loops import HOW, Loop, Totals, demands_of, measure_headspace, open_clock
 from fastload.profiling.meter.sampler import Sampler, environment, mean_others
 from fastload.profiling.meter.watching import WatchedPass
 from fastload.profiling.verdict import Demands, judge

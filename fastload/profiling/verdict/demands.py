@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fastload.profiling.verdict.loop_model import Contention, LoopModel, fitted, own_time
+from fastload.profiling.verdict.loop_model import (
+    Contention,
+    FastLoaderCosts,
+    FormatCosts,
+    LoopModel,
+    WorkerCosts,
+    fitted,
+    own_time,
+)
 from fastload.profiling.verdict.replacement import PlainLoader
-from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
 from fastload.timing.results import STAGES, WAITING, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]

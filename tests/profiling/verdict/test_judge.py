@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fastload.profiling.verdict import CAUSES, Demands, judge
 from fastload.profiling.verdict.demands import costs_of
-from fastload.profiling.verdict.replacement import PlainLoader, to_type
 from fastload.profiling.verdict.loop_model import FastLoaderCosts, FormatCosts, WorkerCosts
+from fastload.profiling.verdict.replacement import PlainLoader, to_type
 from fastload.timing.results import WAITING, BatchWork, Step, Work
 
 STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over")
