@@ -1,4 +1,4 @@
-"""A folder, .zip or .tar of images as a loader's source: read as it is while it is packed beside it.
+"""A folder, .zip or .tar of images as a loader's source: read as it is while it is packed.
 
     first epochs    files of the folder ----decoded by the loader's threads----> batches
     meanwhile       `fastload pack FOLDER FILE --store source`, in a process with low priority
@@ -73,7 +73,7 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
 
 
 def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Returns where the packed file of a folder or archive lies: beside it, or in another folder."""
+    """Returns where the packed file of a folder or archive lies: in the same folder, or in another one."""
     whole = source.resolve()
     if cache_dir is None:
         return whole.with_name(f"{whole.name}.fastload.h5")
@@ -207,7 +207,7 @@ class UnpackedDataset(PackedDataset):
         return _UnpackedReader(self.file, self._survey, self.name_of)
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> Any:
-        """Returns one that announces nothing: the kernel is not told of other files."""
+        """Returns one that announces nothing."""
         return _NothingAhead()
 
     def __getstate__(self) -> dict[str, Any]:

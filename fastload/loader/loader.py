@@ -78,7 +78,7 @@ class FastLoader:
     Args:
         source: path of a packed file, a `PackedDataset` (for a split, other fields, a subset, a Python transform), or
             any map-style dataset. Also a folder, .zip or .tar of images: it is read as it is while it is packed into
-            `FOLDER.fastload.h5` beside it (`pack --store source`, in a process of low priority), and from the next
+            `FOLDER.fastload.h5` next to it (`pack --store source`, in a process of low priority), and from the next
             epoch on as soon as that is complete. What is interrupted goes on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.

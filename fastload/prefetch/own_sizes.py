@@ -36,7 +36,7 @@ from fastload.transforms.engine.placement import Placement
 PIXELS = ("images", "masks")
 """Fields whose samples have sizes of their own."""
 
-# Steps from one aspect ratio, and one area, to the double. Batches of 8 out of 4,000 sizes like COCO's are padded by 6 %
+# Steps from one aspect ratio, and one area, to the double. Batches of 8 of 4,000 sizes like COCO's are padded by 6 %
 # with them, by 7 % with 16 steps of aspect, and by 30 % without any; batches of sizes drawn evenly by 19, 31 and 51 %.
 _ASPECTS = _AREAS = 4
 
@@ -54,7 +54,7 @@ class _Memory(threading.local):
 
 
 class OwnSizeRows:
-    """Fills slots with the fields beside the pixels, and adds images and masks. Any thread may call it.
+    """Fills slots with all fields but images and masks, and adds these. Any thread may call it.
 
     Args:
         options: of the loader; its form of batches is a list, or padded.
@@ -67,12 +67,12 @@ class OwnSizeRows:
         assert options.size_head is not None, "it may be empty"
         self._options, self._reader, self._file = options, reader, dataset.file
         self._head, self._augmentation = options.size_head, options.augmentation
-        self._apart = [name for name in PIXELS if name in dataset.fields]
+        self._pixels = [name for name in PIXELS if name in dataset.fields]
         self._placed = PlacedRows(reader)
         self._memory = _Memory()
         self._staging = StagingPool(pins) if pins is not None else None
         self._goes_on = options.in_threads and bool(self._augmentation.transforms[self._augmentation.done :])
-        self._gathered = [item for item in dataset.layout() if item[0] not in self._apart]
+        self._gathered = [item for item in dataset.layout() if item[0] not in self._pixels]
         one = as_handed_over(self._file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in self._gathered})
         moved = self._augmentation.coordinates if self._head.count or self._goes_on else ()
         # Name, shape and dtype of each field of a sample, as it lies in a slot.
@@ -103,7 +103,7 @@ class OwnSizeRows:
                 lap("transform")
         for name, _, _ in self.fields:
             slot[name][:] = fields[name].numpy()
-        pixels = {name: fields[name] for name in self._apart}
+        pixels = {name: fields[name] for name in self._pixels}
         if self._options.backend is not None:
             pixels = self._sent(pixels)
         elif self._options.in_threads and self._options.form.kind == "pad":
@@ -134,7 +134,7 @@ class OwnSizeRows:
                 one, out = slice(at, at + 1), torch.from_numpy(image)[None].permute(0, 3, 1, 2)
                 self._placed.place(rows[one], index.part(one), placement.part(one), factors[one], out)
         fields["images"] = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
-        if "masks" in self._apart:
+        if "masks" in self._pixels:
             fields["masks"] = self._masks(rows, placement)
         if placement is not None and self._augmentation.coordinates:
             fields |= _moved(fields, placement, self._augmentation.coordinates)
@@ -325,7 +325,7 @@ def _pixel_mask(sizes: NDArray[np.int64], images: torch.Tensor) -> torch.Tensor:
 def likeness(sizes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Returns a number for each image, int64 (N,), of heights and widths (N, 2): close ones are of like shape.
 
-    Images are told apart by aspect ratio in steps of 19 %, and within a step by their area.
+    The aspect ratio counts in steps of 19 %, and within a step the area.
     """
     height, width = sizes.astype(np.float64).T
     aspect, area = _ASPECTS * np.log2(width / height), _AREAS * np.log2(height * width)

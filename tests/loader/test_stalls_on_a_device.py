@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from late_backend import TimedDevice
 
 from fastload import FastLoader, MixedEcho
-from fastload.loader.echo_policy import EchoPolicy
+from fastload.loader.echo_policy import EchoPolicy, pass_ended
 from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.loader.iteration import Iteration, PassCounter
-from fastload.loader.loader import _pass_ended
 from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
 from fastload.prefetch.auto_workers import AutoWorkers
@@ -198,7 +197,7 @@ def test_processes_are_not_added_for_what_a_host_waits_while_its_device_works(st
     feed, auto = ProcessFeed(FastLoader(Numbers(), 2, workers=1)._options), Noting()
     feed.begin_pass()
     feed.watched_pass.starved_s = 20.0
-    _pass_ended(EchoPolicy(), auto, feed, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
+    pass_ended(EchoPolicy(), auto, feed, PassCounter(), Pace(10, 10, stall_s=stall_s, work_s=60.0))
     feed.close()
     assert auto.measured.starved_s == starved_s and auto.measured.elapsed_s == stall_s + 60
 

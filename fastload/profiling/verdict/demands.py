@@ -31,7 +31,6 @@ PACKED = ("reading", "decoding", "collate", "lock contention")
 """Causes whose cure is to pack the images and to load them by FastLoader."""
 
 _PICKLED = 3.0  # times what tensors of so many bytes cost; who costs more is pickled
-
 _LEAST_OWN = 0.3  # of a step, that is not spent on mapping memory, nor saved by another memory format
 
 

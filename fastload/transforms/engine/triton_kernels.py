@@ -12,7 +12,7 @@ images grow, each byte is read twice a program and not four times a value.
 Where rows shrink to less than two thirds, the filter of an output row ends at the centres of its neighbours: a source
 row is added to the two output rows that it lies between, and then forgotten.
 
-Weights are in `triton_weights.py`, colour steps in `triton_colour.py`, what loads and stores blocks in
+Weights and colour steps are in `triton_parts.py`, what loads and stores blocks in
 `triton_bytes.py`.
 `benchmarks/kernel_code.py` counts the instructions that a change costs or saves.
 """
@@ -36,8 +36,7 @@ from fastload.transforms.engine.triton_bytes import (
     times,
     words,
 )
-from fastload.transforms.engine.triton_colour import CONTRAST, coloured
-from fastload.transforms.engine.triton_weights import columns_of, first_tap, support, weights_of
+from fastload.transforms.engine.triton_parts import CONTRAST, coloured, columns_of, first_tap, support, weights_of
 
 # Added to a value in 0..255, it leaves the nearest whole number in the low bits: 1.5 * 2**23.
 ROUNDER = tl.constexpr(12582912.0)

@@ -1,10 +1,12 @@
-# mypy: disable-error-code="import,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
+# mypy: disable-error-code="import,import-untyped,import-not-found,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  # all is a `tl.tensor`, or a tuple of them; Triton knows no (*a, b)
-"""The weights that `triton_kernels.py` blends rows and columns by: those of Pillow's antialiased bilinear filter.
+"""The parts of `triton_kernels.py`: the weights that it blends rows and columns by, and its colour steps.
 
-They are zero outside its support, so every run of taps within the window that covers the support gives the same sum.
-Runs of ceil(2 * support) taps do: 2 where nothing shrinks, 3 down to two thirds, 5 along x down to two fifths; beyond,
-weights along x are computed for each source row.
+The weights are those of Pillow's antialiased bilinear filter. They are zero outside its support, so every run of taps
+within the window that covers the support gives the same sum. Runs of ceil(2 * support) taps do: 2 where nothing
+shrinks, 3 down to two thirds, 5 along x down to two fifths; beyond, weights along x are computed for each source row.
+
+Colour steps are what `colour.py` does, in registers, with the same formulas and rounding.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ import triton
 import triton.language as tl
 
 from fastload.transforms.engine.triton_bytes import LIFT, added, grouped
+
+# The codes of colour.py; 0 leaves a pixel as it is, 1 is brightness.
+CONTRAST = tl.constexpr(2)
+SATURATION = tl.constexpr(3)
+HUE = tl.constexpr(4)
 
 
 @triton.jit
@@ -80,3 +87,55 @@ def support(centres, zoom, window, PIXELS: tl.constexpr):
 @triton.jit
 def _triangle(distance, inverse):
     return tl.maximum(1.0 - tl.abs(distance) * inverse, 0.0)
+
+
+@triton.jit
+def coloured(values, ops, factors, steps, mean):
+    """Returns a block for each channel after a sample's colour steps, and the gray levels before contrast."""
+    level = tl.zeros_like(values[0])
+    for step in range(steps):
+        op, factor = tl.load(ops + step), tl.load(factors + step)
+        if len(values) == 1:
+            if (op > 0) & (op <= CONTRAST):
+                if op == CONTRAST:
+                    level = values[0]
+                values = (_blend(values[0], tl.where(op == CONTRAST, mean, 0.0), factor),)
+        else:
+            red, green, blue = values
+            if op == HUE:
+                values = _turned(red, green, blue, factor)
+            elif op > 0:
+                other = tl.floor(red * 0.2989 + green * 0.587 + blue * 0.114)
+                if op == CONTRAST:
+                    level = other
+                other = tl.where(op == SATURATION, other, tl.where(op == CONTRAST, mean, 0.0))
+                values = _blend(red, other, factor), _blend(green, other, factor), _blend(blue, other, factor)
+    return values, level
+
+
+@triton.jit
+def _blend(level, other, factor):
+    return tl.floor(tl.minimum(tl.maximum(level * factor + other * (1.0 - factor), 0.0), 255.0))
+
+
+@triton.jit
+def _turned(red, green, blue, turns):
+    """Returns colours with their hue turned by parts of a full turn, as `colour.py` does it."""
+    largest = tl.maximum(tl.maximum(red, green), blue)
+    chroma = largest - tl.minimum(tl.minimum(red, green), blue)
+    divisor = tl.maximum(chroma, 1.0)
+    of_green_or_blue = tl.where(largest == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor)
+    hue = tl.where(largest == red, (green - blue) / divisor, of_green_or_blue) + 6.0 * turns
+    return (
+        _channel(hue + 5.0, largest, chroma),
+        _channel(hue + 3.0, largest, chroma),
+        _channel(hue + 1.0, largest, chroma),
+    )
+
+
+@triton.jit
+def _channel(hue, largest, chroma):
+    distance = hue - 6.0 * tl.floor(hue / 6.0)
+    missing = tl.minimum(tl.maximum(tl.minimum(distance, 4.0 - distance), 0.0), 1.0)
+    level = (largest - chroma * missing) * (255.999 / 255)
+    return tl.floor(tl.minimum(tl.maximum(level, 0.0), 255.0))
