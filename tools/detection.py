@@ -212,7 +212,7 @@ class Detection:
             for box in there[at, : int(batch["num_boxes"][at])].tolist():
                 draw.rectangle(box, outline="white")
             for box, score, kind in zip(*(part.tolist() for part in found[at]), strict=True):
-                if score >= 0.3:
+                if score >= 0.4:
                     draw.rectangle(box, outline=f"hsv({kind * 222 % 360}, 90%, 100%)")
             sheet.paste(image, (0, top))
             top += height

@@ -5,7 +5,7 @@ Comes out: a new batch.
 
 Read first: `pipeline` (a list applied to a batch), then `fuse` (lists cut into passes) and `placement` (crops, resizes
 and flips as tables of numbers). `place` moves whole batches by plain torch and NumPy, `resample` sample by sample on
-the CPU, `gpu` by the kernel of `triton_kernels` (what it loads and stores is in `triton_bytes`, its filter and colours in
+the CPU, `gpu` by the kernel of `triton_kernels` (loads and stores are in `triton_bytes`, its filter and colours in
 `triton_parts`); `buffers` is the memory of outputs, and what sends to a device.
 `size_head` gives images of several sizes one size.
 

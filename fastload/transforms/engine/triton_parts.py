@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import,import-untyped,import-not-found,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
+# mypy: disable-error-code="import,untyped-decorator,no-untyped-def,assignment,misc,var-annotated"
 # ruff: noqa: ANN001, ANN201, ANN202, RUF005  # all is a `tl.tensor`, or a tuple of them; Triton knows no (*a, b)
 """The parts of `triton_kernels.py`: the weights that it blends rows and columns by, and its colour steps.
 
