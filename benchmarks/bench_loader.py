@@ -44,7 +44,7 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.profiling.bench.alone import BareTake
 from sample_files import write_packed
 

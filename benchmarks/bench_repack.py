@@ -32,7 +32,8 @@ from PIL import Image
 
 import harness
 from fastload.format.digests import row_digests
-from fastload.format.writer import CHUNK_BYTES, Column, PixelSpec, chunk_rows_for, create_file
+from fastload.format.ragged import Column
+from fastload.format.writer import CHUNK_BYTES, PixelSpec, chunk_rows_for, create_file
 
 SHAPE = (218, 178, 3)
 CHUNKS = "1MiB"

@@ -27,7 +27,7 @@ import torch
 import harness
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection.shuffle_quality import WINDOWS, OrderQuality, measure_shuffles
 from sample_files import write_packed
 

@@ -23,7 +23,8 @@ from PIL import Image
 
 import make_faces  # tools/make_faces.py
 from fastload.format.digests import row_digests
-from fastload.format.writer import Column, PixelSpec, chunk_rows_for, create_file
+from fastload.format.ragged import Column
+from fastload.format.writer import PixelSpec, chunk_rows_for, create_file
 
 CLASSES = 10
 QUALITY = 90

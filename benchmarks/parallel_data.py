@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fastload import pack_images
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from make_reviews import arrays
 from sample_files import write_packed
 

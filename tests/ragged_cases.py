@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_ragged
 
 NUM_ROWS = 12

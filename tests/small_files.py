@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fastload.format.writer import Column, create_file
+from fastload.format.ragged import Column
+from fastload.format.writer import create_file
 from sample_files import write_packed
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from fastload import FastLoader, inspect_file
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, FormatError, OptionError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.read import readahead
 from sample_files import write_packed, write_ragged
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"

@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 from fastload import FastLoader, Meter, PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.transforms import Normalize
 from models import LossInForward, SmallDeepLab, SmallResNet
 from ranks import group

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from fastload.errors import OptionError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.pack.pack_options import check_choice
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Listing, first_few

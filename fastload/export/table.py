@@ -24,7 +24,8 @@ import xxhash
 
 from fastload.errors import SourceError
 from fastload.export.plan import RENUMBERED, ExportPlan
-from fastload.format.writer import Column, Moves, writer_name
+from fastload.format.ragged import Column, Moves
+from fastload.format.writer import writer_name
 from fastload.sources.assemble import Splits
 from fastload.sources.box_forms import BOXES, POINTS, form_by_names
 from fastload.sources.exported import FORMAT, VERSION

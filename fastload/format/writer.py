@@ -18,34 +18,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
 from h5py import h5d, h5f, h5p, h5s, h5t, h5z
-from numpy.typing import NDArray
 
 from fastload.errors import FormatError
 from fastload.format.codecs import NONE, Codec
 from fastload.format.digests import header_digest, linear_offset, row_digests
 from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
-
-Moves = Literal["", "points", "xywh", "xyxy"]
-"""Kind of coordinates in a column, which change when the image is resized: points x, y; boxes as corner and size; boxes
-as two corners. "": no coordinates."""
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One dataset of a packed file other than pixels."""
-
-    values: NDArray[Any]  # (N, ...), a fixed-shape numeric array, or S for keys
-    # HDF5 attributes as plain Python values, e.g. {"names": ("cat", "dog")}
-    attrs: dict[str, Any] = field(default_factory=dict)
-    # Kind of coordinates, in pixels of the upright image before any resizing; the last axis holds x, y (or x, y, x, y,
-    # ...) or the 4 numbers of a box. The packer scales them with the image
-    moves: Moves = ""
-
+from fastload.format.ragged import Column
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
 CHUNK_BYTES = 8 * 2**20

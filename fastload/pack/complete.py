@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, OutputError
 from fastload.format.digests import plain
-from fastload.format.ragged import RaggedIndex, common_shape
+from fastload.format.ragged import Column, RaggedIndex, common_shape
 from fastload.format.writer import (
-    Column,
     PixelSpec,
     RaggedSpec,
     check_size_limit,

@@ -21,8 +21,8 @@ from fastload.errors import ImageError, OptionError, SourceError
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import IMAGES_OFFSET
-from fastload.format.ragged import INDEX_DTYPES, index_names, ragged_offsets
-from fastload.format.writer import Column, PixelSpec, chunk_rows_for
+from fastload.format.ragged import INDEX_DTYPES, Column, index_names, ragged_offsets
+from fastload.format.writer import PixelSpec, chunk_rows_for
 from fastload.images.fit import Target, moved_coordinates
 from fastload.images.image_header import KINDS, header_of_pixels
 from fastload.pack.decisions import (

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import PackedFile
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.repack.packed_listing import list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.arrays.raw_rows import JoinedRows

@@ -17,8 +17,7 @@ from fastload.errors import FormatError, MissingFileError, OptionError, SourceEr
 from fastload.format.codecs import load_filters
 from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_hdf5, read_header
-from fastload.format.ragged import index_names
-from fastload.format.writer import Column
+from fastload.format.ragged import Column, index_names
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of

@@ -16,7 +16,7 @@ import re
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of, values_in_masks
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.tree import Line, Tree, key_of

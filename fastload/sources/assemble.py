@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.image_header import open_image, pillow_silenced
 from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.format.writer import Column, Moves
+from fastload.format.ragged import Column, Moves
 from fastload.images.fit import axis_letter
 from fastload.images.image_header import probe_image
 from fastload.sources.listing import Arrays, Files, Listing, Reader

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.folder import find_images
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few, require_unique

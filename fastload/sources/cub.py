@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import SIZED
 from fastload.sources.listing import SourceOptions

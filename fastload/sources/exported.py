@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column, Moves
+from fastload.format.ragged import Column, Moves
 from fastload.sources.arrays.npy import read_npz
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, split_path
 from fastload.sources.listing import SourceOptions, first_few, require_unique

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of

@@ -195,6 +195,7 @@ def list_source(
 _BY_NAME = (
     (re.compile(r"captions_\w+\.json"), "COCO's captions"),
     (re.compile(r"(person_keypoints|panoptic|instances|stuff|image_info)_\w+\.json"), "COCO's annotations"),
+    (re.compile(r"(image_class_labels|train_test_split|bounding_boxes)\.txt"), "CUB-200's tables"),
     (re.compile(r".+_gt(Fine|Coarse)_\w+\.(json|png)"), "Cityscapes' annotations"),
 )
 _BY_HEAD = (

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 
 if TYPE_CHECKING:
     from fastload.images.image_header import ImageHeader

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fastload.errors import ImageError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, pillow_silenced, probe_image

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few

@@ -10,7 +10,7 @@ import numpy as np
 from commands import refused, said
 from PIL import Image
 
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed
 
 PACKED = {"classes": ("class_0", "class_1"), "splits": {"train": 15, "val": 5}, "chunk_rows": 6}

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fastload import ChunkWindow, FastLoader, PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed
 
 # A rank that takes a step more than the others waits for them no longer than this.

@@ -21,7 +21,7 @@ from fastload.export import JOURNAL, ExportReport, export_file
 from fastload.export.plan import RENUMBERED
 from fastload.export.write import encode_png
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.pack import pack_images

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from small_files import random_pixels, rows_by_key
 
 from fastload.export import export_file
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.pack import pack_images
 from fastload.sources.tables.read_table import ESCAPED, ParsedTable, escape_formula, without_escapes
 from sample_files import write_packed

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed, write_ragged
 
 Maker = Callable[[Path], None]

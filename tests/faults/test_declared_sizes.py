@@ -17,7 +17,7 @@ from PIL import Image
 from small_trees import npy, picture, refused, values, write_tar
 
 from fastload.errors import ImageError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.coco.coco import fill_polygon
 from fastload.sources.layouts import list_source

@@ -13,7 +13,7 @@ import xxhash
 from fastload.errors import FormatError, MissingFileError
 from fastload.format.digests import header_digest, row_digests
 from fastload.format.header import IMAGES_OFFSET, read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed
 
 

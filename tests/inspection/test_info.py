@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fastload.cli import app
 from fastload.errors import FormatError, MissingFileError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
 
 PACKED = {"rows": 10, "size": (6, 5, 3)}

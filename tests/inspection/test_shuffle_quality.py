@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastload.errors import FormatError, OptionError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection import shuffle_quality
 from fastload.inspection.shuffle_quality import measure_shuffles
 from sample_files import write_packed

@@ -12,7 +12,7 @@ from small_files import write_random
 
 from fastload.errors import FastloadError, FormatError, OptionError
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection.verify import DamagedRow, verify_file
 
 PACKED = {

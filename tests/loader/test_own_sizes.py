@@ -14,7 +14,7 @@ from late_backend import Device
 from PIL import Image
 
 from fastload import FastLoader, OptionError, PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.plan import EpochPlan
 from fastload.prefetch.own_sizes import likeness
 from fastload.transforms import (

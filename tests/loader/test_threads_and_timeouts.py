@@ -21,7 +21,7 @@ from late_backend import Device
 
 from fastload.dataset import PackedDataset
 from fastload.errors import FastloadError, OptionError, WorkerError, WorkerTimeoutError, shortened
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
 from fastload.prefetch import fill_threads, torch_workers, waiting
 from fastload.prefetch.inputs import PackedInput

@@ -8,7 +8,8 @@ import torch
 
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
-from fastload.format.writer import Column, create_file
+from fastload.format.ragged import Column
+from fastload.format.writer import create_file
 from fastload.loader.loader import FastLoader
 from fastload.transforms import RandomHorizontalFlip
 

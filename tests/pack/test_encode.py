@@ -17,8 +17,7 @@ from PIL import Image
 
 from fastload.errors import ImageError, SourceError
 from fastload.format.codecs import decompress_zstd
-from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
-from fastload.format.writer import Column
+from fastload.format.ragged import JPEG, RAW, ZSTD, Column, EncodedRow
 from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.pack import PackJob, PackOptions, Survey, survey_source

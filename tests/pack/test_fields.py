@@ -17,7 +17,7 @@ from PIL import Image
 from fastload import pack_images
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackJob, PackOptions, pack_listing
 from fastload.sources.arrays.raw_rows import MemoryRows

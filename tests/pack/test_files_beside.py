@@ -19,7 +19,8 @@ from small_trees import picture
 from fastload import pack_images
 from fastload.errors import OutputError, ResumeError
 from fastload.export import export_file
-from fastload.format.writer import Column, PixelSpec, create_file, scratch_file
+from fastload.format.ragged import Column
+from fastload.format.writer import PixelSpec, create_file, scratch_file
 from fastload.repack import repack_file
 from fastload.system.files import save_bytes
 

@@ -12,7 +12,7 @@ import torch
 
 from fastload.dataset import PackedDataset
 from fastload.errors import OptionError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.system.threads import SWITCH_INTERVAL_S

@@ -19,7 +19,7 @@ from PIL import Image
 from ragged_cases import flip, jpeg_row, varied_file, varied_rows
 
 from fastload import FastLoader, FormatError, Meter, OptionError, PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.decode import upright
 from fastload.images.decode_part import decode_row
 from fastload.images.jpeg import scan_jpeg

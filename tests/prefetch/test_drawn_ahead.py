@@ -17,7 +17,7 @@ from small_files import write_random
 
 import fastload.transforms.engine.pipeline
 from fastload.dataset import PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.loader.loader import FastLoader
 from fastload.plan import MixedEcho
 from fastload.transforms import (

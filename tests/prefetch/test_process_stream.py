@@ -28,7 +28,7 @@ from late_backend import Device
 import fastload.transforms.engine.pipeline
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.loader.iteration import Batch, DictBatch
 from fastload.loader.loader import FastLoader
 from fastload.prefetch import process_stream, torch_workers

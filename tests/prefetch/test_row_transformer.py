@@ -16,7 +16,7 @@ from PIL import Image
 
 import fastload
 from fastload import FastLoader, FormatError, OptionError, PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.decode_part import decode_row
 from fastload.prefetch import row_transformer
 from fastload.transforms import (

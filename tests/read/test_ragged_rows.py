@@ -15,8 +15,7 @@ from PIL import Image
 from fastload.errors import FileChangedError, FormatError
 from fastload.format.codecs import Codec
 from fastload.format.header import read_header
-from fastload.format.ragged import JPEG, RAW, ZSTD, RaggedExtent, RaggedIndex
-from fastload.format.writer import Column
+from fastload.format.ragged import JPEG, RAW, ZSTD, Column, RaggedExtent, RaggedIndex
 from fastload.read.ragged_rows import impossible_rows, sample_error
 from fastload.read.reader import RowReader
 from sample_files import write_ragged

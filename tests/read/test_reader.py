@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastload.errors import FileChangedError, MissingFileError, OptionError
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.read.reader import RowReader, image_axes
 from sample_files import write_packed
 

@@ -11,7 +11,7 @@ from small_files import rows_by_key, write_tokens
 
 from fastload.errors import MissingFileError, OptionError, OutputError, SourceError
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
 from fastload.repack import merge_files
 from sample_files import write_packed

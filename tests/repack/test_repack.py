@@ -16,7 +16,7 @@ from small_files import rows_by_key, write_tokens
 from fastload.errors import FormatError, OptionError, OutputError, ResumeError, SourceError
 from fastload.export import export_file
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.repack import Choice, merge_files, repack_file

@@ -14,8 +14,7 @@ from ragged_cases import NUM_ROWS, flip, jpeg_row, varied_file, varied_rows
 from fastload.errors import SourceError
 from fastload.export import export_file
 from fastload.format.header import read_header
-from fastload.format.ragged import ENCODINGS, JPEG
-from fastload.format.writer import Column
+from fastload.format.ragged import ENCODINGS, JPEG, Column
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackJob, PackOptions, pack_images
 from fastload.pack.pack_options import EncodingOption

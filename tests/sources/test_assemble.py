@@ -10,7 +10,7 @@ from PIL import Image
 from small_trees import listed, make, notes_of, picture, refused
 
 from fastload.errors import OptionError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, assemble, fill_value, values_in_masks
 from fastload.sources.layouts import detect_layout
 from fastload.sources.open_tree import open_tree

@@ -16,7 +16,7 @@ from small_trees import refused
 from fastload.export import export_file
 from fastload.format.digests import header_digest, plain
 from fastload.format.header import read_header
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.pack import pack_images
 from fastload.sources.exported import FIELDS, SIDECAR, TABLE
 from fastload.sources.layouts import detect_layout, list_source

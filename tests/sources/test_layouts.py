@@ -90,7 +90,6 @@ def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text", "form"),
     [
-        ("a/_annotations.coco.json", "{}", "Roboflow"),
         ("labels/0.txt", "0 0.5 0.5 0.2 0.2\n", "YOLO"),
         ("captions_val.json", "{}", "captions"),
         ("train_test_split.txt", "1 0\n", "CUB"),
@@ -119,6 +118,6 @@ def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         for name in ("images/0.png", "labels/0.txt"):
             write(tmp_path / split / name, "0 0.5 0.5 0.2 0.2\n")
-    listing = list_source(tmp_path)
+    listing = list_source(tmp_path, "folder")
     assert listing.split_names == ("train", "val") and listing.columns == {}
     assert "look like YOLO's boxes" in notes_of(listing)

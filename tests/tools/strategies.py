@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import models
 import ranks
 import train
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed
 
 # A rank that takes a step more than the others waits for them no longer than this; on a busy machine all wait long.

@@ -15,7 +15,7 @@ from PIL import Image
 import detection
 import train
 from fastload import FastLoader, PackedDataset
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_ragged
 
 

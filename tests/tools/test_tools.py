@@ -25,7 +25,7 @@ import run_files
 import tasks
 import train
 from fastload import pack_images
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from sample_files import write_packed
 
 ROOT = Path(__file__).resolve().parents[2]

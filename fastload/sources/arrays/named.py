@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.arrays.raw_rows import Axes, MemoryRows, RawRows, joined_rows
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, Arrays, Masks, SourceOptions, first_few, free_name

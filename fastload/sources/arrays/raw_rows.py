@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import Arrays
 from fastload.sources.spans import Joined, ListedFile

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots

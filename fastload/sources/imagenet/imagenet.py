@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.archives.members import with_parents
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.imagenet.devkit import DEVKIT, GROUND_TRUTH, SOLUTION, SYNSETS, TABLES, TINY, WNID, GroundTruth

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column, Moves
+from fastload.format.ragged import Column, Moves
 from fastload.sources.assemble import Draft, Splits
 from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots
 from fastload.sources.listing import first_few

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.assemble import Splits
 from fastload.sources.listing import SPLITS, first_few, free_name
 from fastload.sources.tables.read_table import Values

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.sources.arrays.raw_rows import npy_header
 from fastload.sources.assemble import Draft
 from fastload.sources.box_forms import BOXES, POINTS

@@ -25,7 +25,7 @@ from fuzz_choices import Choices
 from fuzz_files import idx_of, npy_of, picture, records_of, tar_of, zip_of
 
 from fastload.errors import ImageError
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.images.decode_part import decode_part
 from fastload.images.image_header import probe_image
 from fastload.images.jpeg import cut_rows, scan_jpeg

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastload import OptionError, pack_images
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.profiling.bench.benchmark import run_bench
 from fastload.profiling.bench.rivals import plain_loaders
 from fastload.profiling.bench.subject import BenchOptions, CropSample, Subject, random_window

@@ -260,3 +260,15 @@ def test_masks_that_cannot_be_drawn_are_an_error(coco: Path) -> None:
     for split in ("train2017", "val2017"):
         change(coco, split, categories=[{"id": i, "name": f"c{i}"} for i in range(255)])
     refused("255 categories, but a mask of 8 bits holds 254", coco, options=SEMANTIC)
+
+
+@pytest.mark.parametrize("folders", [("train", "valid"), ("",)])
+def test_roboflows_export_has_its_json_next_to_the_images(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    root = tmp_path / "robo"
+    for number, folder in enumerate(folders):
+        picture(root / folder / f"{number}.jpg")
+        write(root / folder / "_annotations.coco.json", [(7, f"{number}.jpg")], [annotation(1, 7, 18)])
+    assert detect_layout(root)[0] == "coco"
+    listing = listed(root)
+    assert listing.split_names == (("train", "val") if len(folders) > 1 else ("all",))
+    assert listing.columns["num_boxes"].values.tolist() == [1] * len(folders)
