@@ -42,7 +42,8 @@ def photos(tmp_path: Path) -> Path:
 def until_packed(loader: FastLoader) -> None:
     """Waits until the packed file is there."""
     until = time.monotonic() + 120
-    while not loader.dataset.output.exists():
+    output = loader.dataset.output
+    while not output.exists() or output.with_name(f"{output.name}.journal").exists():
         assert time.monotonic() < until, "it is not packed"
         time.sleep(0.05)
 

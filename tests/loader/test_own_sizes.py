@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from late_backend import Device
 from PIL import Image
 
 from fastload import FastLoader, OptionError, PackedDataset
 from fastload.format.ragged import Column
-from fastload.plan import EpochPlan
-from fastload.prefetch.own_sizes import likeness
 from fastload.transforms import (
     ColorJitter,
     Draws,
@@ -83,6 +80,7 @@ def stored(images, tmp_path_factory) -> Path:
     )
 
 
+@functools.cache
 def dataset(path: Path, fields: tuple[str, ...] = FIELDS) -> PackedDataset:
     return PackedDataset(path, fields=fields)
 
@@ -150,11 +148,14 @@ def by_itself(path: Path, row: int, transform: list[object], epoch: int = 0, ech
     return [made[name][0] for name in FIELDS]
 
 
-@pytest.mark.parametrize("on", ["cpu", "device"])
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("on", ["cpu", "device", pytest.param("cuda", marks=CUDA)])
 @pytest.mark.parametrize("form", ["list", "pad"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_each_image_is_transformed_by_itself(raw, name, form, on):
-    options = {"device": Device()} if on == "device" else {}
+    options = {"cpu": {}, "device": {"device": Device()}, "cuda": {"device": "cuda"}}[on]
     loader = FastLoader(dataset(raw), 4, ends="exact", batch=form, transform=TRANSFORMS[name], **options)
     for batch in loader:
         for at, row in enumerate(batch.rows.tolist()):
@@ -162,11 +163,12 @@ def test_each_image_is_transformed_by_itself(raw, name, form, on):
             height, width = expected[0].shape[1:]
             assert batch.sizes[at].tolist() == [height, width]
             image, mask = batch[0][at][:, :height, :width], batch[1][at][:height, :width]
+            image, mask = image.cpu(), mask.cpu()
             assert image.dtype == expected[0].dtype
             # Rounded after each axis where height is lost; a float image is normalized.
             assert (image.float() - expected[0].float()).abs().max() <= (1 if image.dtype == torch.uint8 else 0.05)
             assert torch.equal(mask, expected[1])
-            assert torch.allclose(batch[2][at].float(), expected[2].float(), atol=1e-3)
+            assert torch.allclose(batch[2][at].cpu().float(), expected[2].float(), atol=1e-3)
 
 
 def test_what_is_decoded_smaller_is_close_and_boxes_and_masks_follow(stored, raw):
@@ -210,70 +212,6 @@ def test_images_of_a_batch_kept_by_the_user_stay_as_they_are(stored):
     for step, batch in enumerate(kept):
         for at, image in enumerate(batch[: ROWS - 4 * step]):
             assert torch.equal(image, dataset(stored)[4 * step + at][0])
-
-
-@given(
-    rows=st.integers(1, 300),
-    batch_size=st.integers(2, 5),
-    world=st.integers(1, 3),
-    ends=st.sampled_from(["drop", "pad", "exact"]),
-    shuffle=st.sampled_from(["full", "chunk"]),
-    seed=st.integers(0, 3),
-    left=st.integers(0, 40),
-    later=st.tuples(st.integers(1, 3), st.integers(1, 5)),
-)
-def test_grouping_covers_what_the_plan_covers_and_resumes(rows, batch_size, world, ends, shuffle, seed, left, later):
-    numbers = np.random.default_rng(seed).integers(0, 50, rows)
-    options = {"chunk_rows": 7, "seed": seed, "shuffle": shuffle, "ends": ends}
-    plain, grouped = (
-        EpochPlan(range(rows), world_size=world, batch_size=batch_size, groups=groups, **options)
-        for groups in (None, numbers)
-    )
-    assert grouped.num_steps == plain.num_steps
-
-    def counted(plan: EpochPlan, steps: int | None = None) -> list[int]:
-        batches = [one for rank in range(plan.world_size) for one in plan.batches(rank, 0, steps)]
-        return sorted(row for one in batches for row in one.rows[one.valid].tolist())
-
-    # Which rows are left out or repeated hangs on the order, never how many.
-    assert len(counted(grouped)) == len(counted(plain))
-    if ends == "exact":
-        assert counted(grouped) == list(range(rows))
-    # Any batch alone is that of the epoch, and what is left after a stop, for other ranks, is what was not read.
-    for rank in range(world):
-        for step, batch in enumerate(grouped.batches(rank)):
-            assert np.array_equal(batch.rows, grouped.batch(rank, step).rows)
-    done = min(left, grouped.num_steps)
-    rest = EpochPlan(
-        range(rows), world_size=later[0], batch_size=later[1], groups=numbers,
-        segments=grouped.segments_after(done), **options,
-    )  # fmt: skip
-    if ends == "exact":
-        assert sorted([*counted(grouped, done), *counted(rest)]) == list(range(rows))
-
-
-def test_batches_hold_images_of_like_shape(tmp_path):
-    rng = np.random.default_rng(1)
-    sizes = np.stack([rng.integers(200, 700, 4000), rng.integers(200, 700, 4000)], axis=1)
-    alone, grouped = (
-        EpochPlan(range(4000), chunk_rows=50, batch_size=8, shuffle="chunk", groups=groups)
-        for groups in (None, likeness(sizes))
-    )
-
-    def padding(plan: EpochPlan) -> float:
-        padded = image = 0
-        for batch in plan.batches(0):
-            padded += len(batch.rows) * int(sizes[batch.rows].max(axis=0).prod())
-            image += int(sizes[batch.rows].prod(axis=1).sum())
-        return 1 - image / padded
-
-    assert padding(grouped) < 0.5 * padding(alone)
-    first = [batch.rows.tolist() for batch in grouped.batches(0)]
-    assert first != [batch.rows.tolist() for batch in grouped.following.batches(0)]
-    # Shapes do not come in their order: half of the steps are taller than the ones before them.
-    ratios = [float((sizes[rows][:, 1] / sizes[rows][:, 0]).mean()) for rows in first]
-    rising = np.mean(np.diff(ratios) > 0)
-    assert 0.4 < rising < 0.6
 
 
 def test_a_grouped_epoch_is_resumed_and_other_orders_are_refused(stored):
