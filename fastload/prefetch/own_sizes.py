@@ -8,6 +8,7 @@ pixels of a batch in one piece, and `handed_over` transforms and pads there. In 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -276,9 +277,9 @@ def handed_over(
             }
     images = result["images"]
     device = images[0].device
-    facts: dict[str, Any] = {"sizes": lambda: torch.from_numpy(sizes).to(device)}
+    facts: dict[str, Any] = {"sizes": functools.partial(torch.as_tensor, sizes, device=device)}
     if form.kind == "pad":
-        facts["pixel_mask"] = lambda: _pixel_mask(sizes, images)
+        facts["pixel_mask"] = functools.partial(_pixel_mask, sizes, images.shape[2:], device)
     return result, facts
 
 
@@ -314,11 +315,10 @@ def padded(pixels: Mapping[str, list[torch.Tensor]], form: BatchForm, ignore_ind
     return result
 
 
-def _pixel_mask(sizes: NDArray[np.int64], images: torch.Tensor) -> torch.Tensor:
-    """Returns which pixels of padded images (B, C, H, W) are of the samples: bool (B, H, W), on their device."""
-    limits = torch.from_numpy(sizes).to(images.device)
-    rows = torch.arange(images.shape[2], device=images.device) < limits[:, :1]
-    columns = torch.arange(images.shape[3], device=images.device) < limits[:, 1:]
+def _pixel_mask(sizes: NDArray[np.int64], padded: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Returns which pixels of images padded to (H, W) are of the samples: bool (B, H, W)."""
+    limits = torch.as_tensor(sizes, device=device)
+    rows, columns = (torch.arange(side, device=device) < limits[:, axis : axis + 1] for axis, side in enumerate(padded))
     return rows[:, :, None] & columns[:, None, :]
 
 
