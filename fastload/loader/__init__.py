@@ -5,6 +5,7 @@ states to resume from.
 
 Read first: `loader` (`FastLoader`: what is kept from epoch to epoch), then `iteration` (one pass, and the `Batch` that
 it hands over). `epochs_ahead` reads the next epoch while one ends, `echo_policy` decides how often a batch is used.
+`from_folder` reads a folder that is packed meanwhile.
 
 Imports all stages; never `profiling` or `cli`, and prints nothing.
 """
