@@ -6,6 +6,7 @@ file that the scan does not fully understand is opened by Pillow.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import struct
 import threading
@@ -17,6 +18,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL._imaging
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
@@ -248,24 +250,57 @@ def png_without_tail(data: bytes) -> bytes | None:
     return data[:pixels_end] + b"\0\0\0\0IEND\xaeB`\x82" if pixels_end else None
 
 
+# libtiff's handlers are null pointers where it says nothing.
+_LIBTIFF_HANDLERS = ("TIFFSetWarningHandler", "TIFFSetErrorHandler")
+
+
+@cache
+def _libtiff() -> ctypes.CDLL | None:
+    """Returns the libtiff that Pillow decodes with; None where it has none, or keeps it to itself.
+
+    A symbol asked of Pillow's extension is also looked for in the libraries it is linked with (dlsym).
+    """
+    try:
+        library = ctypes.CDLL(PIL._imaging.__file__)
+        for name in _LIBTIFF_HANDLERS:
+            function = getattr(library, name)
+            function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
+    except (OSError, AttributeError, TypeError):  # TypeError: an extension inside the interpreter has no file
+        return None
+    return library
+
+
+def _set_libtiff_handlers(handlers: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Exchanges what libtiff calls with warnings and with errors; returns what it called before."""
+    library = _libtiff()
+    if library is None:
+        return handlers
+    return tuple(getattr(library, name)(new) for name, new in zip(_LIBTIFF_HANDLERS, handlers, strict=True))
+
+
 _silence_lock = threading.Lock()
 _silence_depth = 0
 _silence = warnings.catch_warnings()
+_handlers: tuple[int | None, ...] = (None, None)
 
 
 @contextmanager
 def pillow_silenced() -> Iterator[None]:
-    """Silences Pillow's own warnings (bombs, damaged EXIF, odd tags), not its errors.
+    """Silences Pillow's own warnings (bombs, damaged EXIF, odd tags), not its errors; and all lines of libtiff.
+
+    libtiff writes warnings and errors to file descriptor 2, without the name of the image; its errors reach us through
+    Pillow as exceptions.
 
     Several threads may be inside at once: the filter is installed by the first and removed by the last, since
     `warnings.catch_warnings` restores in the wrong order when threads interleave.
     """
-    global _silence, _silence_depth
+    global _silence, _silence_depth, _handlers
     with _silence_lock:
         if _silence_depth == 0:
             _silence = warnings.catch_warnings()
             _silence.__enter__()
             warnings.filterwarnings("ignore", module=r"PIL\.")
+            _handlers = _set_libtiff_handlers((None, None))
         _silence_depth += 1
     try:
         yield
@@ -273,4 +308,5 @@ def pillow_silenced() -> Iterator[None]:
         with _silence_lock:
             _silence_depth -= 1
             if _silence_depth == 0:
+                _set_libtiff_handlers(_handlers)
                 _silence.__exit__(None, None, None)
