@@ -97,6 +97,20 @@ def compare_source(
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
     """
     options = PackOptions.of_file(file)
+    with options.accepting_large(workers):
+        return _compare(file, options, source, keys, workers, advance, root)
+
+
+def _compare(
+    file: PackedFile,
+    options: PackOptions,
+    source: Path,
+    keys: list[str],
+    workers: int,
+    advance: Callable[[int], None],
+    root: Path | None,
+) -> SourceReport:
+    """Returns what `compare_source` does."""
     layout = str(file.attrs.get("source_layout"))
     listing = list_source(source, layout, "skip", replace(options.source, root=root))
     masks = file.fields.get("masks")
@@ -127,7 +141,7 @@ def compare_source(
         with PackPool(workers) as pool:
             pool.use(listing)
             listing, tasks = _prepare(file, options, listing, pool, rows, samples)
-            for compared in pool.run(_compare, tasks):
+            for compared in pool.run(_compare_rows, tasks):
                 for row, found_there in compared:
                     if isinstance(found_there, str):
                         changed[row].append(found_there)
@@ -189,7 +203,7 @@ def _prepare(
     return listing, tasks
 
 
-def _compare(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
+def _compare_rows(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
     """Returns (row, the largest difference in the file's own levels, or why it differs otherwise) of all rows."""
     stored = open_samples(task.file)
     if task.headers is not None:

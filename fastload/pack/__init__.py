@@ -78,6 +78,7 @@ def pack_images(
     limit: int | None = None,
     on_error: OnError = "fail",
     strict: bool = False,
+    allow_large_images: bool = False,
     overwrite: bool = False,
     parents: bool = False,
     progress: Progress | None = None,
@@ -125,6 +126,10 @@ def pack_images(
         on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
         strict: leave out and list JPEGs that libjpeg warns of, as of corrupt data, though it can decode them; by
             default they are packed, and listed. With store="source" this decodes all of them, which takes much longer.
+        allow_large_images: pack images above 178,956,970 pixels, too, which are refused by default: a file of a few
+            kB can claim to be one, and fill the memory. Of a JPEG a half, a quarter or an eighth of the size is decoded
+            where `size` or `max_size` allow it; other files need up to 16 bytes a pixel (64 with 16 bits a channel),
+            and are refused where a worker's share of the memory does not suffice.
         overwrite: replace an output that exists, and discard an unfinished pack of something else.
         parents: make the output's folder where it does not exist.
         progress: called with (stage, done, total).
@@ -142,7 +147,8 @@ def pack_images(
             Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
     output = _checked_output(output, overwrite, source)
     is_path, name = isinstance(source, (str, Path)), _name_of(source)
-    with PackPool(worker_count(workers if is_path else workers or 0)) as pool:
+    processes = worker_count(workers if is_path else workers or 0)
+    with options.accepting_large(processes), PackPool(processes) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
         return _run(PackJob(name, output, listing, options, on_error, overwrite, progress), pool, started)
 
@@ -151,7 +157,7 @@ def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:
     """Packs a listing that is made already; otherwise as `pack_images`."""
     started = time.perf_counter()
     job = replace(job, output=_checked_output(job.output, job.overwrite))
-    with PackPool(worker_count(workers)) as pool:
+    with job.options.accepting_large(worker_count(workers)), PackPool(worker_count(workers)) as pool:
         return _run(job, pool, started)
 
 
@@ -204,7 +210,7 @@ def survey_source(
         SourceError, OptionError: as pack_images.
     """
     options = options or PackOptions()
-    with PackPool(worker_count(workers)) as pool:
+    with options.accepting_large(worker_count(workers)), PackPool(worker_count(workers)) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
         pool.use(listing)
         survey = survey_listing(PackJob(str(source), Path(), listing, options, on_error, on_progress=progress), pool)

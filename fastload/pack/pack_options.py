@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,8 +14,10 @@ from fastload.errors import FormatError, OptionError, OutputError
 from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
+from fastload.images.image_header import large_images
 from fastload.sources.listing import Listing, OnError, SourceOptions
 from fastload.sources.mask_classes import MaskOptions, read_palette
+from fastload.system.machine import available_memory
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
@@ -61,7 +64,17 @@ def parse_encoding(text: str) -> EncodingOption:
     raise OptionError(f"store={text!r} is not known; {accepted}")
 
 
-_NEWER = ("source", "bits", "store", "max_size", "codec", "strict", "masks", "varied")  # than format 1
+_NEWER = (
+    "source",
+    "bits",
+    "store",
+    "max_size",
+    "codec",
+    "strict",
+    "masks",
+    "varied",
+    "allow_large_images",
+)  # than format 1
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,8 @@ class PackOptions:
     masks: MaskOptions = field(default_factory=MaskOptions)
     varied: bool = False
     """Rows of varying length, also where all images have one size."""
+    allow_large_images: bool = False
+    """Images above MAX_PIXELS are packed, too."""
 
     def __post_init__(self) -> None:
         for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
@@ -137,6 +152,10 @@ class PackOptions:
             "" if ignore is None else str(ignore),
         )
         return cls(**{one.name: values[one.name] for one in fields(cls)})
+
+    def accepting_large(self, workers: int) -> AbstractContextManager[None]:
+        """Returns the `large_images` of these options, for so many workers, which share the memory that is free."""
+        return large_images(available_memory() // max(1, workers) if self.allow_large_images else 0)
 
     @property
     def pads(self) -> bool:

@@ -178,7 +178,8 @@ def append_images(
             f"{typed(output)} OUT.h5`."
         )
     options = _options_of_more(file)
-    listing = list_source(source, layout, on_error, options.source)
+    with options.accepting_large(1):
+        listing = list_source(source, layout, on_error, options.source)
     masks = file.fields.get("masks")
     padded = options.pads and masks is not None and "ignore_index" in masks.attrs
     listing = with_mask_options(listing, options.masks, source, padded=padded)
