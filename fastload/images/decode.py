@@ -60,7 +60,7 @@ _MODES = KINDS[8]
 _UINT8 = np.dtype(np.uint8)
 
 _BYTES_A_PIXEL = {8: 16, 16: 64}
-"""Bits a channel -> bytes of memory that a large image takes for each pixel until it is resized: measured were up to 14 and 32."""
+"""Bits a channel -> bytes of memory a pixel that a large image takes until it is resized: measured were 14 and 32."""
 
 
 def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> str:

@@ -22,13 +22,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fastload.errors import OutputError
+from fastload.errors import OutputError, PackError
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
 from fastload.pack.pack_options import (
+    KEPT,
     Bits,
     Fit,
     Mode,
@@ -184,7 +185,10 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
             pool.local_threads = pool.threads  # Encoding releases the GIL, and takes longer than copying.
         kept, rows_kept = tasks.chunks_of(records.values()), sum(record.count for record in records.values())
         begun = time.perf_counter()
-        make_rows(tasks, journal, pool, records)
+        try:
+            make_rows(tasks, journal, pool, records)
+        except PackError as exc:  # a worker died
+            raise PackError(f"{exc} {KEPT}") from exc
         making_s = time.perf_counter() - begun
         report = finish(tasks, records, journal, pool.threads)
         seconds, made = time.perf_counter() - started, tasks.survey.num_samples - rows_kept
@@ -261,9 +265,8 @@ def _checked_output(output: str | Path, overwrite: bool, source: object = None) 
     if output.name.endswith((".part", ".journal", ".meta", ".masks")):
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
-        raise OutputError(
-            f"{output}: its folder {output.absolute().parent} does not exist. Make it first, or with `--parents`."
-        )
+        or_ask = "" if source is None else ", or with `--parents`"  # which copies of packed files do not have
+        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first{or_ask}.")
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise output_exists(output)
     if isinstance(source, (str, Path)):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastload.errors import FormatError, OptionError, OutputError
+from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
@@ -194,6 +194,20 @@ class PackOptions:
         }
         defaults = {name for name in _NEWER if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}
+
+
+@contextmanager
+def of_file_options(what: str, has: Collection[str]) -> Iterator[None]:
+    """Says of a SourceError or OptionError within that advises options of `fastload pack` who else has them not.
+
+    `what` is a sentence that says whose options count; `has` are the options that may be advised.
+    """
+    try:
+        yield
+    except (SourceError, OptionError) as exc:
+        if not set(re.findall(r"`(?:[^`]* )?--([a-z-]+)", str(exc))) - set(has):
+            raise
+        raise type(exc)(f"{exc} {what}; to choose others, pack the images with `fastload pack`.") from exc
 
 
 def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:

@@ -211,8 +211,8 @@ def _talking() -> Iterator[None]:
         yield
     except (EOFError, OSError) as exc:
         raise PackError(
-            "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the "
-            "same command continues. With `--workers 1` less memory is used."
+            "a worker process died: killed (out of memory?), or crashed while decoding. With `--workers 1` less memory "
+            "is used."
         ) from exc
 
 
