@@ -196,6 +196,15 @@ class PackOptions:
         return {name: value for name, value in values.items() if name not in defaults}
 
 
+def is_joined(attrs: Mapping[str, Any]) -> bool:
+    """Whether the root attributes say that a file has rows of several sources: merged, or appended to."""
+    try:
+        found = json.loads(attrs["repacked"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return isinstance(found, dict) and not {"merged", "appended", "joined"}.isdisjoint(found)
+
+
 @contextmanager
 def of_file_options(what: str, has: Collection[str]) -> Iterator[None]:
     """Says of a SourceError or OptionError within that advises options of `fastload pack` who else has them not.

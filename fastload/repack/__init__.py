@@ -25,18 +25,10 @@ from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table
-from fastload.pack.pack_options import EncodingOption, Progress, of_file_options
+from fastload.pack.pack_options import EncodingOption, Progress, is_joined, of_file_options
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.merge import list_merged
-from fastload.repack.packed_listing import (
-    Choice,
-    choose_rows,
-    is_joined,
-    list_packed,
-    pack_options,
-    regroup,
-    without_damaged,
-)
+from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.mask_classes import with_mask_options

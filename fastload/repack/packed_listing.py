@@ -104,15 +104,6 @@ def pack_options(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def is_joined(attrs: Mapping[str, Any]) -> bool:
-    """Whether the root attributes say that a file has rows of several sources: merged, or appended to."""
-    try:
-        found = json.loads(attrs["repacked"])
-    except (KeyError, TypeError, ValueError):
-        return False
-    return isinstance(found, dict) and not {"merged", "appended", "joined"}.isdisjoint(found)
-
-
 def regroup(listing: Listing, order: NDArray[np.int64]) -> Listing:
     """Returns some rows of a listing in this order, with only the splits that have rows, numbered as they appear."""
     part = listing.take(order)
