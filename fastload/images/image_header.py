@@ -253,7 +253,7 @@ def decoding_errors(data: bytes) -> Iterator[None]:
         if isinstance(error, MemoryError):
             reason = f"not enough memory to decode it ({len(data):,} bytes of file)"
         elif isinstance(error, Image.DecompressionBombError):
-            reason = f"too large: {error}{_LARGER}"
+            reason = f"too large: {str(error).rstrip('.')}{_LARGER}"
         elif not isinstance(error, UnidentifiedImageError):
             reason = f"cannot be decoded: {str(error) or type(error).__name__}"
         elif magic:
