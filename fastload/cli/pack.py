@@ -108,6 +108,9 @@ def pack(
     strict: Annotated[
         bool, typer.Option("--strict", help="Leave out JPEGs that libjpeg warns of, as of corrupt data.")
     ] = False,
+    allow_large_images: Annotated[
+        bool, typer.Option("--allow-large-images", help="Pack images above 178,956,970 pixels, too.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output, or another unfinished pack.")
     ] = False,
@@ -145,8 +148,9 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     options.pop("parents")
     workers = options["workers"]
     asked = {name: options[name] for name in ("layout", "workers", "on_error")}
-    with progress_bar() as progress:
-        survey = survey_source(source, output, options=PackOptions.of(options), progress=progress, **asked)
+    packing = PackOptions.of(options)
+    with packing.accepting_large(1), progress_bar() as progress:
+        survey = survey_source(source, output, options=packing, progress=progress, **asked)
         estimates = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
     target, plan = survey.target, survey.plan
     what = f"{NO_IMAGES} (layout {survey.listing.layout})"

@@ -132,6 +132,15 @@ def append(
         _print_copied(report, overwrite=True)
 
 
+_LAYOUTS = {
+    "folder": "folders",
+    "csv": "manifest.csv and a folder of images",
+    "imagefolder": "folders of splits and classes, for torchvision's ImageFolder",
+    "webdataset": "WebDataset shards",
+    "hf": "folders of splits with metadata.jsonl, for Hugging Face's imagefolder",
+}
+
+
 def export(
     file: ImageFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
@@ -143,8 +152,15 @@ def export(
         ),
     ] = "auto",
     format: Annotated[
-        Literal["png"], typer.Option(help="Format of images that are not stored as JPEG; PNG is lossless.")
-    ] = "png",
+        Literal["folder", "imagefolder", "webdataset", "hf", "png"],  # png: as folder was called before
+        typer.Option(
+            metavar="folder|imagefolder|webdataset|hf",
+            help="Folders that `pack` reads back exactly; or for torchvision, WebDataset (shards), Hugging Face.",
+        ),
+    ] = "folder",
+    shard_bytes: Annotated[
+        Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Most bytes of a shard; by default 1GiB.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Threads that encode; by default one per CPU.")] = None,
 ) -> None:
     """Write a packed file's images as PNG or JPEG files, which `pack` reads back.
@@ -153,11 +169,12 @@ def export(
 
     fastload.json and fields.npz in DIR hold what folders and tables cannot.
     If images or the table are changed later, `pack` uses the changed ones.
+    Other formats do not have them; notes name what these leave out.
 
     Every row is checked against its digest.
     If it is interrupted, the same command continues where it stopped.
     """
-    arguments = dict(locals())  # named like those of `export_file`
+    arguments = dict(locals()) | {"format": "folder" if format == "png" else format}  # named as in `export_file`
     with one_line_errors(CONTINUES):
         from fastload.export import export_file
 
@@ -165,7 +182,7 @@ def export(
             report = export_file(**arguments, progress=progress)
         masks = f" and {report.num_masks:,} masks" if report.num_masks else ""
         pairs = [
-            ("layout", "manifest.csv and a folder of images" if report.layout == "csv" else "folders"),
+            ("layout", _LAYOUTS[report.layout]),
             splits_pair(report.splits),
             speed_pair(report.images_per_s, "images", report.seconds),
         ]

@@ -51,7 +51,12 @@ def verify(
 
 
 def _print(report: VerifyReport, seconds: float) -> None:
-    rows, source, wrong = counted(report.num_rows, "row"), report.source, []
+    rows, source, wrong, fix = (
+        counted(report.num_rows, "row"),
+        report.source,
+        [],
+        "Copy the file again, or pack it again",
+    )
     if not report.header_ok:
         typer.echo("header: its shapes, attributes or digests are not those that were packed")
         wrong.append("its header is damaged")
@@ -66,8 +71,12 @@ def _print(report: VerifyReport, seconds: float) -> None:
         if source.missing:
             _print_some([f"missing from the source: {key}" for key in source.missing])
             wrong.append(f"{len(source.missing):,} of {rows} missing from the source")
+        if source.of_others:
+            parts = "the file was joined from several: give each of them to compare the others"
+            typer.echo(f"not of this source: {len(source.of_others):,} of {rows} ({parts})")
+            _print_some([f"  {key}" for key in source.of_others])
         if source.extra:
-            only = "in the source only (added since, or left out by --limit or --on-error skip)"
+            only = "in the source only (added since, or left out when it was packed, as by `pack --limit`)"
             typer.echo(f"{only}: {len(source.extra):,}")
             _print_some([f"  {key}" for key in source.extra])
         decoded = "exactly the packed pixels"
@@ -81,7 +90,9 @@ def _print(report: VerifyReport, seconds: float) -> None:
         size = f"{format_bytes(report.pixel_bytes)} in {format_seconds(seconds)}"
         typer.echo(f"{one_line(report.path.name)}: {rows}, every digest matches ({size})")
     else:
-        print_error(f"{report.path}: {', '.join(wrong)}. Copy the file again, or pack it again.")
+        if report.header_ok and not report.damaged:  # only the source is another one
+            fix = "The file is what was packed. Where the source was changed on purpose, pack it again"
+        print_error(f"{report.path}: {', '.join(wrong)}. {fix}.")
 
 
 def _print_some(lines: list[str]) -> None:

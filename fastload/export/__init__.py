@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fastload.errors import FormatError, OutputError
-from fastload.export.plan import MANIFEST, ExportLayout, plan_export
-from fastload.export.table import fields_bytes, sidecar_text, table_text
-from fastload.export.write import KEPT, Job, image_file, write_file, write_images
+from fastload.errors import FormatError, OptionError, OutputError
+from fastload.export.plan import MANIFEST, ExportFormat, ExportLayout, plan_export, plan_format
+from fastload.export.table import fields_bytes, metadata_texts, sample_fields, sidecar_text, table_text
+from fastload.export.write import KEPT, Job, image_file, write_file, write_images, write_shards
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
@@ -41,8 +42,7 @@ from fastload.system.machine import worker_count
 
 __all__ = ["ExportReport", "export_file"]
 
-Format = Literal["png"]
-
+SHARD_BYTES = 2**30
 JOURNAL = ".fastload-export"
 _SAMPLED = 8
 _DISK_BLOCK = 4096
@@ -54,7 +54,7 @@ class ExportReport:
 
     Attributes:
         folder: the folder with the files.
-        layout: "folder" or "csv".
+        layout: "folder" or "csv"; or the format, if it is another than "folder".
         num_images: number of images.
         num_masks: number of masks.
         kept: images that an interrupted call had written.
@@ -81,11 +81,12 @@ def export_file(
     *,
     split: str | None = None,
     layout: ExportLayout = "auto",
-    format: Format = "png",
+    format: ExportFormat | Literal["png"] = "folder",
+    shard_bytes: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Writes the images of a packed file as files that `fastload pack` packs to the same rows.
+    """Writes the images of a packed file as files: those stored as JPEG as they are, all others as PNG.
 
     Args:
         file: a packed file, or another HDF5 file with a dataset `images`.
@@ -93,8 +94,12 @@ def export_file(
         split: export only this split.
         layout: "folder": class folders, inside folders of splits if there are several; "csv": the folder `images`,
             `mask_images` if there are masks, and the table `manifest.csv` with everything else; "auto": folders if they
-            say everything.
-        format: format of images not stored as JPEG: "png", which loses nothing.
+            say everything. Only for format "folder".
+        format: "folder": files that `fastload pack` packs to the same rows, in every detail; "imagefolder": folders of
+            classes in folders of splits, for torchvision's ImageFolder; "webdataset": tar shards; "hf": an imagefolder
+            of Hugging Face, with a metadata.jsonl for each split. Notes name what a format leaves out. ("png", the only
+            one of releases before, is "folder".)
+        shard_bytes: limit for a shard of "webdataset", by default 1 GiB.
         workers: threads that encode, by default one for each CPU.
         progress: called with (stage, done, total).
 
@@ -105,7 +110,15 @@ def export_file(
         OutputError: the folder holds other files, or cannot be written.
     """
     started = time.perf_counter()
-    check_choice("format", format, get_args(Format))
+    if format == "png":
+        warnings.warn('export_file(format="png") is format="folder" now.', DeprecationWarning, stacklevel=2)
+        format = "folder"
+    check_choice("format", format, get_args(ExportFormat))
+    for name, given, of in (("layout", layout != "auto", "folder"), ("shard-bytes", shard_bytes, "webdataset")):
+        if given and format != of:
+            raise OptionError(f"`--{name}` means nothing to the format {format}; it is for {of}. Leave it out.")
+    if shard_bytes is not None and shard_bytes < 1:
+        raise OptionError(f"shard_bytes={shard_bytes}: needs at least 1; 1 GiB is usual.")
     threads = max(1, worker_count(workers))
     header, listing = list_packed(file)
     if listing.files is None:
@@ -117,11 +130,14 @@ def export_file(
     if split is not None:
         listing = regroup(listing, choose_rows(listing, Choice(splits=(split,)), header.path))
     jpegs = np.flatnonzero(listing.files.is_jpeg).tolist() if isinstance(listing.files, RaggedRows) else []
-    plan = plan_export(listing, layout, jpegs)
+    try:
+        plan = plan_export(listing, layout, jpegs) if format == "folder" else plan_format(listing, format, jpegs)
+    except OptionError as exc:
+        raise OptionError(f"{header.path}: {exc}") from exc
     job = Job(listing, plan, Path(folder), header.path)
     # What must be the same for an export to be continued.
     same = {"release": writer_name(), "file": header.header_digest, "split": split, "layout": plan.layout}
-    identity = json.dumps({**same, "format": format}, sort_keys=True)
+    identity = json.dumps({**same, "shard_bytes": shard_bytes}, sort_keys=True)
     _check_folder(job.folder, identity)
     notes = [*listing.notes, *plan.notes]
     if jpegs:
@@ -129,17 +145,22 @@ def export_file(
             f"{len(jpegs):,} images are stored as JPEG, and written as they are; `fastload pack --store source` keeps "
             f"them so."
         )
+    if format == "imagefolder" and header.fields["images"].dtype.itemsize == 2:
+        notes.append("PNGs have 16 bits a channel, which torchvision's default loader does not read: give it another.")
+    if format != "folder" and isinstance(listing.files, RaggedRows) and (turned := int(listing.files.is_turned.sum())):
+        notes.append(
+            f"{turned:,} of these are upright only after their EXIF orientation, which not all readers apply "
+            f"(torchvision's ImageFolder does not)."
+        )
     try:
         _check_space(job)
         with _locked(job.folder, identity) as resumed:
-            kept = write_images(job, resumed, threads, progress)
-            table = None
-            if plan.layout == "csv":
-                table, left_out = table_text(listing, plan)
-                write_file(job.folder / MANIFEST, table)
-                notes += left_out
-            write_file(job.folder / FIELDS, fields_bytes(listing))
-            write_file(job.folder / SIDECAR, sidecar_text(listing, plan, table))
+            if format == "webdataset":
+                fields = sample_fields(listing, notes)
+                kept = write_shards(job, fields, shard_bytes or SHARD_BYTES, resumed, threads, progress)
+            else:
+                kept = write_images(job, resumed, threads, progress)
+                notes += _write_tables(job)
             with output_errors(f"{job.folder}: cannot be completed ({{}}). {KEPT}"):
                 sync_files_below(job.folder)
                 (job.folder / JOURNAL).unlink()  # Where a power failure brings it back, the same call ends here again.
@@ -152,6 +173,22 @@ def export_file(
         splits=dict(zip(listing.split_names, counts, strict=True)), seconds=seconds,
         images_per_s=(len(listing) - kept) / max(seconds, 1e-9),
     )  # fmt: skip
+
+
+def _write_tables(job: Job) -> list[str]:
+    """Writes the files beside the images, and returns notes on what a table leaves out."""
+    plan, notes, table = job.plan, list[str](), None
+    if plan.layout == "hf":
+        texts, notes = metadata_texts(job.listing, plan)
+        for name, text in texts.items():
+            write_file(job.folder / name, text)
+    if plan.layout == "csv":
+        table, notes = table_text(job.listing, plan)
+        write_file(job.folder / MANIFEST, table)
+    if plan.layout in ("folder", "csv"):
+        write_file(job.folder / FIELDS, fields_bytes(job.listing))
+        write_file(job.folder / SIDECAR, sidecar_text(job.listing, plan, table))
+    return notes
 
 
 def _check_space(job: Job) -> None:

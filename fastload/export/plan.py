@@ -1,4 +1,4 @@
-"""The plan of an export: the file of each row, in class folders or all in one folder with a table.
+"""The plan of an export: the file of each row, in class folders, in one folder with a table, or in shards.
 
 Names are made from keys and class names, and are valid on Linux, macOS and Windows, inside the folder, and unique.
 """
@@ -28,6 +28,7 @@ _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"|?*\\/]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 ExportLayout = Literal["auto", "folder", "csv"]
+ExportFormat = Literal["folder", "imagefolder", "webdataset", "hf"]
 
 _PNG = ".png"
 IMAGES, MASKS, MANIFEST = "images", "masks", "manifest.csv"
@@ -46,7 +47,7 @@ class ExportPlan:
     `notes` say what the files do not, or say differently.
     """
 
-    layout: Literal["folder", "csv"]
+    layout: Literal["folder", "csv", "imagefolder", "webdataset", "hf"]
     images: tuple[str, ...]
     masks: tuple[str, ...]
     notes: tuple[str, ...]
@@ -83,6 +84,68 @@ def plan_export(listing: Listing, layout: ExportLayout, jpegs: Collection[int] =
     if said:
         notes.append(f"Masks hold numbers, only fastload.json says what they mean: {'; '.join(said)}.")
     return ExportPlan(layout, tuple(images), tuple(masks), tuple(notes))
+
+
+def plan_format(listing: Listing, format: ExportFormat, jpegs: Collection[int] = ()) -> ExportPlan:
+    """Returns the paths of all rows in a format of others: not "folder"; of "webdataset" the members of shards.
+
+    Raises OptionError where it cannot hold what the file does.
+    """
+    tops = [f"{folder}/" for folder in class_folders(listing.split_names)] if listing.split_names != ("all",) else [""]
+    masks: list[str] = []
+    if format == "imagefolder":
+        images, notes = _imagefolder_names(listing, tops)
+    else:
+        given, notes = Names(), []
+        stems = [given.path([], safe_name("_".join(safe_parts(key))).replace(".", "_"), "") for key in listing.keys]
+        unknown = [name for name in listing.split_names if name not in SPLIT_ORDER and name != "all"]
+        if format == "webdataset":
+            images, masks = [f"{stem}{_PNG}" for stem in stems], [f"{stem}.seg{_PNG}" for stem in stems]
+            if unknown:
+                notes.append(f"`fastload pack` reads splits train, val and test from shards, not {first_few(unknown)}.")
+        else:
+            above = [tops[split] for split in listing.split.tolist()]
+            images = [f"{top}{stem}{_PNG}" for top, stem in zip(above, stems, strict=True)]
+            masks = [f"{top}{TABLE_MASKS}/{stem}{_PNG}" for top, stem in zip(above, stems, strict=True)]
+            if unknown:
+                notes.append(f"datasets takes folders named train, validation or test for splits, not {unknown[0]!r}: "
+                             f"name them in `load_dataset(..., data_files={{...}})`.")  # fmt: skip
+        if listing.masks is not None and (listing.masks.names or listing.masks.ignore_index is not None):
+            notes.append("Masks hold numbers: left out are the names of their classes and ignore_index.")
+    for row in jpegs:
+        images[row] = f"{images[row].removesuffix(_PNG)}.jpg"
+    return ExportPlan(format, tuple(images), tuple(masks if listing.masks is not None else ()), tuple(notes))
+
+
+def _imagefolder_names(listing: Listing, tops: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the path of each row for torchvision's ImageFolder, and notes on what it does not say."""
+    other = "Choose `--format webdataset` or `--format hf`"
+    labels = listing.columns.get("labels")
+    if labels is None or labels.values.ndim > 1 or labels.values.dtype.kind not in "iu":
+        raise OptionError(f"imagefolder needs one class for each image, and this file has none such. {other}.")
+    if (without := np.flatnonzero(labels.values < 0)).size:
+        raise OptionError(
+            f"imagefolder needs one class for each image: {without.size:,} have none, the first "
+            f"{listing.keys[without[0]]}. {other}, or leave them out with `fastload repack --label`."
+        )
+    names = _class_names(labels)
+    folders = dict(zip(names, class_folders(names.values()), strict=True))
+    given, paths = Names(), []
+    for key, split, number in zip(listing.keys, listing.split.tolist(), labels.values.tolist(), strict=True):
+        paths.append(given.path([*tops[split].split("/")[:-1], folders[number]], safe_parts(key)[-1], _PNG))
+    left = [*(["masks"] if listing.masks is not None else []), *sorted(set(listing.columns) - {"labels"})]
+    notes = [f"Left out, as class folders cannot hold it: {first_few(left)}. {other}."] if left else []
+    if renamed := [f"{names[number]} as {folder}" for number, folder in folders.items() if names[number] != folder]:
+        notes.append(f"Classes whose names are no names of folders ({len(renamed)}): {first_few(renamed)}.")
+    for split, name in enumerate(listing.split_names):
+        there = sorted(np.unique(labels.values[listing.split == split]).tolist(), key=lambda number: folders[number])
+        if there and there != list(range(len(there))):
+            where = "" if name == "all" else f" of {name}"
+            notes.append(
+                f"ImageFolder gives classes{where} other numbers than the file has: those of the sorted folders, which "
+                f"are {len(there)} of {len(names)} classes."
+            )
+    return paths, notes
 
 
 def _no_folders(listing: Listing) -> str:

@@ -15,12 +15,14 @@ import csv
 import io
 import itertools
 import json
+import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.export.plan import RENUMBERED, ExportPlan
@@ -90,6 +92,111 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[bytes, list[str]]:
     writer.writerow(safe_head)
     writer.writerows(rows)
     return out.getvalue().encode("utf-8", errors="backslashreplace"), notes
+
+
+def metadata_texts(listing: Listing, plan: ExportPlan) -> tuple[dict[str, bytes], list[str]]:
+    """Returns path -> content of each metadata.jsonl, as Hugging Face's imagefolder has them, and notes.
+
+    One lies in each folder of a split, with a line for each image: `file_name`, `mask_file_name`, `label` and the other
+    columns; boxes are `objects`, arrays lists.
+    """
+    notes: list[str] = []
+    columns: dict[str, list[Any]] = {}
+    boxed = all(name in listing.columns for name in _BOXES)
+    for name, column in listing.columns.items():
+        if boxed and name in _BOXES:
+            continue
+        wide = column.values.ndim > 2 or (column.values.ndim == 2 and column.values.shape[1] > MOST_COLUMNS)
+        for title, values in [(name, column.values.tolist())] if wide else _json_cells(name, column, notes):
+            while title in columns:
+                title += "_"
+            columns[title] = values
+    if boxed:
+        boxes, labels = listing.columns["boxes"].values, listing.columns["box_labels"]
+        counts = listing.columns["num_boxes"].values
+        flat = Column(labels.values[np.arange(boxes.shape[1]) < counts[:, None]], labels.attrs)
+        ((_, classes), *_) = _json_cells("category", flat, notes)
+        ends = np.cumsum(counts).tolist()
+        columns["objects"] = [
+            {"bbox": boxes[row, : stop - start].tolist(), "category": classes[start:stop]}
+            for row, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
+        ]
+    present = [False] * len(listing) if listing.masks is None or not plan.masks else listing.masks.present.tolist()
+    lines: dict[str, list[str]] = {}
+    for row, path in enumerate(plan.images):
+        top = f"{path.split('/')[0]}/" if listing.split_names != ("all",) else ""
+        values = {"file_name": path.removeprefix(top)}
+        if listing.masks is not None and plan.masks:
+            values["mask_file_name"] = plan.masks[row].removeprefix(top) if present[row] else ""
+        values |= {title: column[row] for title, column in columns.items()}
+        lines.setdefault(f"{top}metadata.jsonl", []).append(json.dumps(values))
+    texts = {path: "".join(f"{line}\n" for line in found).encode() for path, found in lines.items()}
+    return texts, [note.replace(" without fastload.json", "") for note in notes]
+
+
+def _json_cells(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, list[Any]]]:
+    """Yields what `_cells_of` does as JSON values: numbers, null for none, or text."""
+    for title, cells in _cells_of(name, column, notes):
+        values: list[Any] = list(cells)
+        if column.values.dtype.kind in "iuf" and all(map(_is_number, cells)):
+            convert = float if column.values.dtype.kind == "f" else int
+            values = [convert(cell) if cell not in ("", "nan", "inf", "-inf") else None for cell in cells]
+        elif column.values.dtype.kind in "iu":  # names of classes
+            values = [cell or None for cell in cells]
+        yield title, values
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return cell == "" or float(cell) is not None
+    except ValueError:
+        return False
+
+
+def sample_fields(listing: Listing, notes: list[str]) -> Callable[[int], list[tuple[str, bytes]]]:
+    """Returns a function row -> (suffix, content) of a sample's fields in a shard, without image and mask.
+
+    `cls` is its class, `json` its key and all single values, `NAME.npy` an array. Adds to notes.
+    """
+    labels = listing.columns.get("labels")
+    has_class = labels is not None and labels.values.ndim == 1 and labels.values.dtype.kind in "iu"
+    arrays, single = dict[str, NDArray[Any]](), dict[str, list[Any]]()
+    for name, column in listing.columns.items():
+        if column.values.ndim > 1:
+            suffix = name.lower().replace(".", "_").replace("/", "_")
+            while suffix in arrays:
+                suffix += "_"
+            arrays[suffix] = column.values.astype(column.values.dtype.newbyteorder("<"), copy=False)
+            continue
+        if name != "labels" or not has_class:
+            values = column.values.tolist()
+            if column.values.dtype.kind == "f":
+                values = [value if math.isfinite(value) else None for value in values]
+            single[name] = [text_of(value) if isinstance(value, bytes) else value for value in values]
+        if column.attrs.get("names") and column.values.dtype.kind in "iu":
+            names = dict(enumerate(map(str, column.attrs["names"])))
+            title = "label" if name == "labels" else name
+            single[f"{title}_name"] = [names.get(value) for value in column.values.tolist()]
+            notes.append(
+                f"`{name}` are numbers in the shards; names of classes are texts in the json (`{title}_name`), which "
+                f"`fastload pack` leaves out."
+            )
+    if vectors := [
+        name for name, column in listing.columns.items() if column.values.ndim > 1 and "names" in column.attrs
+    ]:
+        notes.append(f"Left out are the names of the numbers in {first_few(vectors)}.")
+
+    def of_row(row: int) -> list[tuple[str, bytes]]:
+        found = [("cls", str(int(labels.values[row])).encode())] if labels is not None and has_class else []
+        said = {"key": listing.keys[row], **{name: values[row] for name, values in single.items()}}
+        found.append(("json", json.dumps(said).encode()))
+        for suffix, values in arrays.items():
+            out = io.BytesIO()
+            np.lib.format.write_array(out, np.ascontiguousarray(values[row]), allow_pickle=False)
+            found.append((f"{suffix}.npy", out.getvalue()))
+        return found
+
+    return of_row
 
 
 def _cells_of(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, _Cells]]:

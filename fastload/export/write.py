@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+import tarfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError, OutputError, SourceError, typed
-from fastload.export.plan import ExportPlan
+from fastload.errors import ImageError, OptionError, OutputError, SourceError, typed
+from fastload.export.plan import ExportPlan, class_folders
 from fastload.format.digests import row_digest
 from fastload.format.ragged import JPEG
 from fastload.images.decode import decode_image
@@ -29,6 +31,7 @@ from fastload.system.threads import in_threads
 KEPT = "What was exported is kept: make room, then run the same command again."
 
 _SECTOR_BYTES = 512
+_TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 _BLOCK_BYTES = 4 * 2**20
 _BLOCK_ROWS = 64
 
@@ -75,6 +78,97 @@ def write_images(job: Job, resumed: bool, threads: int, progress: Progress | Non
         if progress:
             progress("exporting", done, total)
     return kept
+
+
+def write_shards(
+    job: Job,
+    fields: Callable[[int], list[tuple[str, bytes]]],
+    shard_bytes: int,
+    resumed: bool,
+    threads: int,
+    progress: Progress | None,
+) -> int:
+    """Writes tar shards of at most so many bytes each, split by split; returns how many rows were in shards before.
+
+    A shard gets its name when it is whole and on the disk.
+
+    Args:
+        fields: returns (suffix, content) of a row's members besides image and mask.
+    """
+    total, kept = len(job.listing), 0
+    step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, int(job.listing.sizes.mean()))))
+    tops = class_folders(job.listing.split_names) if job.listing.split_names != ("all",) else ["shard"]
+    done = 0
+
+    def samples(rows: range) -> list[bytes]:
+        return [_shard_part(job, fields, row) for row in rows]
+
+    for split, top in enumerate(tops):
+        rows = np.flatnonzero(job.listing.split == split)
+        number, stop = 0, int(rows[-1]) + 1 if len(rows) else 0  # splits are contiguous
+        first = int(rows[0]) if len(rows) else 0
+        while resumed and (path := job.folder / f"{top}-{number:06d}.tar").exists():
+            there = _rows_of_shard(job, path, first)
+            first, kept, done, number = first + there, kept + there, done + there, number + 1
+        parts, size = list[bytes](), 0
+        blocks = (range(start, min(stop, start + step)) for start in range(first, stop, step))
+        row = first
+        for made in in_threads(samples, blocks, threads, ordered=True):
+            for part in made:
+                if len(part) + len(_TAR_END) > shard_bytes:
+                    raise OptionError(
+                        f"shard_bytes={shard_bytes:,}: the sample {job.listing.keys[row]} alone takes "
+                        f"{len(part) + len(_TAR_END):,}. Give at least as many with `--shard-bytes`."
+                    )
+                if size + len(part) + len(_TAR_END) > shard_bytes:
+                    _write_shard(job.folder / f"{top}-{number:06d}.tar", parts)
+                    parts, size, number = [], 0, number + 1
+                parts.append(part)
+                size, row = size + len(part), row + 1
+            done += len(made)
+            if progress:
+                progress("exporting", done, total)
+        if parts:
+            _write_shard(job.folder / f"{top}-{number:06d}.tar", parts)
+    return kept
+
+
+def _shard_part(job: Job, fields: Callable[[int], list[tuple[str, bytes]]], row: int) -> bytes:
+    """Returns the bytes of a shard that are one sample: a header and the content, padded, of each member."""
+    found, image = _read(job, row), job.plan.images[row]
+    stem, _, suffix = image.rpartition(".")
+    members = [(suffix, found.jpeg or encode_png(found.image))]
+    if found.mask is not None:
+        members.append((job.plan.masks[row].removeprefix(f"{stem}."), encode_png(found.mask)))
+    out = []
+    for suffix, data in [*members, *fields(row)]:
+        info = tarfile.TarInfo(f"{stem}.{suffix}")  # Owner and time are always the same, so the bytes are, too.
+        info.size = len(data)
+        out += [info.tobuf(tarfile.GNU_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)]
+    return b"".join(out)
+
+
+def _write_shard(path: Path, parts: list[bytes]) -> None:
+    part = unfinished(path)
+    with output_errors(f"{path}: cannot be written ({{}}). {KEPT}"):
+        with os.fdopen(open_output(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0) as file:
+            for data in [*parts, _TAR_END]:
+                write_all(file.fileno(), data)
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
+
+def _rows_of_shard(job: Job, path: Path, first: int) -> int:
+    """Returns how many rows, from this one on, an interrupted call wrote into a shard; OutputError: it was changed."""
+    try:
+        with tarfile.open(path, "r:") as shard:
+            names = [member.name for member in shard]
+    except (tarfile.TarError, OSError):
+        names = [""]
+    stems = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    if stems != [name.partition(".")[0] for name in job.plan.images[first : first + len(stems)]]:
+        raise OutputError(f"{path}: was changed since it was exported; it is not overwritten. Move it away.")
+    return len(stems)
 
 
 def image_file(job: Job, row: int) -> bytes:

@@ -32,6 +32,9 @@ class Column:
 ENCODINGS = ("raw", "jpeg", "zstd")
 RAW, JPEG, ZSTD = range(3)
 
+MAX_ROW_BYTES = 2**32 - 1
+"""The limit for the pixels of one row, decoded."""
+
 INDEX_DTYPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "offset": ("<i8", ()),
     "bytes": ("<i8", ()),

@@ -26,14 +26,26 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 from PIL import Image, features
+from PIL.JpegImagePlugin import JpegImageFile
 
 from fastload.errors import ImageError
-from fastload.images.fit import Target, resample_for, resample_mask, resample_pixels, with_channels, with_depth
+from fastload.images.fit import (
+    Shrunk,
+    Target,
+    resample_for,
+    resample_mask,
+    resample_pixels,
+    shrinking,
+    with_channels,
+    with_depth,
+)
 from fastload.images.image_header import (
     KINDS,
     check_size,
     decoding_errors,
+    is_large,
     kind_of,
+    large_room,
     open_image,
     orientation_of,
     pillow_silenced,
@@ -42,15 +54,21 @@ from fastload.images.image_header import (
 )
 from fastload.images.jpeg import JpegHead, has_libjpeg, libjpeg_warning, run_libjpeg, scan_jpeg
 from fastload.images.sixteen_bit import deep_gray, deep_pixels, is_gray_alpha, ppm_pixels, read_low_bytes, tile_of
+from fastload.system.text import format_bytes
 
 _MODES = KINDS[8]
 _UINT8 = np.dtype(np.uint8)
+
+_BYTES_A_PIXEL = {8: 16, 16: 64}
+"""Bits a channel -> bytes of memory a pixel that a large image takes until it is resized: measured were 14 and 32."""
 
 
 def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> str:
     """Decodes a whole image file into `out`, upright; returns what libjpeg warns of in a JPEG, "" for nothing.
 
     Safe to call from several threads, with an `out` each; simplejpeg and Pillow release the GIL while they decode.
+
+    Within `large_images`, a JPEG above MAX_PIXELS is decoded at 1/2, 1/4 or 1/8 of its size where the target allows it.
 
     Args:
         data: the file's bytes.
@@ -65,13 +83,14 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> str:
     with decoding_errors(data):
         if head is not None and _decode_jpeg(data, head, target, out):
             return ""
-        with _loaded(data) as loaded:
+        with _loaded(data, target) as loaded:
             is_jpeg = loaded.image.format in ("JPEG", "MPO")
             if loaded.bits == 16:
                 pixels = _from_16_bits(data, loaded, target)
             else:
                 pixels = _pixels_of(_converted(loaded.image, target.channels))
-        resample_pixels(upright(pixels, loaded.orientation), target, out)
+        turned = upright(pixels, loaded.orientation)
+        resample_pixels(turned, target, out, _shrunk(turned, loaded.full, loaded.factor, loaded.orientation))
     # Pillow does not pass on warnings of libjpeg, and decodes many a damaged file without a word.
     return libjpeg_warning(data) if is_jpeg else ""
 
@@ -162,15 +181,46 @@ def _decode_jpeg(data: bytes, head: JpegHead, target: Target, out: NDArray[Any])
     direct = head.orientation == 1 and not luma and (height, width, out.dtype) == (*out.shape[:2], _UINT8)
     if not direct and target.fit is None:
         resample_for(*upright_size(height, width, head.orientation), target)
+    factor = _shrinking(height, width, head.orientation, target)
+    shape = (-(-height // factor), -(-width // factor), 3 if luma else target.channels)
+    _check_room((height, width), shape[:2], target.channels if direct else _BYTES_A_PIXEL[8])
     try:
-        pixels = run_libjpeg(data, (height, width, 3 if luma else target.channels), out=out if direct else None)
+        pixels = run_libjpeg(data, shape, factor=factor, out=out if direct else None)
     except (ValueError, RuntimeError):
         return False
     if not direct:
         if luma:
             pixels = _pixels_of(Image.fromarray(pixels).convert("L"))
-        resample_pixels(upright(pixels, head.orientation), target, out)
+        turned = upright(pixels, head.orientation)
+        resample_pixels(turned, target, out, _shrunk(turned, (height, width), factor, head.orientation))
     return True
+
+
+def _shrinking(height: int, width: int, orientation: int, target: Target) -> int:
+    """Returns by how much a JPEG of this size, not turned upright, is decoded smaller: only a large one is."""
+    return shrinking(*upright_size(height, width, orientation), target) if is_large(height, width) else 1
+
+
+def _shrunk(turned: NDArray[Any], size: tuple[int, int], factor: int, orientation: int) -> Shrunk | None:
+    """Returns where the image of this size, not turned upright, lies in upright pixels that a decoder made smaller."""
+    if factor == 1:
+        return None
+    height, width = upright_size(*size, orientation)
+    # The last row and column may be incomplete; turning may have made them the first.
+    top = turned.shape[0] - height / factor if orientation in (3, 4, 7, 8) else 0.0
+    left = turned.shape[1] - width / factor if orientation in (2, 3, 6, 7) else 0.0
+    return Shrunk(height, width, factor, top, left)
+
+
+def _check_room(size: tuple[int, int], decoded: tuple[int, ...], bytes_a_pixel: int) -> None:
+    """Raises ImageError where so many pixels of a large image of this size take more memory than there is."""
+    needed, room = decoded[0] * decoded[1] * bytes_a_pixel, large_room()
+    if is_large(*size) and needed > room:
+        raise ImageError(
+            f"takes about {format_bytes(needed)} of memory to decode its {size[1]}x{size[0]} pixels (width x height), "
+            f"which `--allow-large-images` lets in, and each worker may use {format_bytes(room)}: choose fewer "
+            f"`--workers`, a JPEG also a smaller `--size` or `--max-size`"
+        )
 
 
 class _Loaded(NamedTuple):
@@ -180,21 +230,31 @@ class _Loaded(NamedTuple):
     bits: int
     orientation: int
     largest: int  # as `_largest_value`
+    full: tuple[int, int]  # height and width of the image, not turned upright
+    factor: int = 1  # by how much a large JPEG was decoded smaller
 
 
 @contextmanager
-def _loaded(data: bytes) -> Iterator[_Loaded]:
-    """Opens a file with Pillow; within, Pillow's warnings are off, and whatever is raised becomes an ImageError."""
+def _loaded(data: bytes, target: Target | None = None) -> Iterator[_Loaded]:
+    """Opens a file with Pillow; within, Pillow's warnings are off, and whatever is raised becomes an ImageError.
+
+    With a target, a large JPEG is decoded smaller where that allows it.
+    """
     size = ""
     with decoding_errors(data), pillow_silenced():
         try:
             image: Image.Image = open_image(data)
             size = f" of {image.width}x{image.height} pixels"
             _, _, bits = kind_of(image, data)
-            largest = _largest_value(image)
+            largest, full, factor = _largest_value(image), (image.height, image.width), 1
+            if target is not None and is_large(*full) and isinstance(image, JpegImageFile):
+                wanted = _shrinking(*full, orientation_of(image), target)
+                if wanted > 1 and image.draft(image.mode, (full[1] // wanted, full[0] // wanted)) is not None:
+                    factor = wanted
+            _check_room(full, (image.height, image.width), _BYTES_A_PIXEL[bits])
             image = _load(data, image)
             # After load: that turns a TIFF upright, and finds the EXIF block at a PNG's end.
-            yield _Loaded(image, bits, orientation_of(image), largest)
+            yield _Loaded(image, bits, orientation_of(image), largest, full, factor)
         except MemoryError as error:
             raise ImageError(f"not enough memory for its {len(data):,} bytes{size}") from error
 

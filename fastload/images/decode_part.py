@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from fastload.errors import ImageError
 from fastload.format.codecs import decompress_zstd
 from fastload.format.ragged import JPEG, RAW
 from fastload.images.decode import decode_unturned, upright
-from fastload.images.image_header import upright_size
+from fastload.images.image_header import is_large, large_images, upright_size
 from fastload.images.jpeg import JpegHead, cut_rows, has_libjpeg, run_libjpeg, scan_jpeg
 
 Data = bytes | memoryview
@@ -174,7 +175,9 @@ def _decode_jpeg(
             continue
     if on_suspect is not None and has_libjpeg():
         on_suspect()
-    pixels, found = _room(shape, scratch), upright(decode_unturned(bytes(data), shape[2]), orientation)
+    # A row's size is bounded by what a row may take; what its bytes claim, only by it.
+    with large_images(sys.maxsize if is_large(*shape[:2]) else 0):
+        pixels, found = _room(shape, scratch), upright(decode_unturned(bytes(data), shape[2]), orientation)
     if found.shape != shape:
         raise ImageError(
             f"is {found.shape[1]}x{found.shape[0]} pixels (width x height) where {shape[1]}x{shape[0]} are expected"

@@ -66,12 +66,36 @@ def resample_for(height: int, width: int, target: Target) -> Resample:
     return Resample((0, 0, width, height), top_row, left_column, inner_height, inner_width)
 
 
-def resample_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> None:
+class Shrunk(NamedTuple):
+    """How pixels that a decoder made smaller than their image lie in it."""
+
+    height: int  # of the whole image, upright
+    width: int
+    factor: float  # pixels of the image in one of these, along each side
+    top: float  # where the image begins in these pixels: above 0 if it was turned after a last, incomplete pixel
+    left: float
+
+
+def shrinking(height: int, width: int, target: Target) -> int:
+    """Returns by which of 8, 4 and 2 an image may be decoded smaller before it is resampled, 1 for none.
+
+    Twice the target's pixels are left along each side, so that the result hardly differs (Pillow's `reducing_gap`).
+    """
+    if target.fit is None:
+        return 1
+    part = resample_for(height, width, target)
+    left, top, right, bottom = part.box
+    most = min((bottom - top) / part.height, (right - left) / part.width) / 2
+    return next((factor for factor in (8, 4, 2) if factor <= most), 1)
+
+
+def resample_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any], shrunk: Shrunk | None = None) -> None:
     """Writes decoded pixels into a row: changes channels and depth as for files, then the size.
 
     Args:
         pixels: (H, W) or (H, W, C), C = 1, 3 or 4, uint8 or uint16, upright; not modified.
         out: (target.height, target.width, target.channels) of target.dtype; filled in place.
+        shrunk: says that these pixels are of a larger image.
 
     Raises:
         ImageError: another shape or dtype, another size than a target without fit, or 8-bit if 16 are asked for.
@@ -82,12 +106,18 @@ def resample_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any]) -> 
         raise ImageError(f"is an array {pixels.shape}, not (H, W) or (H, W, C) with C = 1, 3 or 4")
     if pixels.dtype not in (np.uint8, np.uint16):
         raise ImageError(f"is of {pixels.dtype}, not uint8 or uint16; scale it to one of them")
-    part = resample_for(pixels.shape[0], pixels.shape[1], target)
+    height, width = pixels.shape[:2] if shrunk is None else shrunk[:2]
+    part = resample_for(height, width, target)
     pixels = with_channels(with_depth(pixels, target.dtype), target.channels)
-    if pixels.shape == out.shape:
+    if pixels.shape == out.shape and shrunk is None:
         out[...] = pixels
         return
-    _filled_part(out, part, 0)[...] = _resized(pixels, part.height, part.width, part.box)
+    left, top, right, bottom = part.box
+    if shrunk is not None:
+        factor = shrunk.factor
+        left, right = shrunk.left + left / factor, min(shrunk.left + right / factor, pixels.shape[1])
+        top, bottom = shrunk.top + top / factor, min(shrunk.top + bottom / factor, pixels.shape[0])
+    _filled_part(out, part, 0)[...] = _resized(pixels, part.height, part.width, (left, top, right, bottom))
 
 
 def resample_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8], *, fill: int = 0) -> None:

@@ -6,17 +6,20 @@ file that the scan does not fully understand is opened by Pillow.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL._imaging
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
@@ -28,7 +31,33 @@ KINDS = {8: {1: "L", 3: "RGB", 4: "RGBA"}, 16: {1: "I;16", 3: "RGB;16", 4: "RGBA
 """Bits a value -> channels -> the kind of images that need no conversion."""
 
 MAX_PIXELS = 178_956_970
-"""Pixels of the largest image accepted: Pillow's default limit against decompression bombs."""
+"""Pixels of the largest image accepted unless asked for more: Pillow's default limit against decompression bombs."""
+
+_large_room: ContextVar[int] = ContextVar("large_room", default=0)
+
+
+@contextmanager
+def large_images(room: int) -> Iterator[None]:
+    """Within, images above MAX_PIXELS are accepted, whose decoding may take `room` bytes of memory; 0: none is.
+
+    Counts for this thread, and for those that `in_threads` starts within.
+    """
+    token = _large_room.set(room)
+    try:
+        yield
+    finally:
+        _large_room.reset(token)
+
+
+def large_room() -> int:
+    """Returns the bytes of the `large_images` around this call; 0 outside of any."""
+    return _large_room.get()
+
+
+def is_large(height: int, width: int) -> bool:
+    """Whether an image has more pixels than are accepted without being asked for."""
+    return height * width > MAX_PIXELS
+
 
 # Formats that are recognized by their first bytes. Pillow's others are left out: some run programs (EPS calls
 # Ghostscript), some accept any bytes as an image (TGA). MPO is opened by the JPEG plugin.
@@ -45,6 +74,7 @@ _PLUGINS = {
     "QOI": "QoiImagePlugin",
 }
 _MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_LARGER = "; `fastload pack --allow-large-images` accepts it, best with `--size` or `--max-size`"
 _CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
 _ORIENTATION = 0x0112
 
@@ -128,6 +158,8 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
 
     Call within `pillow_silenced`. Raises ImageError or whatever the plugin raises.
     """
+    if large_room():
+        Image.MAX_IMAGE_PIXELS = None  # `pillow_silenced` restores it
     image = Image.open(io.BytesIO(data), formats=_formats())
     check_size(image.height, image.width)
     return image
@@ -200,10 +232,10 @@ def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
 
 
 def check_size(height: int, width: int) -> None:
-    """Raises ImageError for an empty or too large image."""
-    if height * width > MAX_PIXELS:
+    """Raises ImageError for an empty image, and for one that is too large outside of `large_images`."""
+    if is_large(height, width) and not large_room():
         raise ImageError(
-            f"claims {width}x{height} pixels, more than the {MAX_PIXELS:,} accepted (a decompression bomb?)"
+            f"claims {width}x{height} pixels, more than the {MAX_PIXELS:,} accepted (a decompression bomb?){_LARGER}"
         )
     if height < 1 or width < 1:
         raise ImageError(f"claims {width}x{height} pixels")
@@ -221,7 +253,7 @@ def decoding_errors(data: bytes) -> Iterator[None]:
         if isinstance(error, MemoryError):
             reason = f"not enough memory to decode it ({len(data):,} bytes of file)"
         elif isinstance(error, Image.DecompressionBombError):
-            reason = f"too large: {error}"
+            reason = f"too large: {str(error).rstrip('.')}{_LARGER}"
         elif not isinstance(error, UnidentifiedImageError):
             reason = f"cannot be decoded: {str(error) or type(error).__name__}"
         elif magic:
@@ -248,24 +280,58 @@ def png_without_tail(data: bytes) -> bytes | None:
     return data[:pixels_end] + b"\0\0\0\0IEND\xaeB`\x82" if pixels_end else None
 
 
+# libtiff's handlers are null pointers where it says nothing.
+_LIBTIFF_HANDLERS = ("TIFFSetWarningHandler", "TIFFSetErrorHandler")
+
+
+@cache
+def _libtiff() -> ctypes.CDLL | None:
+    """Returns the libtiff that Pillow decodes with; None where it has none, or keeps it to itself.
+
+    A symbol asked of Pillow's extension is also looked for in the libraries it is linked with (dlsym).
+    """
+    try:
+        library = ctypes.CDLL(PIL._imaging.__file__)
+        for name in _LIBTIFF_HANDLERS:
+            function = getattr(library, name)
+            function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
+    except (OSError, AttributeError, TypeError):  # TypeError: an extension inside the interpreter has no file
+        return None
+    return library
+
+
+def _set_libtiff_handlers(handlers: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Exchanges what libtiff calls with warnings and with errors; returns what it called before."""
+    library = _libtiff()
+    if library is None:
+        return handlers
+    return tuple(getattr(library, name)(new) for name, new in zip(_LIBTIFF_HANDLERS, handlers, strict=True))
+
+
 _silence_lock = threading.Lock()
 _silence_depth = 0
 _silence = warnings.catch_warnings()
+_handlers: tuple[int | None, ...] = (None, None)
+_pillow_limit: int | None = None
 
 
 @contextmanager
 def pillow_silenced() -> Iterator[None]:
-    """Silences Pillow's own warnings (bombs, damaged EXIF, odd tags), not its errors.
+    """Silences Pillow's own warnings (bombs, damaged EXIF, odd tags), not its errors; and all lines of libtiff.
+
+    libtiff writes warnings and errors to file descriptor 2, without the name of the image; its errors reach us through
+    Pillow as exceptions.
 
     Several threads may be inside at once: the filter is installed by the first and removed by the last, since
     `warnings.catch_warnings` restores in the wrong order when threads interleave.
     """
-    global _silence, _silence_depth
+    global _silence, _silence_depth, _handlers, _pillow_limit
     with _silence_lock:
         if _silence_depth == 0:
             _silence = warnings.catch_warnings()
             _silence.__enter__()
             warnings.filterwarnings("ignore", module=r"PIL\.")
+            _handlers, _pillow_limit = _set_libtiff_handlers((None, None)), Image.MAX_IMAGE_PIXELS
         _silence_depth += 1
     try:
         yield
@@ -273,4 +339,6 @@ def pillow_silenced() -> Iterator[None]:
         with _silence_lock:
             _silence_depth -= 1
             if _silence_depth == 0:
+                _set_libtiff_handlers(_handlers)
+                Image.MAX_IMAGE_PIXELS = _pillow_limit
                 _silence.__exit__(None, None, None)

@@ -6,24 +6,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError
-from fastload.format.header import PackedFile, open_hdf5
+from fastload.format.header import Field, PackedFile, open_hdf5
 from fastload.format.ragged import JPEG
+from fastload.format.writer import Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.pack.encode import RowEncoder
-from fastload.pack.pack_options import EncodingOption, PackOptions
+from fastload.pack.pack_options import EncodingOption, PackOptions, is_joined, of_file_options
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
-from fastload.sources.layouts import list_source
+from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing
 from fastload.sources.mask_classes import with_mask_options
 
@@ -33,6 +35,7 @@ MAX_LEVELS = 3
 _GONE = "its image can no longer be decoded"
 _OTHER_MASK = "its mask differs"
 
+_OWN_OPTIONS = ("source", "root", "workers")  # of `fastload verify`
 _TASK_ROWS = 64
 
 
@@ -52,6 +55,8 @@ class SourceReport:
     compared: int  # rows whose image was decoded again
     changed: tuple[ChangedRow, ...]  # rows whose pixels or other fields differ, or whose image can no longer be decoded
     missing: tuple[str, ...]  # keys in the file that are not in the source (any more)
+    # Keys of a file with rows of several sources (append, merge) that are not in this one: no sign of damage
+    of_others: tuple[str, ...]
     # Keys in the source that are not in the file: added since, or left out by `--limit` or as unreadable
     extra: tuple[str, ...]
     decoder_now: str  # decoder used to compare
@@ -97,8 +102,24 @@ def compare_source(
         MissingFileError, SourceError, OptionError: the source cannot be listed, or shares no key with the file.
     """
     options = PackOptions.of_file(file)
-    layout = str(file.attrs.get("source_layout"))
-    listing = list_source(source, layout, "skip", replace(options.source, root=root))
+    with options.accepting_large(workers):
+        return _compare(file, options, source, keys, workers, advance, root)
+
+
+def _compare(
+    file: PackedFile,
+    options: PackOptions,
+    source: Path,
+    keys: list[str],
+    workers: int,
+    advance: Callable[[int], None],
+    root: Path | None,
+) -> SourceReport:
+    """Returns what `compare_source` does."""
+    packed_as, joined = str(file.attrs.get("source_layout")), is_joined(file.attrs)
+    layout = None if joined and packed_as not in LAYOUTS else packed_as  # files of several layouts were merged
+    with of_file_options(f"`fastload verify` lists the source by layout and options of {file.path}", _OWN_OPTIONS):
+        listing = list_source(source, layout, "skip", replace(options.source, root=root))
     masks = file.fields.get("masks")
     if masks is not None:
         # Releases before these options left the values of masks as they are.
@@ -127,7 +148,7 @@ def compare_source(
         with PackPool(workers) as pool:
             pool.use(listing)
             listing, tasks = _prepare(file, options, listing, pool, rows, samples)
-            for compared in pool.run(_compare, tasks):
+            for compared in pool.run(_compare_rows, tasks):
                 for row, found_there in compared:
                     if isinstance(found_there, str):
                         changed[row].append(found_there)
@@ -139,11 +160,12 @@ def compare_source(
     for row, reason in _changed_fields(file, listing, rows, samples):
         changed[row].append(reason)
     advance(len(keys) - len(rows))
-    known = set(keys)
+    known, absent = set(keys), tuple(keys[row] for row in np.flatnonzero(found < 0).tolist())
     return SourceReport(
         compared=len(rows),
         changed=tuple(ChangedRow(row, keys[row], reason) for row in sorted(changed) for reason in changed[row]),
-        missing=tuple(keys[row] for row in np.flatnonzero(found < 0).tolist()),
+        missing=() if joined else absent,
+        of_others=absent if joined else (),
         extra=tuple(key for key in listing.keys if key not in known),
         decoder_now=now,
         decoder_file=then,
@@ -189,7 +211,7 @@ def _prepare(
     return listing, tasks
 
 
-def _compare(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
+def _compare_rows(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
     """Returns (row, the largest difference in the file's own levels, or why it differs otherwise) of all rows."""
     stored = open_samples(task.file)
     if task.headers is not None:
@@ -261,10 +283,29 @@ def _changed_fields(
         for name, column in listing.columns.items():
             if name not in file.fields:
                 continue
-            now, then = column.values[samples], np.asarray(hdf5[name][()])[rows]
+            values = _as_in_joined(column, file.fields[name]) if is_joined(file.attrs) else column.values
+            now, then = values[samples], np.asarray(hdf5[name][()])[rows]
             different = np.ones(len(rows), bool)
             if now.shape == then.shape:
                 floats = now.dtype.kind == then.dtype.kind == "f"
                 same = (now == then) | (np.isnan(now) & np.isnan(then) if floats else False)  # or missing in both
                 different = ~same.reshape(len(rows), -1).all(axis=1)
             yield from ((row, f"`{name}` differs") for row in rows[different].tolist())
+
+
+def _as_in_joined(column: Column, field: Field) -> NDArray[Any]:
+    """Returns a column of one source as a file that was joined from several holds it.
+
+    That has the classes of all of them, and room for the most boxes.
+    """
+    values, names = column.values, tuple(map(str, column.attrs.get("names", ())))
+    if field.names and names != field.names and set(names) <= set(field.names) and values.dtype.kind == "i":
+        table = np.array([*(field.names.index(name) for name in names), -1], values.dtype)
+        inside = (values >= -1) & (values < len(names))
+        values = np.where(inside, table[np.where(inside, values, -1)], values)
+    if values.ndim > 1 and values.shape[1:2] < field.shape[:1] and values.shape[2:] == field.shape[1:]:
+        more = np.full(
+            (len(values), field.shape[0] - values.shape[1], *values.shape[2:]), -1 if field.name == "box_labels" else 0
+        )
+        values = np.concatenate([values, more.astype(values.dtype)], axis=1)
+    return values

@@ -73,7 +73,7 @@ class VerifyReport:
         """Number of rows that are what their source image decodes to; 0 without a source."""
         if self.source is None:
             return 0
-        missing = set(self.source.missing)
+        missing = {*self.source.missing, *self.source.of_others}
         wrong = {row.row for row in self.source.changed}
         wrong |= {row.row for row in self.damaged if row.what != "fields" and row.key not in missing}
         return self.source.compared - len(wrong)

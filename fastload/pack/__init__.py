@@ -22,13 +22,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from fastload.errors import OutputError
+from fastload.errors import OutputError, PackError
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
 from fastload.pack.pack_options import (
+    KEPT,
     Bits,
     Fit,
     Mode,
@@ -78,6 +79,7 @@ def pack_images(
     limit: int | None = None,
     on_error: OnError = "fail",
     strict: bool = False,
+    allow_large_images: bool = False,
     overwrite: bool = False,
     parents: bool = False,
     progress: Progress | None = None,
@@ -125,6 +127,10 @@ def pack_images(
         on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
         strict: leave out and list JPEGs that libjpeg warns of, as of corrupt data, though it can decode them; by
             default they are packed, and listed. With store="source" this decodes all of them, which takes much longer.
+        allow_large_images: pack images above 178,956,970 pixels, too, which are refused by default: a file of a few
+            kB can claim to be one, and fill the memory. Of a JPEG a half, a quarter or an eighth of the size is decoded
+            where `size` or `max_size` allow it; other files need up to 16 bytes a pixel (64 with 16 bits a channel),
+            and are refused where a worker's share of the memory does not suffice.
         overwrite: replace an output that exists, and discard an unfinished pack of something else.
         parents: make the output's folder where it does not exist.
         progress: called with (stage, done, total).
@@ -142,7 +148,8 @@ def pack_images(
             Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
     output = _checked_output(output, overwrite, source)
     is_path, name = isinstance(source, (str, Path)), _name_of(source)
-    with PackPool(worker_count(workers if is_path else workers or 0)) as pool:
+    processes = worker_count(workers if is_path else workers or 0)
+    with options.accepting_large(processes), PackPool(processes) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
         return _run(PackJob(name, output, listing, options, on_error, overwrite, progress), pool, started)
 
@@ -151,7 +158,7 @@ def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:
     """Packs a listing that is made already; otherwise as `pack_images`."""
     started = time.perf_counter()
     job = replace(job, output=_checked_output(job.output, job.overwrite))
-    with PackPool(worker_count(workers)) as pool:
+    with job.options.accepting_large(worker_count(workers)), PackPool(worker_count(workers)) as pool:
         return _run(job, pool, started)
 
 
@@ -178,7 +185,10 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
             pool.local_threads = pool.threads  # Encoding releases the GIL, and takes longer than copying.
         kept, rows_kept = tasks.chunks_of(records.values()), sum(record.count for record in records.values())
         begun = time.perf_counter()
-        make_rows(tasks, journal, pool, records)
+        try:
+            make_rows(tasks, journal, pool, records)
+        except PackError as exc:  # a worker died
+            raise PackError(f"{exc} {KEPT}") from exc
         making_s = time.perf_counter() - begun
         report = finish(tasks, records, journal, pool.threads)
         seconds, made = time.perf_counter() - started, tasks.survey.num_samples - rows_kept
@@ -204,7 +214,7 @@ def survey_source(
         SourceError, OptionError: as pack_images.
     """
     options = options or PackOptions()
-    with PackPool(worker_count(workers)) as pool:
+    with options.accepting_large(worker_count(workers)), PackPool(worker_count(workers)) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
         pool.use(listing)
         survey = survey_listing(PackJob(str(source), Path(), listing, options, on_error, on_progress=progress), pool)
@@ -255,9 +265,8 @@ def _checked_output(output: str | Path, overwrite: bool, source: object = None) 
     if output.name.endswith((".part", ".journal", ".meta", ".masks")):
         raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
     if not output.absolute().parent.is_dir():
-        raise OutputError(
-            f"{output}: its folder {output.absolute().parent} does not exist. Make it first, or with `--parents`."
-        )
+        or_ask = "" if source is None else ", or with `--parents`"  # which copies of packed files do not have
+        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first{or_ask}.")
     if output.exists() and not overwrite and not journal_path(output).exists():
         raise output_exists(output)
     if isinstance(source, (str, Path)):

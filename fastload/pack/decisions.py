@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.codecs import NONE, Codec, parse_codec
+from fastload.format.ragged import MAX_ROW_BYTES
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS
 from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing
 
-_MAX_ROW_BYTES = 2**32 - 1
 _FEW = 0.01  # of the images
 
 _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
@@ -215,7 +215,7 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
 
 
 def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
-    """Returns {sample: reason} of images larger than a row may be (4 GiB); only arrays can be that large.
+    """Returns {sample: reason} of images larger than a row may be (4 GiB).
 
     Headers are zero where nothing is known. Raises OptionError if `size` makes every row that large, and
     SourceError.
@@ -226,14 +226,14 @@ def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Pat
     channels, dtype = common_format(source, known, options.mode, options.bits)
     value_bytes = channels * dtype.itemsize
     if options.size is not None:
-        if (found := math.prod(options.size) * value_bytes) > _MAX_ROW_BYTES:
+        if (found := math.prod(options.size) * value_bytes) > MAX_ROW_BYTES:
             raise OptionError(f"size={options.size}: {found / 2**30:.1f} GiB of pixels each, a row holds at most 4.")
         return {}
     sizes = fitted_sizes(np.stack([headers["height"], headers["width"]], 1).astype(np.int64), options.max_size)
     large = np.prod(sizes, axis=1) * value_bytes
     return {
         sample: f"is {large[sample] / 2**30:.1f} GiB of pixels, a row holds at most 4; `--max-size` makes it smaller"
-        for sample in np.flatnonzero(large > _MAX_ROW_BYTES).tolist()
+        for sample in np.flatnonzero(large > MAX_ROW_BYTES).tolist()
     }
 
 

@@ -248,7 +248,7 @@ def make_rows(tasks: PackTasks, journal: Journal, pool: PackPool, records: dict[
 
     def check(made: TaskRecord) -> None:
         if made.failed and job.on_error == "fail":
-            bad = unreadable(job.source, tasks.named(made.failed), tasks.survey.num_samples)
+            bad = unreadable(job, tasks.named(made.failed), tasks.survey.num_samples)
             raise SourceError(f"{bad} {KEPT}")
 
     def written(record: TaskRecord) -> None:

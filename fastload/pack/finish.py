@@ -100,7 +100,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         rows = np.zeros(survey.num_samples, ROW)
         rows["row"], rows["digest"] = np.arange(len(rows)), xxhash.xxh3_64_intdigest(b"")
     if not len(rows):
-        raise SourceError(unreadable(job.source, skipped, survey.num_samples))
+        raise SourceError(unreadable(job, skipped, survey.num_samples))
     path, header_digest = complete_file(tasks, rows, tasks.end_of(records), threads)
     if job.output.exists() and not job.overwrite:
         raise output_exists(job.output)

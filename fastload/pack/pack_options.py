@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastload.errors import FormatError, OptionError, OutputError
+from fastload.errors import FormatError, OptionError, OutputError, SourceError
 from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
+from fastload.images.image_header import large_images
 from fastload.sources.listing import Listing, OnError, SourceOptions
 from fastload.sources.mask_classes import MaskOptions, read_palette
+from fastload.system.machine import available_memory
 
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
@@ -61,7 +64,17 @@ def parse_encoding(text: str) -> EncodingOption:
     raise OptionError(f"store={text!r} is not known; {accepted}")
 
 
-_NEWER = ("source", "bits", "store", "max_size", "codec", "strict", "masks", "varied")  # than format 1
+_NEWER = (
+    "source",
+    "bits",
+    "store",
+    "max_size",
+    "codec",
+    "strict",
+    "masks",
+    "varied",
+    "allow_large_images",
+)  # than format 1
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,8 @@ class PackOptions:
     masks: MaskOptions = field(default_factory=MaskOptions)
     varied: bool = False
     """Rows of varying length, also where all images have one size."""
+    allow_large_images: bool = False
+    """Images above MAX_PIXELS are packed, too."""
 
     def __post_init__(self) -> None:
         for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
@@ -138,6 +153,10 @@ class PackOptions:
         )
         return cls(**{one.name: values[one.name] for one in fields(cls)})
 
+    def accepting_large(self, workers: int) -> AbstractContextManager[None]:
+        """Returns the `large_images` of these options, for so many workers, which share the memory that is free."""
+        return large_images(available_memory() // max(1, workers) if self.allow_large_images else 0)
+
     @property
     def pads(self) -> bool:
         """Whether images are brought to a size with padding around them."""
@@ -175,6 +194,29 @@ class PackOptions:
         }
         defaults = {name for name in _NEWER if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}
+
+
+def is_joined(attrs: Mapping[str, Any]) -> bool:
+    """Whether the root attributes say that a file has rows of several sources: merged, or appended to."""
+    try:
+        found = json.loads(attrs["repacked"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return isinstance(found, dict) and not {"merged", "appended", "joined"}.isdisjoint(found)
+
+
+@contextmanager
+def of_file_options(what: str, has: Collection[str]) -> Iterator[None]:
+    """Says of a SourceError or OptionError within that advises options of `fastload pack` who else has them not.
+
+    `what` is a sentence that says whose options count; `has` are the options that may be advised.
+    """
+    try:
+        yield
+    except (SourceError, OptionError) as exc:
+        if not set(re.findall(r"`(?:[^`]* )?--([a-z-]+)", str(exc))) - set(has):
+            raise
+        raise type(exc)(f"{exc} {what}; to choose others, pack the images with `fastload pack`.") from exc
 
 
 def check_choice(name: str, value: object, accepted: Sequence[object]) -> None:

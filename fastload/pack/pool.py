@@ -13,13 +13,14 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
 from fastload.errors import OptionError, PackError
+from fastload.images.image_header import large_images, large_room
 from fastload.pack.pack_worker import Unwritten, Worker
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 from fastload.system.threads import in_threads
@@ -128,7 +129,7 @@ class PackPool:
         self._files_sent = True
         self._start(self.workers - len(self._processes))
         try:
-            message = pickle.dumps(self._files)
+            message = pickle.dumps((self._files, large_room()))
         except Exception as exc:  # A dataset of the user's may raise anything.
             raise OptionError(
                 f"the dataset cannot be sent to worker processes ({type(exc).__name__}: {exc}). Pack it in this "
@@ -210,8 +211,8 @@ def _talking() -> Iterator[None]:
         yield
     except (EOFError, OSError) as exc:
         raise PackError(
-            "a worker process died: killed (out of memory?), or crashed while decoding. What was packed is kept: the "
-            "same command continues. With `--workers 1` less memory is used."
+            "a worker process died: killed (out of memory?), or crashed while decoding. With `--workers 1` less memory "
+            "is used."
         ) from exc
 
 
@@ -223,14 +224,16 @@ def _send(worker: Connection, message: bytes) -> None:
 
 def serve(fd: int) -> None:
     """Runs a worker process: receives tasks and sends results over this descriptor until its other end is closed."""
-    with Connection(fd) as connection, suppress(EOFError, ConnectionError):
+    with Connection(fd) as connection, suppress(EOFError, ConnectionError), ExitStack() as stack:
         files, worker = connection.recv_bytes(), None
         while True:
             work, task = pickle.loads(connection.recv_bytes())
             answer: tuple[Any, BaseException | None]
             try:
                 if worker is None:
-                    worker = Worker(*pickle.loads(files))
+                    (images, masks), room = pickle.loads(files)
+                    stack.enter_context(large_images(room))
+                    worker = Worker(images, masks)
                     files = b""  # It may hold hundreds of MB, which are unpickled now.
                 answer = work(worker, task), None
             except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised in the parent

@@ -210,7 +210,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and job.on_error == "fail"):
-        raise SourceError(unreadable(source, skipped[-len(reasons) :], len(listing.keys)))
+        raise SourceError(unreadable(job, skipped[-len(reasons) :], len(listing.keys)))
     encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
     plan = plan_rows(headers[samples], options, source, masks=masks, encoded=encoded)
     _check_masks_and_coordinates(listing, options, source)
@@ -358,12 +358,15 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
     return lost
 
 
-def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
+def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
     """Returns the message about images that cannot be read, (key, reason) of each, the first few by name."""
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     sized = sum(reason.endswith(SAME_SHAPE) for _, reason in bad)
     which = "" if sized == len(bad) else f"{sized} of these "
     fix = f"`--mask-size image` resizes {which}masks to their images" if sized else "Repair or remove them"
+    if job.listing.digests is not None:  # rows of packed files
+        fix = "Copy the file or pack it again"
+    left_out = ", or leave them out with `--on-error skip`" if job.on_error == "fail" else ": nothing else is left"
     what = "images do not have the size of their masks" if sized == len(bad) else "images cannot be read"
-    return f"{source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}, or leave them out with `--on-error skip`."
+    return f"{job.source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}{left_out}."

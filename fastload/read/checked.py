@@ -83,6 +83,11 @@ class CheckedSamples(RowReader):
         rows = np.arange(self.file.num_rows)
         return self._ragged["images"].part("encoding", rows) == JPEG if "images" in self._ragged else rows < 0
 
+    def is_turned(self) -> NDArray[np.bool_]:
+        """Returns, bool (N,), whether an EXIF orientation is still to be applied to the JPEG of each row."""
+        rows = np.arange(self.file.num_rows)
+        return self._ragged["images"].part("orientation", rows) != 1 if "images" in self._ragged else rows < 0
+
     def stored_bytes(self, name: str) -> NDArray[np.int64]:
         """Returns the encoded bytes of each row of a field, int64 (N,)."""
         rows = np.arange(self.file.num_rows)

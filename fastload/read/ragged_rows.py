@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import DamagedRowError, FormatError, ImageError, ReadError, typed
 from fastload.format.header import Field, PackedFile
-from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, RAW, ZSTD, RaggedIndex, index_names
+from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
-from fastload.images.image_header import MAX_PIXELS
 from fastload.read.linear import MappedRows, PreadRows
 from fastload.read.row_errors import read_error, sample_name
 from fastload.timing.stopwatch import lap
@@ -227,13 +226,14 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
         kind |= index.encoding == JPEG
     height, width = index.shape[:, 0].astype(np.int64), index.shape[:, 1].astype(np.int64)
     area = height * width  # of int32, so it does not overflow
-    size = (height < 1) | (width < 1) | (area > MAX_PIXELS)
+    value_bytes = math.prod(field.shape[2:]) * field.dtype.itemsize
+    size = (height < 1) | (width < 1) | (area > MAX_ROW_BYTES // max(1, value_bytes))
     shape = np.zeros_like(size)
     for axis, common in enumerate(field.shape):
         if common:
             shape |= index.shape[:, axis] != common
     # Of rows of another size or shape it means nothing.
-    pixel_bytes = area * (math.prod(field.shape[2:]) * field.dtype.itemsize)
+    pixel_bytes = area * value_bytes
     length = (index.encoding == RAW) & (index.bytes != pixel_bytes)
     orientation = (index.orientation < 1) | (index.orientation > 8)
     found = {}

@@ -25,7 +25,7 @@ from fastload.format.header import PackedFile, open_hdf5, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table
-from fastload.pack.pack_options import EncodingOption, Progress
+from fastload.pack.pack_options import EncodingOption, Progress, is_joined, of_file_options
 from fastload.read.checked import close_readers, has_ragged
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
@@ -36,6 +36,7 @@ from fastload.system.text import text_of
 
 __all__ = ["Choice", "append_images", "merge_files", "repack_file"]
 
+_OWN_OPTIONS = ("layout", "workers", "on-error")  # of `fastload append`
 _CODEC_OF_FILTER = {"deflate": "gzip", "zstd": "zstd"}
 
 
@@ -96,7 +97,8 @@ def repack_file(
             chunk_bytes = CODEC_CHUNK_BYTES
     attrs = dict(listing.attrs)
     if len(chosen) < len(listing) or not in_order:
-        attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing)})
+        joined = {"joined": True} if is_joined(attrs) else {}
+        attrs["repacked"] = dump_options({**choice.to_dict(), "rows": len(chosen), "of": len(listing), **joined})
     if not shuffle and not in_order:
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
@@ -178,17 +180,20 @@ def append_images(
             f"{typed(output)} OUT.h5`."
         )
     options = _options_of_more(file)
-    listing = list_source(source, layout, on_error, options.source)
     masks = file.fields.get("masks")
     padded = options.pads and masks is not None and "ignore_index" in masks.attrs
-    listing = with_mask_options(listing, options.masks, source, padded=padded)
+    with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
+        with options.accepting_large(1):
+            listing = list_source(source, layout, on_error, options.source)
+        listing = with_mask_options(listing, options.masks, source, padded=padded)
     _check_new_keys(file, listing, source)
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")
     more = parts.with_name(f"{parts.name}{digest[:8]}")
     skipped, converted = listing.skipped, dict[str, int]()
     if not more.exists():
-        report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
+        with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
+            report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
         skipped, converted = report.skipped, report.converted
     added = read_header(more).num_rows
     try:

@@ -97,7 +97,7 @@ def _check_same_fields(first: _Part, other: _Part) -> None:
         )
         raise SourceError(
             f"Files that differ cannot be merged: {differences}. Pack both from their images with the same "
-            f"options, such as --size, --mode and --store."
+            f"options of `fastload pack`, such as `--size`, `--mode` and `--store`."
         )
 
 
@@ -239,7 +239,7 @@ def _join_masks(parts: Sequence[_Part]) -> Masks | None:
                 raise SourceError(
                     f"Files that differ cannot be merged: {what} of `masks` is {_short(getattr(first, what))} in "
                     f"{parts[0][0].path}, {_short(getattr(other, what))} in {file.path}. Pack "
-                    f"both with the same classes, or one way without masks: `--masks none`."
+                    f"both with the same classes, or both without masks: `fastload pack --masks none`."
                 )
     every = [each for each in masks if each is not None]
     files = _joined([each.files for each in every], parts)

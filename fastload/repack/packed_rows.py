@@ -159,6 +159,11 @@ class RaggedRows:
         return self._of_each(CheckedSamples.is_jpeg)
 
     @property
+    def is_turned(self) -> NDArray[np.bool_]:
+        """bool (N,): whether an EXIF orientation is still to be applied to the JPEG of a sample."""
+        return self._of_each(CheckedSamples.is_turned)
+
+    @property
     def stored_bytes(self) -> NDArray[np.int64]:
         """int64 (N,): bytes of each sample's row as it is stored."""
         return self._of_each(lambda samples: samples.stored_bytes(self.name))

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from itertools import islice
 from typing import TypeVar
 
@@ -28,7 +29,9 @@ def in_threads(
         left, pending = iter(tasks), list[Future[ResultT]]()
         try:
             while True:
-                pending += [pool.submit(work, task) for task in islice(left, 2 * threads - len(pending))]
+                pending += [
+                    pool.submit(copy_context().run, work, task) for task in islice(left, 2 * threads - len(pending))
+                ]
                 if not pending:
                     return
                 done = set(pending[:1]) if ordered else wait(pending, return_when=FIRST_COMPLETED).done

@@ -30,6 +30,23 @@ def test_merge_says_what_it_joined(packed_copy, tmp_path):
     assert "note Merged file.h5 (20 rows), b.h5 (20 rows)." in text
 
 
+@pytest.mark.parametrize(
+    ("format", "made"),
+    [("imagefolder", "train/*/*.png"), ("webdataset", "train-*.tar"), ("hf", "train/metadata.jsonl"), ("png", "train")],
+)
+def test_export_writes_each_format(packed_copy, tmp_path, format, made):
+    text = said("export", packed_copy, tmp_path / "out", "--format", format)
+    assert "exported 20 images into" in text and list((tmp_path / "out").glob(made))
+    assert ("fastload.json" in {path.name for path in (tmp_path / "out").iterdir()}) == (format == "png")
+
+
+def test_shards_have_at_most_so_many_bytes(packed_copy, tmp_path):
+    text = said("export", packed_copy, tmp_path / "out", "--format", "webdataset", "--shard-bytes", "20K")
+    shards = list((tmp_path / "out").iterdir())
+    assert "layout WebDataset shards" in text and len(shards) > 2
+    assert max(shard.stat().st_size for shard in shards) <= 20 * 1024
+
+
 def test_export_says_what_it_made(packed_copy, tmp_path):
     text = said("export", packed_copy, tmp_path / "out", "--split", "val")
     assert "exported 6 images into" in text and "layout folders" in text

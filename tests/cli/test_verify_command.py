@@ -57,5 +57,5 @@ def test_what_is_no_longer_as_in_the_source_is_named(image_folder, tmp_path):
     gone.unlink()
     result = run("verify", tmp_path / "a.h5", "--source", source, "--workers", 0, code=1)
     assert "missing from the source: cat/0001.jpg" in result.stdout and "(cat/0000.jpg): " in result.stdout
-    said = "1 of 20 rows no longer as in the source, 1 of 20 rows missing from the source. Copy the file again"
+    said = "1 of 20 rows no longer as in the source, 1 of 20 rows missing from the source. The file is what was packed."
     assert said in result.stderr

@@ -105,6 +105,7 @@ class Case:
 
 
 _PACK = ("pack", "SRC/photos", "OUT", "--workers", "0", "--chunk-bytes", "1500")
+_EXPORT = ("export", "SRC/masked.h5", "OUT", "--workers", "1")
 _MASKED = ("pack", "SRC/masked", "OUT", "--workers", "0", "--chunk-bytes", "1500")
 CASES = (
     Case("raw", (*_PACK, "--size", "16")),
@@ -128,6 +129,8 @@ CASES = (
     Case("export folders", ("export", "SRC/a.h5", "OUT", "--workers", "1"), folder=True),
     Case("export table", ("export", "SRC/masked.h5", "OUT", "--workers", "1", "--layout", "csv"), folder=True),
     Case("export jpeg", ("export", "SRC/source.h5", "OUT", "--workers", "1"), folder=True),
+    Case("export shards", (*_EXPORT, "--format", "webdataset", "--shard-bytes", "8K"), folder=True),
+    Case("export hf", (*_EXPORT, "--format", "hf"), folder=True),
 )
 
 

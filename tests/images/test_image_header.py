@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_bytes import encode, exif_bytes, png, png_chunk
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps, PngImagePlugin, features
 
+from fastload import pack_images
 from fastload.errors import ImageError
+from fastload.images.decode import decode_image
+from fastload.images.fit import Target
 from fastload.images.image_header import ImageHeader, pillow_silenced, probe_image
 
 Encoded = Callable[..., bytes]
@@ -171,6 +174,38 @@ def test_sizes_that_pillow_only_warns_of_pass_in_silence() -> None:
 def test_only_pillows_warnings_are_silenced() -> None:
     with pillow_silenced(), pytest.warns(UserWarning, match="mine"):
         warnings.warn("mine", UserWarning, stacklevel=1)
+
+
+def tiff_with_tag(compression: str) -> bytes:
+    """Returns a TIFF with a private tag that neither Pillow nor libtiff knows, of a type that libtiff cannot store."""
+    data = bytearray(encode(RGB, "TIFF", compression=compression))
+    (start,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, start)
+    entries = [bytes(data[start + 2 + 12 * n :][:12]) for n in range(count)] + [struct.pack("<HHII", 65000, 99, 1, 5)]
+    struct.pack_into("<I", data, 4, len(data))
+    return bytes(data) + struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4)
+
+
+@pytest.mark.skipif(not features.check("libtiff"), reason="Pillow without libtiff")
+def test_libtiff_says_nothing_while_we_read_and_all_it_has_to_say_elsewhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    odd, damaged = tiff_with_tag("tiff_lzw"), bytearray(tiff_with_tag("tiff_adobe_deflate"))
+    damaged[8:40] = b"\xaa" * 32
+    (source := tmp_path / "photos").mkdir()
+    (source / "odd.tif").write_bytes(odd)
+    (source / "odder.tif").write_bytes(damaged)
+    out = np.empty((3, 5, 3), np.uint8)
+    assert probe(odd).height == 3
+    decode_image(odd, Target(3, 5, 3, np.dtype(np.uint8)), out)
+    with pytest.raises(ImageError, match="cannot be decoded"):
+        decode_image(bytes(damaged), Target(3, 5, 3, np.dtype(np.uint8)), out)
+    report = pack_images(source, tmp_path / "packed.h5", workers=2, on_error="skip")
+    assert [key for key, _ in report.skipped] == ["odder.tif"]
+    assert capfd.readouterr().err == ""
+    with Image.open(io.BytesIO(damaged)) as image, pytest.raises(OSError, match="decoder error"):
+        image.load()
+    assert "ZIPDecode" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

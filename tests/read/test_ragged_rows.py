@@ -160,6 +160,9 @@ def test_rows_that_can_be_have_no_reason_and_a_mask_is_neither_a_jpeg_nor_has_it
     images = field(tmp_path)
     for changed in ({}, {"encoding": JPEG, "bytes": 7}, {"encoding": ZSTD, "bytes": 0}, {"orientation": 8}):
         assert impossible_rows(index_of(**changed), images) == {}
+    # A row may be above the limit of images that are packed unasked, up to 4 GiB of pixels.
+    assert impossible_rows(index_of(shape=(37_000, 38_000, 3), encoding=JPEG), images) == {}
+    assert impossible_rows(index_of(shape=(38_000, 38_000, 3), encoding=JPEG), images) != {}
     found = impossible_rows(index_of(bytes=6, encoding=JPEG), field(tmp_path, "masks"))
     assert list(found) == [0, 1, 2] and "its pixels need 6" in found[0]
     assert "number 1, which means nothing" in found[1], "a mask is no JPEG"
