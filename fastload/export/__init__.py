@@ -176,7 +176,7 @@ def export_file(
 
 
 def _write_tables(job: Job) -> list[str]:
-    """Writes the files beside the images, and returns notes on what a table leaves out."""
+    """Writes the files other than images, and returns notes on what a table leaves out."""
     plan, notes, table = job.plan, list[str](), None
     if plan.layout == "hf":
         texts, notes = metadata_texts(job.listing, plan)

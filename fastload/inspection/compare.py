@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError
 from fastload.format.header import Field, PackedFile, open_hdf5
-from fastload.format.ragged import JPEG
-from fastload.format.writer import Column
+from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target

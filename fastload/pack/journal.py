@@ -162,7 +162,7 @@ class Journal:
     def _reading(self) -> AbstractContextManager[None]:
         return output_errors(
             f"{self.path}: cannot be read ({{}}). Run the same command again; if that does not help, remove it and the "
-            f".part beside it, and start again."
+            f".part next to it, and start again."
         )
 
     def _writing(self) -> AbstractContextManager[None]:

@@ -305,7 +305,7 @@ class Worker:
             data = np.zeros(end - first, np.uint8)
             with output_errors(
                 f"{stream.path}: what was packed cannot be read ({{}}). Run the same command again; if that does "
-                f"not help, remove it and the .journal beside it, and start again."
+                f"not help, remove it and the .journal next to it, and start again."
             ):
                 read_into(self.open(stream.path), data.data, stream.base + first)
             pieces = [data[a : a + n].data for a, n in zip((offsets - first).tolist(), lengths.tolist(), strict=True)]

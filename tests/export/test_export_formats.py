@@ -16,7 +16,7 @@ from small_files import rows_by_key
 
 from fastload.errors import OptionError, OutputError
 from fastload.export import JOURNAL, export_file
-from fastload.format.writer import Column
+from fastload.format.ragged import Column
 from fastload.pack import pack_images
 from fastload.sources.exported import FIELDS, SIDECAR
 from fastload.sources.layouts import detect_layout
