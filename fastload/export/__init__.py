@@ -81,7 +81,7 @@ def export_file(
     *,
     split: str | None = None,
     layout: ExportLayout = "auto",
-    format: ExportFormat | Literal["png"] = "folder",
+    format: Literal["folder", "imagefolder", "webdataset", "hf", "png"] = "folder",
     shard_bytes: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
