@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -137,11 +138,6 @@ class FastLoader:
 
     _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
 
-    def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
-        """Raises OptionError for arguments of torch's `DataLoader`, with what takes their place."""
-        answer(words)
-        return super().__new__(cls)
-
     def __init__(
         self,
         source: str | os.PathLike[str] | PackedDataset | Dataset[Any],
@@ -229,6 +225,13 @@ class FastLoader:
         self._pid = os.getpid()
         # Two threads may begin iterations; the later one's stays. Taken before that of an iteration, never after it.
         self._lock, self._lock_pid = threading.RLock(), self._pid
+
+    def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
+        """Raises OptionError for arguments that there are not, as those of torch's `DataLoader`, with what is meant."""
+        answer(words, inspect.signature(cls.__init__))
+        return super().__new__(cls)
+
+    __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined] # what inspect says of the class
 
     def __iter__(self) -> Iterator[Batch]:
         """Begins a new iteration; the one before it, if any, ends."""
