@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import html
 import inspect
 import os
 from collections.abc import Collection
@@ -174,13 +173,3 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
         how += ["by aspect"] if plan.groups is not None else []
     how += [f"echo {echo}"] if echo != 1 else []
     return what, how
-
-
-def as_html(what: list[str], how: list[str]) -> str:
-    """Returns a description as a small table for notebooks."""
-    rows = (("FastLoader", what), ("how", how))
-    cells = "".join(
-        f"<tr><th style='text-align: left'>{name}</th>{''.join(f'<td>{html.escape(part)}</td>' for part in parts)}</tr>"
-        for name, parts in rows
-    )
-    return f"<table>{cells}</table>"

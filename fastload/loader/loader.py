@@ -28,7 +28,6 @@ from fastload.distributed.ranks import Share, ShareOption, check_share, process_
 from fastload.errors import ShareError
 from fastload.loader.arguments import (
     answer,
-    as_html,
     check_damage,
     check_form,
     check_reading,
@@ -50,6 +49,7 @@ from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.prefetch.waiting import check_timeout
 from fastload.read.linear import Read, chosen
+from fastload.system.text import object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
 
@@ -281,11 +281,10 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def __repr__(self) -> str:
-        what, how = description(self._options, self.echo)
-        return f"FastLoader({', '.join(what)})\n  {', '.join(how)}"
+        return object_text("FastLoader", *description(self._options, self.echo))
 
     def _repr_html_(self) -> str:
-        return as_html(*description(self._options, self.echo))
+        return object_html("FastLoader", *description(self._options, self.echo))
 
     def _find_rank(self) -> None:
         """Makes the loader anew where torch.distributed, initialized since, says another rank; before any iteration."""
