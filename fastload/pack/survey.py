@@ -359,11 +359,14 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
 
 
 def unreadable(source: str | Path, bad: list[tuple[str, str]], total: int) -> str:
-    """Returns the message about images that cannot be read, (key, reason) of each, the first few by name."""
+    """Returns the message about images or masks that cannot be read, (key, reason) of each, the first few by name."""
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     sized = sum(reason.endswith(SAME_SHAPE) for _, reason in bad)
     which = "" if sized == len(bad) else f"{sized} of these "
     fix = f"`--mask-size image` resizes {which}masks to their images" if sized else "Repair or remove them"
-    what = "images do not have the size of their masks" if sized == len(bad) else "images cannot be read"
+    of_masks = sum(reason.startswith("its mask") for _, reason in bad)
+    what = "images or masks cannot be used" if of_masks else "images cannot be read"
+    if of_masks == len(bad):
+        what = "images do not have the size of their masks" if sized == len(bad) else "masks cannot be used"
     return f"{source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}, or leave them out with `--on-error skip`."
