@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "tools" / "examples"
 ROWS, EPOCHS, BATCH = 64, 2, 8
 PACKED = {"rows": ROWS, "size": (8, 8, 3), "classes": "0123456789", "chunk_rows": 4}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [Path(__file__).with_name("elastic.py")]  # its agent, with forks
 
 pytestmark = pytest.mark.slow
 
