@@ -22,9 +22,10 @@ from fastload.read.checked import require_packed
 from fastload.read.identity import check_path
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead
-from fastload.read.reader import RowReader, image_axes
+from fastload.read.reader import RowReader, forms_of_samples, image_axes
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
+from fastload.system.text import counted, object_html, object_text
 
 Sample = tuple[torch.Tensor, ...]
 Transform = Callable[[Any], Any]
@@ -234,6 +235,19 @@ class PackedDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        return object_text("PackedDataset", *self._description())
+
+    def _repr_html_(self) -> str:
+        return object_html("PackedDataset", *self._description())
+
+    def _description(self) -> tuple[list[str], list[str]]:
+        parts = [f"split {self.split}"] if self.split else []
+        parts += ["some of its rows"] if self._selected is not None else []
+        function = getattr(self.transform, "__qualname__", type(self.transform).__qualname__)
+        how = forms_of_samples(self._file, self.fields) + ([f"transform {function}"] if self.transform else [])
+        return [self.path.name, *parts, counted(len(self), "row")], how
 
     def __getitem__(self, index: int) -> Any:
         try:

@@ -45,11 +45,6 @@ def run_python(*words: object, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def run_interpreted(script: Path) -> str:
-    """Returns what a script prints whose kernels Triton's interpreter runs; it has to end with 0."""
-    return run_python("-W", "error", Path(__file__).with_name("interpreted.py"), script)
-
-
 def in_a_fork(work: Callable[[], object]) -> None:
     """Runs work in a fork of this process; it has to return."""
     child = os.fork()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import pickle
@@ -147,6 +149,28 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython
     """Runs scripts, in the environment of `child_environment`, that need not import torch first."""
     with WarmPython(child_environment(), tmp_path_factory.mktemp("warm")) as python:
         yield python
+
+
+@pytest.fixture(scope="session")
+def run_interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """Returns what a script prints whose kernels Triton's interpreter runs; it has to end with 0.
+
+    Torch and Triton are imported once for all of them, before the first.
+    """
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def python() -> WarmPython:
+            environment = child_environment(TRITON_INTERPRET="1", PYTHONWARNINGS="error")
+            first = "import numpy, torch, triton, fastload.transforms, fastload.loader.loader"
+            return stack.enter_context(WarmPython(environment, tmp_path_factory.mktemp("interpreted"), first))
+
+        def run(script: Path) -> str:
+            done = python().run(Path(__file__).with_name("interpreted.py"), script, cwd=script.parent)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        yield run
 
 
 @pytest.fixture

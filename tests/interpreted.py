@@ -1,9 +1,10 @@
 """Runs a script whose kernels Triton's interpreter runs: `python interpreted.py SCRIPT`.
 
-Whether Triton compiles or interprets is settled when it is imported, so that the script has a process of its own. The
-interpreter would put its own functions in place of Triton's at each call of one kernel function by another, where they
-are already: that took 40 % of its time. Of what was left 40 % went into sums that tell whether integers overflow, which
-it drops unlooked at (its options have no `debug`), and a tenth into a table that it makes for each look at it.
+Whether Triton compiles or interprets is settled when it is imported, so that the script has a process of its own: the
+fixture `run_interpreted` forks it off one that has imported Triton. The interpreter would put its own functions in
+place of Triton's at each call of one kernel function by another, where they are already: that took 40 % of its time. Of
+what was left 40 % went into sums that tell whether integers overflow, which it drops unlooked at (its options have no
+`debug`), and a tenth into a table that it makes for each look at it.
 """
 
 from __future__ import annotations

@@ -195,3 +195,19 @@ def test_rows_of_a_store_are_announced(varied, monkeypatch):
     ((begin, length),) = announced.get(timeout=60).tolist()
     assert begin <= dataset.file.fields["images"].ragged.base < begin + length
     ahead.close()
+
+
+def test_a_dataset_says_what_it_holds_and_the_form_of_its_samples(packed, varied, tmp_path):
+    whole = repr(PackedDataset(packed))
+    assert whole == f"PackedDataset({packed.name}, 30 rows)\n  images uint8 (3, 10, 8), labels int64"
+    part = PackedDataset(packed, "val", ["masks", "bbox", "row"], transform=double).select([3])
+    assert repr(part) == (
+        f"PackedDataset({packed.name}, split val, some of its rows, 1 row)\n"
+        "  masks uint8 (10, 8), bbox float32 (4), row, transform double"
+    )
+    of_sizes = PackedDataset(varied[0], fields=["images", "masks"])
+    assert repr(of_sizes) == "PackedDataset(v.h5, 12 rows)\n  images uint8 (3, H, W), masks uint8 (H, W)"
+    assert repr(pickle.loads(pickle.dumps(of_sizes))).endswith("\n  images, masks"), "the file is not opened for it"
+    foreign = PackedDataset(write_foreign(tmp_path / "<b>.h5", np.zeros((5, 6, 7), np.uint8), chunk_rows=5))
+    assert repr(foreign).endswith("\n  images uint8 (1, 6, 7)")
+    assert foreign._repr_html_().startswith("<table>") and "&lt;b&gt;.h5" in foreign._repr_html_()

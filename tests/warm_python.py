@@ -79,6 +79,11 @@ class WarmPython:
         out, err = (Path(f"{self._log}.{name}").read_text() for name in ("out", "err"))
         return subprocess.CompletedProcess(given, code, out, err)
 
+    def finish(self, *words: object, cwd: Path) -> None:
+        """Runs a script that has to end with 0."""
+        done = self.run(*words, cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def __enter__(self) -> WarmPython:
         return self
 

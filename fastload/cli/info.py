@@ -132,13 +132,19 @@ def _print(found: FileInfo) -> None:
 
 
 def _mask_classes(found: FileInfo) -> str:
-    """Returns the classes of masks with their shares of the pixels that were looked at, most frequent first."""
-    ordered = sorted(found.mask_shares, key=lambda value: -found.mask_shares[value])
+    """Returns the classes of masks with their shares of the pixels that were looked at, most frequent first.
+
+    What is ignored stands behind them.
+    """
+    classes = [value for value in found.mask_shares if value != found.mask_ignored]
+    ordered = sorted(classes, key=lambda value: -found.mask_shares[value])
     names = dict(enumerate(found.mask_names))
     shares = [f"{names.get(value, value)} {share_text(found.mask_shares[value])}" for value in ordered[:MAX_CLASSES]]
     more = f" and {len(ordered) - MAX_CLASSES:,} more" if len(ordered) > MAX_CLASSES else ""
-    classes = f"{len(names):,} classes: " if names else "values: "
-    return f"{classes}{', '.join(shares)}{more} of the pixels"
+    head = f"{len(names):,} classes: " if names else "values: "
+    ignored = found.mask_shares.get(-1 if found.mask_ignored is None else found.mask_ignored)
+    last = f"; ignored ({found.mask_ignored}) {share_text(ignored)}" if ignored is not None else ""
+    return f"{head}{', '.join(shares) or 'none'}{more} of the pixels{last}"
 
 
 def _reading(found: FileInfo) -> str:

@@ -52,7 +52,7 @@ def pack(
         ),
     ] = "auto",
     palette: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Colours of classes in masks: lines of r,g,b,name.")
+        Path | None, typer.Option(metavar="FILE", help="Colours of classes in masks: lines of r,g,b,name, or CVAT's.")
     ] = None,
     ignore_index: Annotated[
         str | None, typer.Option(metavar="V|NAME", help="Value or class of masks that means no class.")

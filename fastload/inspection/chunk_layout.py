@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import h5py
 
+from fastload.format.codecs import CODEC_CHUNK_BYTES
 from fastload.format.digests import plain
 from fastload.system.text import format_bytes
 
@@ -20,8 +21,6 @@ CACHE_BYTES = 8 * 2**20 if h5py.version.hdf5_version_tuple >= (2, 0, 0) else OLD
 TINY_CHUNK_BYTES = 16 * 2**10
 MANY_CHUNKS = 1000
 PACK_AGAIN = "To fix this, pack the original images: `fastload pack IMAGES OUT.h5`."
-REPACK_FILE = "To fix this: `fastload repack FILE OUT.h5 --codec none`."
-"""For files in which all pixels are present and of a type that fastload packs, so that the images are not needed."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,24 @@ def findings(item: h5py.Dataset, layout: ChunkLayout) -> list[str]:
     if layout.chunks and not layout.linear and (layout.compressed or layout.chunk_bytes_per_image > layout.image_bytes):
         found.append(_gain(layout))
     return found
+
+
+def repack_hint(layout: ChunkLayout, *, packed: bool) -> str:
+    """Returns how to fix a file in which all pixels are present and of a type that fastload packs, without the images.
+
+    Where compression saves much, and only the chunks are too large for random access, it is kept in smaller ones.
+    `packed`: fastload wrote the file, so that `repack` keeps its codec.
+    """
+    growth = layout.pixel_bytes / max(layout.stored_bytes, 1)
+    small = max(CODEC_CHUNK_BYTES, layout.image_bytes)
+    if not layout.compressed or layout.chunk_bytes_per_image < 2 * small or growth < 1.2:
+        return "To fix this: `fastload repack FILE OUT.h5 --codec none`."
+    option, does = ("--chunk-bytes 64KiB", "keeps") if packed else ("--codec gzip", "makes")
+    return (
+        f"To fix this: `fastload repack FILE OUT.h5 {option}`, which {does} it compressed, and decodes "
+        f"{format_bytes(small)} for one image; or `--codec none`, which decodes nothing, in a file {growth:.1f} times "
+        f"as large."
+    )
 
 
 def _gain(layout: ChunkLayout) -> str:

@@ -18,7 +18,7 @@ from fastload.format.codecs import pipeline, why_unreadable
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import ENCODINGS
-from fastload.inspection.chunk_layout import PACK_AGAIN, REPACK_FILE, ChunkLayout, chunk_layout, findings
+from fastload.inspection.chunk_layout import PACK_AGAIN, ChunkLayout, chunk_layout, findings, repack_hint
 from fastload.read.linear import FILE_SYSTEMS, chosen
 from fastload.system import syscalls
 from fastload.system.text import text_of
@@ -59,6 +59,7 @@ class FileInfo:
         class_counts: samples of each class, or with each attribute set; None if there are no names.
         mask_shares: value of masks -> its share of their pixels, in up to 64 masks, by number; empty without masks.
         mask_names: names of the classes in masks, by number; empty where they have none.
+        mask_ignored: value of masks that means no class (`ignore_index`); None where there is none.
         layout: how the pixels lie on disk; None if no dataset looks like images, or if the images are ragged.
         stores: `images` and `masks` if they are ragged (rows of varying length): what each holds.
         file_bytes: size of the file.
@@ -85,6 +86,7 @@ class FileInfo:
     class_counts: tuple[int, ...] | None
     mask_shares: dict[int, float]
     mask_names: tuple[str, ...]
+    mask_ignored: int | None
     layout: ChunkLayout | None
     stores: dict[str, RaggedInfo]
     file_bytes: int
@@ -178,7 +180,9 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         found += findings(datasets[pixels], layout)
     elif not header.fields:
         found.append("No dataset looks like images: numbers with three or four axes.")
-    hint = REPACK_FILE if header.fields and layout and not layout.missing_chunks else PACK_AGAIN
+    hint = PACK_AGAIN
+    if header.fields and layout and not layout.missing_chunks:
+        hint = repack_hint(layout, packed=header.version is not None)
     attrs = header.attrs if header.version is not None else {}
     texts = {name: str(attrs[name]) for name in ("fastload_writer", "decoder", "source_layout") if name in attrs}
     pack_options: dict[str, Any] = {}
@@ -195,6 +199,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         class_counts=_class_counts(file, header),
         mask_shares=_mask_shares(header) if not refusal else {},
         mask_names=header.fields["masks"].names if "masks" in header.fields else (),
+        mask_ignored=_ignored(header),
         layout=layout,
         stores=stores,
         file_bytes=path.stat().st_size,
@@ -269,6 +274,11 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
         for mask in masks:
             total += np.bincount(mask.ravel(), minlength=256)
     return {value: total[value] / total.sum() for value in np.flatnonzero(total).tolist()}
+
+
+def _ignored(header: PackedFile) -> int | None:
+    found = header.fields["masks"].attrs.get("ignore_index") if "masks" in header.fields else None
+    return found if isinstance(found, int) else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import html
+import difflib
+import inspect
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -43,11 +44,20 @@ _OF_DATALOADER = {
 }
 
 
-def answer(words: Collection[str]) -> None:
-    """Raises OptionError for arguments of torch's `DataLoader`, with what takes their place."""
-    known = [f"{word}=: {_OF_DATALOADER[word]}" for word in words if word in _OF_DATALOADER]
-    if known:
+def answer(words: Collection[str], signature: inspect.Signature) -> None:
+    """Raises OptionError for arguments that a loader does not have: those of torch's `DataLoader`, and misspelt ones.
+
+    Messages say what takes the place of the former, and name the argument that comes nearest to the latter.
+    """
+    accepted = signature.parameters
+    unknown = [word for word in words if word not in accepted]
+    if not unknown or any(one.kind is one.VAR_KEYWORD for one in accepted.values()):
+        return
+    if known := [f"{word}=: {_OF_DATALOADER[word]}" for word in unknown if word in _OF_DATALOADER]:
         raise OptionError(f"FastLoader has no argument {'. It has no argument '.join(known)}.")
+    near = difflib.get_close_matches(unknown[0].lower(), accepted, n=1)
+    hint = f"Did you mean {near[0]}=?" if near else "`help(fastload.FastLoader)` lists those it has."
+    raise OptionError(f"FastLoader has no argument {unknown[0]}=. {hint}")
 
 
 def check_reading(workers: object, data: Input) -> None:
@@ -163,13 +173,3 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
         how += ["by aspect"] if plan.groups is not None else []
     how += [f"echo {echo}"] if echo != 1 else []
     return what, how
-
-
-def as_html(what: list[str], how: list[str]) -> str:
-    """Returns a description as a small table for notebooks."""
-    rows = (("FastLoader", what), ("how", how))
-    cells = "".join(
-        f"<tr><th style='text-align: left'>{name}</th>{''.join(f'<td>{html.escape(part)}</td>' for part in parts)}</tr>"
-        for name, parts in rows
-    )
-    return f"<table>{cells}</table>"

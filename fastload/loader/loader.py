@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -27,7 +28,6 @@ from fastload.distributed.ranks import Share, ShareOption, check_share, process_
 from fastload.errors import ShareError
 from fastload.loader.arguments import (
     answer,
-    as_html,
     check_damage,
     check_form,
     check_reading,
@@ -49,6 +49,7 @@ from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.thread_stream import ThreadFeed
 from fastload.prefetch.waiting import check_timeout
 from fastload.read.linear import Read, chosen
+from fastload.system.text import object_html, object_text
 from fastload.timing.clocks import InFlight
 from fastload.timing.probe import LoaderStats, Probe
 
@@ -136,11 +137,6 @@ class FastLoader:
     """
 
     _is_finalizing = staticmethod(sys.is_finalizing)  # found here when the globals are gone
-
-    def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
-        """Raises OptionError for arguments of torch's `DataLoader`, with what takes their place."""
-        answer(words)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -230,6 +226,13 @@ class FastLoader:
         # Two threads may begin iterations; the later one's stays. Taken before that of an iteration, never after it.
         self._lock, self._lock_pid = threading.RLock(), self._pid
 
+    def __new__(cls, *_: object, **words: object) -> Self:  # which also gets arguments that `__init__` does not have
+        """Raises OptionError for arguments that there are not, as those of torch's `DataLoader`, with what is meant."""
+        answer(words, inspect.signature(cls.__init__))
+        return super().__new__(cls)
+
+    __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined] # what inspect says of the class
+
     def __iter__(self) -> Iterator[Batch]:
         """Begins a new iteration; the one before it, if any, ends."""
         return self.iterate()
@@ -278,11 +281,10 @@ class FastLoader:
         return self._decided(self._epochs.coming(running=self._running() is not None)).length
 
     def __repr__(self) -> str:
-        what, how = description(self._options, self.echo)
-        return f"FastLoader({', '.join(what)})\n  {', '.join(how)}"
+        return object_text("FastLoader", *description(self._options, self.echo))
 
     def _repr_html_(self) -> str:
-        return as_html(*description(self._options, self.echo))
+        return object_html("FastLoader", *description(self._options, self.echo))
 
     def _find_rank(self) -> None:
         """Makes the loader anew where torch.distributed, initialized since, says another rank; before any iteration."""

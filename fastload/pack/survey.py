@@ -359,7 +359,7 @@ def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]
 
 
 def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
-    """Returns the message about images that cannot be read, (key, reason) of each, the first few by name."""
+    """Returns the message about images or masks that cannot be read, (key, reason) of each, the first few by name."""
     shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
     more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
     sized = sum(reason.endswith(SAME_SHAPE) for _, reason in bad)
@@ -368,5 +368,8 @@ def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
     if job.listing.digests is not None:  # rows of packed files
         fix = "Copy the file or pack it again"
     left_out = ", or leave them out with `--on-error skip`" if job.on_error == "fail" else ": nothing else is left"
-    what = "images do not have the size of their masks" if sized == len(bad) else "images cannot be read"
+    of_masks = sum(reason.startswith("its mask") for _, reason in bad)
+    what = "images or masks cannot be used" if of_masks else "images cannot be read"
+    if of_masks == len(bad):
+        what = "images do not have the size of their masks" if sized == len(bad) else "masks cannot be used"
     return f"{job.source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}{left_out}."

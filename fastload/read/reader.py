@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -196,3 +196,20 @@ def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
         f"{file.path}: one image has the shape {shape}; expected (H, W, C), (C, H, W) or (H, W) with 1, 3 or 4 "
         f"channels. Pack the original files."
     )
+
+
+def forms_of_samples(file: PackedFile | None, fields: Iterable[str]) -> list[str]:
+    """Returns fields with type and shape of a sample, `images uint8 (3, H, W)`; without the file their names."""
+    forms = []
+    for name in fields:
+        field = file.fields.get(name) if file is not None else None
+        if file is None or field is None:  # "row" and its like are in no file
+            forms.append(name)
+            continue
+        shape = ["HWC"[axis] if field.varied and not length else str(length) for axis, length in enumerate(field.shape)]
+        if name == "images":
+            axes = "HWC" if field.ragged is not None else image_axes(file)
+            shape = ["1", *shape] if axes == "HW" else [shape[2], *shape[:2]] if axes == "HWC" else shape
+        dtype = "int64" if name == "labels" and not shape and field.dtype.kind in "iu" else field.dtype.name
+        forms.append(f"{name} {dtype}" + (f" ({', '.join(shape)})" if shape else ""))
+    return forms

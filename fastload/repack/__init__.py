@@ -10,6 +10,7 @@ Read `packed_listing` first. Imports `pack`, `read`, `sources` and below; never 
 from __future__ import annotations
 
 import glob
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pac
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
 from fastload.sources.listing import Listing, OnError, first_few
 from fastload.sources.mask_classes import with_mask_options
+from fastload.system.files import save_text
 from fastload.system.text import text_of
 
 __all__ = ["Choice", "append_images", "merge_files", "repack_file"]
@@ -190,16 +192,21 @@ def append_images(
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")
     more = parts.with_name(f"{parts.name}{digest[:8]}")
-    skipped, converted = listing.skipped, dict[str, int]()
-    if not more.exists():
+    # What packing it reported is kept beside it, for a call that goes on behind it.
+    kept = parts.with_name(f"{more.name}.json")
+    if not (more.exists() and kept.exists()):
         with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
             report = pack_listing(PackJob(str(source), more, listing, options, on_error, True, progress), workers)
-        skipped, converted = report.skipped, report.converted
+        said = {name: getattr(report, name) for name in ("skipped", "warned", "converted")}
+        save_text(json.dumps(said), kept, force=True)
+    said = json.loads(kept.read_text())
+    skipped, warned = (tuple(map(tuple, said[name])) for name in ("skipped", "warned"))
     added = read_header(more).num_rows
     try:
         joined = list_merged([output, more], skip_damaged=on_error == "skip")
     except SourceError as exc:
         more.unlink()
+        kept.unlink()
         differences = str(exc).removeprefix("Files that differ cannot be merged: ").partition(". Pack both")[0]
         raise SourceError(
             f"{source}: its samples do not fit those of {output}: {differences.replace(str(more), str(source))}. Bring "
@@ -214,7 +221,7 @@ def append_images(
         part.unlink(missing_ok=True)
     seconds = time.perf_counter() - started
     return replace(
-        report, skipped=(*skipped, *report.skipped), converted=converted, seconds=seconds,
+        report, skipped=(*skipped, *report.skipped), warned=warned, converted=said["converted"], seconds=seconds,
         images_per_s=added / max(seconds, 1e-9), decoded_per_s=0.0,
         notes=tuple(note.replace(more.name, str(source)) for note in report.notes),
     )  # fmt: skip

@@ -34,6 +34,7 @@ _LOOKED_AT = 256  # masks, to find out what values they hold
 _VALUE = re.compile(r"([0-9]{1,5})(?:=(.+))?")
 _COLOUR_FIRST = re.compile(r"([0-9]+)[\s,;]+([0-9]+)[\s,;]+([0-9]+)[\s,;]+(\S.*)")
 _NAME_FIRST = re.compile(r"(\S.*?)[\s,;]+([0-9]+)[\s,;]+([0-9]+)[\s,;]+([0-9]+)")
+_CVAT = re.compile(r"(\S.*?):([0-9]+),([0-9]+),([0-9]+):[^:]*:[^:]*")
 _HEADINGS = {"r": "r", "red": "r", "g": "g", "green": "g", "b": "b", "blue": "b"} | dict.fromkeys(
     ("name", "class", "class_name", "label"), "name"
 )
@@ -215,7 +216,8 @@ def read_palette(path: Path) -> Palette:
     """Returns red, green, blue and name of each class in a palette file, in its order.
 
     A line is a class: three numbers and a name in either order, between commas, semicolons or spaces. A first line may
-    name the columns (r, g, b, name); others are passed over then.
+    name the columns (r, g, b, name); others are passed over then. Or it is CVAT's labelmap.txt: lines of
+    `name:r,g,b:parts:actions`.
 
     Raises:
         OptionError: it cannot be read, a line is no class, or a colour or a name stands for two.
@@ -255,6 +257,8 @@ def _palette_parts(line: str, columns: dict[str, int], separator: str) -> tuple[
         except (IndexError, ValueError):
             return None
         return (red, green, blue, name) if name and min(red, green, blue) >= 0 else None
+    if match := _CVAT.fullmatch(line):
+        return int(match[2]), int(match[3]), int(match[4]), match[1]
     if match := _COLOUR_FIRST.fullmatch(line):
         return int(match[1]), int(match[2]), int(match[3]), match[4].strip()
     if match := _NAME_FIRST.fullmatch(line):

@@ -1,10 +1,12 @@
-"""Bytes, sizes, times and counts as text for people; values out of JSON, with texts that UTF-8 can hold."""
+"""Bytes, sizes, times, counts and objects as text for people; values out of JSON, with texts that UTF-8 can hold."""
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -86,3 +88,17 @@ def share_text(share: float) -> str:
         return "not known"
     percent = 100 * share
     return f"{percent:.0f} %" if percent >= 9.5 or percent == 0 else f"{percent:.1f} %"
+
+
+def object_text(name: str, what: Sequence[str], how: Sequence[str]) -> str:
+    """Returns an object's `repr` in two lines: what it is, and below how."""
+    return f"{name}({', '.join(what)})\n  {', '.join(how)}"
+
+
+def object_html(name: str, what: Sequence[str], how: Sequence[str]) -> str:
+    """Returns the same as a small table for notebooks."""
+    cells = "".join(
+        f"<tr><th style='text-align: left'>{head}</th>{''.join(f'<td>{html.escape(part)}</td>' for part in parts)}</tr>"
+        for head, parts in ((name, what), ("how", how))
+    )
+    return f"<table>{cells}</table>"

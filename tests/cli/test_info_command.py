@@ -39,6 +39,20 @@ def test_json_is_one_object_and_nothing_else(packed):
     assert [order["shuffle"] for order in value["orders"]][:2] == ["full", "ChunkWindow(64)"]
 
 
+def test_what_is_ignored_in_masks_has_a_share_beside_those_of_values(tmp_path):
+    masks = np.zeros((4, 10, 10), np.uint8)
+    masks[:, :3], masks[:, 3:4] = 1, 255
+    pixels = np.zeros((4, 10, 10, 3), np.uint8)
+    for ignored, shown in (
+        (255, "values: 0 60 %, 1 30 % of the pixels; ignored (255) 10 %"),
+        (0, "values: 1 30 %, 255 10 % of the pixels; ignored (0) 60 %"),
+        (7, "values: 0 60 %, 1 30 %, 255 10 % of the pixels\n"),
+        (None, "values: 0 60 %, 1 30 %, 255 10 % of the pixels\n"),
+    ):
+        text = said("info", write_packed(tmp_path / "a.h5", pixels, masks=masks, ignore_index=ignored))
+        assert shown.strip() in text and ("ignored" in shown) == ("ignored" in text)
+
+
 def test_twenty_thousand_classes_do_not_flood_the_terminal(packed_file):
     path = packed_file(classes=tuple(f"class_{i}" for i in range(20_000)))
     text = run(path)

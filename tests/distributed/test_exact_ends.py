@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from child_processes import run_together
 from three_ranks import EVALUATED, SPLITS, TRAINED, descend, losses_of, make_loader, make_model, metric_of, write_file
 
 SCRIPT = Path(__file__).with_name("three_ranks.py")
@@ -20,9 +19,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder) -> list[dict]:
+def ranks(warm_python, folder) -> list[dict]:
     """What each of three processes reports; see three_ranks.py."""
-    run_together([[SCRIPT, folder]], folder)
+    warm_python.finish(SCRIPT, folder, cwd=folder)
     return [torch.load(folder / f"result.{rank}.pt", weights_only=True) for rank in range(3)]
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from child_processes import run_together
 from two_ranks import BATCH_SIZE, CACHED_ROWS, ROW_BYTES, ROWS, write_file
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
@@ -14,11 +13,11 @@ BATCHES = ROWS // BATCH_SIZE // 2
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
+def ranks(warm_python, tmp_path_factory) -> list[dict]:
     """What each of two processes reports; see two_ranks.py."""
     folder = tmp_path_factory.mktemp("two")
     write_file(folder / "a.h5")
-    run_together([[SCRIPT, folder]], folder)
+    warm_python.finish(SCRIPT, folder, cwd=folder)
     return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -8,12 +8,15 @@ import h5py
 import numpy as np
 import pytest
 from ragged_cases import NUM_ROWS, varied_file, varied_rows
+from small_files import write_foreign
 from typer.testing import CliRunner
 
 from fastload.cli import app
 from fastload.errors import FormatError, MissingFileError
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
+from fastload.repack import repack_file
+from sample_files import write_packed
 
 PACKED = {"rows": 10, "size": (6, 5, 3)}
 
@@ -111,3 +114,25 @@ def test_the_command_shows_it(tmp_path: Path, size: tuple[int, int] | None) -> N
     assert ("12 sizes, heights 9 to 31, widths 20 to 31" if size is None else "16 x 20; ") in shown.output
     asked = CliRunner().invoke(app, ["info", str(path), "--json"])
     assert json.loads(asked.output)["stores"]["images"]["num_sizes"] == (NUM_ROWS if size is None else 1)
+
+
+def test_large_compressed_chunks_are_to_become_small_ones_and_not_plain(tmp_path: Path) -> None:
+    pixels = np.zeros((900, 16, 16, 3), np.uint8)
+    pixels[:, :8] = np.random.default_rng(0).integers(0, 9, (900, 8, 16, 3))
+    large, small, plain = (tmp_path / f"{name}.h5" for name in ("large", "small", "plain"))
+    repack_file(write_packed(tmp_path / "a.h5", pixels), large, codec="gzip", chunk_bytes=2**20)
+    hint = inspect_file(large).findings[-1]
+    assert "`fastload repack FILE OUT.h5 --chunk-bytes 64KiB`, which keeps it compressed, and decodes 64.0 KiB" in hint
+    repack_file(large, small, chunk_bytes=64 * 2**10)
+    layout, hint = inspect_file(small).layout, inspect_file(small).findings[-1]
+    assert layout is not None and layout.compressed and layout.decoded_bytes_per_image <= 64 * 2**10
+    assert hint == "To fix this: `fastload repack FILE OUT.h5 --codec none`.", "it is as small as it gets"
+    foreign = write_foreign(tmp_path / "b.h5", pixels, chunk_rows=900)
+    hint = inspect_file(foreign).findings[-1]
+    assert "`fastload repack FILE OUT.h5 --codec gzip`, which makes it compressed" in hint
+    repack_file(foreign, plain, codec="gzip")
+    layout = inspect_file(plain).layout
+    assert layout is not None and layout.compressed and layout.decoded_bytes_per_image <= 64 * 2**10
+    noise = np.random.default_rng(0).integers(0, 256, (900, 16, 16, 3), np.uint8)
+    noisy = write_foreign(tmp_path / "c.h5", noise, chunk_rows=900)
+    assert inspect_file(noisy).findings[-1].endswith("--codec none`."), "nothing is saved by its compression"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import os
 import pickle
 import threading
@@ -358,8 +359,31 @@ def test_arguments_of_a_dataloader_are_answered(packed):
     ):  # fmt: skip
         with pytest.raises(OptionError, match=answer):
             FastLoader(packed, 8, **words)
-    with pytest.raises(TypeError, match="nonsense"):
-        FastLoader(packed, 8, nonsense=1)
+
+
+def test_misspelt_arguments_are_told_the_nearest_one(packed):
+    for words, message in (
+        ({"batchsize": 8}, r"no argument batchsize=. Did you mean batch_size=\?$"),
+        ({"Shuffle": True, "batch_size": 8}, r"no argument Shuffle=. Did you mean shuffle=\?$"),
+        ({"batch_size": 8, "nonsense": 1}, r"no argument nonsense=. `help\(fastload.FastLoader\)` lists"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            FastLoader(packed, **words)
+
+
+def test_signatures_are_those_of_init_also_of_subclasses(packed):
+    assert list(inspect.signature(FastLoader).parameters)[:3] == ["source", "batch_size", "shuffle"]
+    assert "words" not in inspect.signature(FastLoader).parameters
+
+    class Named(FastLoader):
+        def __init__(self, source, *, name):
+            super().__init__(source, 8)
+            self.name = name
+
+    assert list(inspect.signature(Named).parameters) == ["source", "name"]
+    assert Named(packed, name="first").name == "first"
+    with pytest.raises(OptionError, match=r"names=\. Did you mean name="):
+        Named(packed, names="first")
 
 
 def test_a_loader_says_what_it_loads_and_how(packed):

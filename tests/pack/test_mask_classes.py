@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from typer.testing import CliRunner
 
+from fastload.cli import app
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import read_header
 from fastload.inspection.info import inspect_file
@@ -82,6 +84,9 @@ def test_colours_become_classes_by_a_palette(tmp_path):
     mask, attrs, out = packed(root, palette=palette, ignore_index="void")
     assert (mask == np.array([1, 0, 2, 255])[CLASSES]).all() and attrs["ignore_index"] == 255
     assert read_header(out).fields["masks"].names == ("sky", "Road marking", "tree")
+    shares = "3 classes: sky 25 %, Road marking 25 %, tree 25 % of the pixels; ignored (255) 25 %"
+    shown = CliRunner().invoke(app, ["info", str(out)]).stdout
+    assert shares in " ".join(shown.split())
     indexed = Image.fromarray(CLASSES.astype(np.uint8), "P")
     indexed.putpalette(colours.tobytes())
     for i in range(COUNT):
@@ -95,6 +100,7 @@ def test_colours_become_classes_by_a_palette(tmp_path):
         "128 0 0\tRoad marking\n64,64,0,tree\n",  # as CamVid's label_colors.txt
         "Road marking;128;0;0\n\n# a comment\ntree;64;64;0\n",
         "id,name,red,green,blue\n7,Road marking,128,0,0\n8,tree,64,64,0\n",
+        "# label:color_rgb:parts:actions\nRoad marking:128,0,0::\ntree:64,64,0:leaf,trunk:grow\n",  # CVAT's
         "\ufeffr\tg\tb\tclass\n128\t0\t0\tRoad marking\n64\t64\t0\ttree\n",
     ],
 )
@@ -108,6 +114,7 @@ def test_palettes_come_in_many_forms(tmp_path, text):
     ("text", "error"),
     [
         ("1,2,3\n", r"palette.txt:1: '1,2,3'.*expected red, green and blue"),
+        ("sky:1,2,3::\ntree:1,2,300::\n", r"palette.txt:2: 'tree:1,2,300::': expected red, green and blue"),
         ("1,2,300,sky\n", "expected red, green and blue"),
         ("1,2,3,sky\n1,2,3,tree\n", r"palette.txt:2: .* is that of 'sky' already"),
         ("name,r,g\nsky,1,2\n", "a palette's columns are r, g, b and name"),
@@ -126,7 +133,9 @@ def test_a_palette_that_says_nothing_clear_is_refused_with_its_line(tmp_path, te
 def test_a_value_or_colour_without_a_class_names_the_sample_and_the_option(tmp_path, monkeypatch):
     plain, odd = (CLASSES % 2 * 255).astype(np.uint8), (CLASSES * 60).astype(np.uint8)
     root = pairs(tmp_path / "a", plain, m4=odd)
-    with pytest.raises(SourceError, match=r"images/4\.png: its mask holds the value 60 in .*which `--mask-values`"):
+    with pytest.raises(
+        SourceError, match=r"1 of 6 masks cannot be used: .*4\.png: its mask holds the value 60 in .*which `--mask-v"
+    ):
         packed(root, mask_values="0,255")
     assert not root.with_suffix(".h5").exists()
     palette = tmp_path / "classes.csv"
@@ -138,6 +147,19 @@ def test_a_value_or_colour_without_a_class_names_the_sample_and_the_option(tmp_p
         packed(root)
     report = pack_images(root, root.with_suffix(".h5"), workers=0, on_error="skip", overwrite=True)
     assert report.num_samples == COUNT - 1 and "images/4.png" in str(report.skipped)
+
+
+def test_messages_say_whether_images_or_masks_are_at_fault(tmp_path):
+    root = pairs(tmp_path / "a", (CLASSES % 2).astype(np.uint8))
+    (root / "masks/1.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match=r"1 of 6 masks cannot be used: images/1\.png: its mask"):
+        packed(root)
+    (root / "images/2.png").write_bytes(b"no picture")
+    with pytest.raises(SourceError, match="2 of 6 images or masks cannot be used: "):
+        packed(root)
+    (root / "masks/1.png").write_bytes((root / "masks/0.png").read_bytes())
+    with pytest.raises(SourceError, match=r"1 of 6 images cannot be read: images/2\.png"):
+        packed(root)
 
 
 def test_a_mask_of_another_size_is_brought_to_its_image(tmp_path):

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from child_processes import run_interpreted
 from late_backend import Device
 from PIL import Image
 from ragged_cases import flip, jpeg_row, varied_file, varied_rows
@@ -499,7 +498,7 @@ def test_images_on_the_device_are_turned_as_those_of_the_cpu(orientation):
     assert np.array_equal(turned.permute(1, 2, 0).numpy(), upright(pixels, orientation))
 
 
-def test_the_kernel_cuts_decoded_images_in_the_interpreter():
+def test_the_kernel_cuts_decoded_images_in_the_interpreter(run_interpreted):
     pytest.importorskip("triton", reason="Triton has no build for this system")
     found = run_interpreted(Path(__file__).with_name("decoded_by_kernel.py"))
     assert found.split() == ["training", "evaluation", "colour"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from child_processes import run_interpreted
 from drawn_cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,6 +194,6 @@ def test_large_masks_keep_no_images_either(tmp_path, transforms):
     assert batch[1].untyped_storage().nbytes() == batch[1].nbytes == 8 * 128 * 128
 
 
-def test_the_kernel_reads_the_words_of_a_slot_in_the_interpreter():
+def test_the_kernel_reads_the_words_of_a_slot_in_the_interpreter(run_interpreted):
     pytest.importorskip("triton", reason="Triton has no build for this system")
     assert run_interpreted(Path(__file__).with_name("drawn_cases.py")).split("\n")[:-1] == list(CASES)

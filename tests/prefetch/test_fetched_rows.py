@@ -16,7 +16,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from child_processes import run_interpreted
 from late_backend import Device
 from small_files import write_random
 
@@ -124,15 +123,15 @@ def main():
     print(json.dumps(errors))
 
 
-@functools.cache
-def errors_under_the_interpreter():
+@pytest.fixture(scope="module")
+def errors_under_the_interpreter(run_interpreted):
     return json.loads(run_interpreted(Path(__file__)))
 
 
 @pytest.mark.skipif(not gpu.triton_available(), reason="Triton is not installed")
 @pytest.mark.parametrize("name", [*CASES, *FOREIGN])
-def test_the_kernel_brings_the_rows_of_the_file(name):
-    error = errors_under_the_interpreter()[name]
+def test_the_kernel_brings_the_rows_of_the_file(errors_under_the_interpreter, name):
+    error = errors_under_the_interpreter[name]
     if error and "only 0-dimensional arrays can be converted" in error:
         pytest.skip("this Triton's interpreter cannot read loop bounds with NumPy 2.4 or newer")
     assert error is None, error

@@ -100,6 +100,8 @@ def test_an_interrupted_append_leaves_the_file_and_goes_on_without_decoding_agai
     out = tmp_path / "a.h5"
     pack_images(photos(tmp_path / "old", {"cat": 40}, side=16), out, workers=0, chunk_bytes=2000)
     more = photos(tmp_path / "more", {"cat": 30}, first=100, side=16)
+    (more / "train/cat/broken.png").write_bytes((more / "train/cat/100.png").read_bytes()[:60])
+    Image.new("L", (16, 16)).save(more / "train/cat/gray.png")
     before = out.read_bytes()
 
     class Stop(Exception):
@@ -110,18 +112,21 @@ def test_an_interrupted_append_leaves_the_file_and_goes_on_without_decoding_agai
     def stop(name, done, total):
         seen.append(name)
         merging = stage == "writing"
-        if name == "packing" and done > total / 2 and (not merging or total > 60):
+        if name == "packing" and done > total / 2 and (not merging or total > 65):
             raise Stop
 
     with pytest.raises(Stop):
-        append_images(out, more, workers=0, progress=stop)
+        append_images(out, more, workers=0, on_error="skip", progress=stop)
     assert out.read_bytes() == before
     decoded = []
     decode = encode.decode_image
     monkeypatch.setattr(encode, "decode_image", lambda data, *rest: (decoded.append(data), decode(data, *rest))[1])
-    append_images(out, more, workers=0)
-    assert len(decoded) < (40 if stage == "packing" else 1), "60 were to be decoded"
-    assert len(rows_of(out)) == 140 and verify_file(out).ok
+    report = append_images(out, more, workers=0, on_error="skip")
+    assert len(decoded) < (40 if stage == "packing" else 1), "61 were to be decoded"
+    assert len(rows_of(out)) == 141 and verify_file(out).ok
+    assert [key for key, _ in report.skipped] == ["train/cat/broken.png"] and report.converted == {
+        "L -> RGB of 8 bits": 1
+    }
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".a.h5")]
 
 

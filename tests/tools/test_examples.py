@@ -1,4 +1,4 @@
-"""The scripts under tools/examples, run as their readers run them: two processes, each sample seen once."""
+"""The scripts under tools/examples, run as their readers run them: each sample is seen once, also after resuming."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "tools" / "examples"
 ROWS, EPOCHS, BATCH = 64, 2, 8
 PACKED = {"rows": ROWS, "size": (8, 8, 3), "classes": "0123456789", "chunk_rows": 4}
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [Path(__file__).with_name("elastic.py")]  # its agent, with forks
 
 pytestmark = pytest.mark.slow
 
 
 def run_example(warm_python, launcher, name, packed, folder, *options):
     """Its output, and the rows that each rank saw in each epoch."""
+    for old in folder.glob("seen.*"):
+        old.unlink()
     command = [*launcher, EXAMPLES / name, packed, "--epochs", EPOCHS, "--batch-size", BATCH, "--seen", folder / "seen"]
     done = warm_python.run(*command, *options, cwd=folder, frozen=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    return said, [json.loads((folder / f"seen.{rank}").read_text()) for rank in range(2)]
+    return said, [json.loads(file.read_text()) for file in sorted(folder.glob("seen.*"))]
+
+
+def need(package):
+    if package and importlib.util.find_spec(package) is None:
+        of_dev = package in ("accelerate", "lightning")
+        pytest.skip(f"{package} is not installed; it is {'in' if of_dev else 'not in'} the dependency group dev")
 
 
 @pytest.mark.parametrize(
@@ -32,17 +40,43 @@ def run_example(warm_python, launcher, name, packed, folder, *options):
         ([], "lightning_ddp.py", "lightning", []),
         ([], "lightning_ddp.py", "lightning", ["--fastloader"]),
         (TORCHRUN, "accelerate_ddp.py", "accelerate", ["--workers", "1"]),
+        (TORCHRUN, "hf_trainer.py", "transformers", []),
+        (TORCHRUN, "timm_train.py", "timm", []),
     ],
 )
 def test_two_ranks_see_each_sample_once_an_epoch_in_a_new_order(
     warm_python, packed, tmp_path, launcher, name, needs, options
 ):
-    if needs and importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed; it is in the dependency group dev")
+    need(needs)
     said, seen = run_example(warm_python, launcher, name, packed, tmp_path, *options)
+    assert len(seen) == 2
     for epoch in range(EPOCHS):
         shares = [seen[rank][epoch] for rank in range(2)]
         assert sorted(shares[0] + shares[1]) == list(range(ROWS)), f"epoch {epoch}"
         assert len(shares[0]) == len(shares[1])
     assert seen[0][0] + seen[1][0] != seen[0][1] + seen[1][1]
     assert "warn" not in said.lower() and len(said.splitlines()) <= 2 * EPOCHS, f"a quiet run\n{said}"
+
+
+def test_a_recipe_goes_on_with_one_rank_where_two_stopped_within_an_epoch(warm_python, packed, tmp_path):
+    saved = ["--checkpoint", tmp_path / "run.pt"]
+    _, stopped = run_example(warm_python, TORCHRUN, "torchtune_like.py", packed, tmp_path, *saved, "--max-steps", "1")
+    said, [(rest, following)] = run_example(warm_python, [], "torchtune_like.py", packed, tmp_path, *saved, "--resume")
+    assert [[len(rows) for rows in epochs] for epochs in stopped] == [[2 * BATCH]] * 2, "two batches make a step"
+    assert sorted(stopped[0][0] + stopped[1][0] + rest) == sorted(following) == list(range(ROWS))
+    assert [line.split(",")[0] for line in said.splitlines()] == ["epoch 0", "epoch 1"]
+
+
+def test_the_trainer_of_transformers_goes_on_at_the_batch_where_its_checkpoint_was_saved(warm_python, packed, tmp_path):
+    need("transformers")
+    options = ["--save-steps", "3"]
+    _, [whole] = run_example(warm_python, [], "hf_trainer.py", packed, tmp_path, *options)
+    options += ["--resume", tmp_path / "checkpoints" / "checkpoint-3"]
+    _, [resumed] = run_example(warm_python, [], "hf_trainer.py", packed, tmp_path, *options)
+    assert resumed == [whole[0][3 * BATCH :], whole[1]]
+
+
+def test_timm_trains_with_one_process(warm_python, packed, tmp_path):
+    need("timm")
+    _, [epochs] = run_example(warm_python, [], "timm_train.py", packed, tmp_path)
+    assert [sorted(rows) for rows in epochs] == [list(range(ROWS))] * EPOCHS

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from child_processes import run_together
 from strategies import (
     CURVES,
     HELD_OUT,
@@ -27,6 +26,7 @@ from strategies import (
     train,
 )
 from torch import nn
+from warm_python import WarmPython
 
 from fastload import FastLoader, PackedDataset
 
@@ -40,10 +40,10 @@ WORLDS = [pytest.param(run, world, id=f"{run.name}-{world}") for run in CURVES f
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where strategies.py has put its files and reports."""
     folder = tmp_path_factory.mktemp("strategies")
-    run_together([[HERE / "strategies.py", folder]], folder)
+    warm_python.finish(HERE / "strategies.py", folder, cwd=folder)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield folder

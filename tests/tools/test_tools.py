@@ -115,7 +115,7 @@ def test_training_learns_classes_on_two_ranks_that_it_starts(run, packed_classes
 
 @pytest.mark.slow
 def test_what_two_ranks_of_torchrun_began_one_process_ends(run, packed_classes, tmp_path, trained):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    launcher = [Path(__file__).with_name("elastic.py")]
     words = [packed_classes, "--batch-size", 8, "--width", 8, "--checkpoint", tmp_path / "run.pt"]
     kept = [*words, "--loss-log", tmp_path / "run.jsonl"]
     said = run(*launcher, ROOT / "tools/train.py", *kept, "--device", "cpu", "--max-steps", 13, cwd=tmp_path)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from child_processes import run_interpreted
 from fuse_cases import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,7 +116,7 @@ def test_passes_give_what_the_transforms_give_one_by_one(chosen, normalize):
     assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), values)
 
 
-def test_the_kernel_does_in_the_interpreter_what_torch_does():
+def test_the_kernel_does_in_the_interpreter_what_torch_does(run_interpreted):
     pytest.importorskip("triton", reason="Triton has no build for this system")
     assert run_interpreted(Path(__file__).with_name("fuse_cases.py")).split("\n")[:-1] == list(CASES)
 

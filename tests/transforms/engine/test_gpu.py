@@ -6,19 +6,19 @@ be there, and what the compiler made of its loops is looked at.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from child_processes import child_environment, run_interpreted
+from child_processes import child_environment
 from kernel_cases import CASES, FAR, GATHERS, check, check_gather
 
 from fastload.transforms.engine import gpu
@@ -26,16 +26,16 @@ from fastload.transforms.engine import gpu
 needs_triton = pytest.mark.skipif(not gpu.triton_available(), reason="Triton is not installed")
 
 
-@functools.cache
-def errors_under_the_interpreter() -> dict[str, str | None]:
+@pytest.fixture(scope="module")
+def errors_under_the_interpreter(run_interpreted: Callable[[Path], str]) -> dict[str, str | None]:
     errors: dict[str, str | None] = json.loads(run_interpreted(Path(__file__).with_name("kernel_cases.py")))
     return errors
 
 
 @needs_triton
 @pytest.mark.parametrize("name", [*CASES, *GATHERS, FAR])
-def test_interpreted_kernel_gives_what_numpy_gives(name):
-    error = errors_under_the_interpreter()[name]
+def test_interpreted_kernel_gives_what_numpy_gives(errors_under_the_interpreter, name):
+    error = errors_under_the_interpreter[name]
     if error and "only 0-dimensional arrays can be converted" in error:
         pytest.skip("this Triton's interpreter cannot read loop bounds with NumPy 2.4 or newer")
     assert error is None, error
