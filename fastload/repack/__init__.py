@@ -192,7 +192,7 @@ def append_images(
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")
     more = parts.with_name(f"{parts.name}{digest[:8]}")
-    # What packing it reported is kept beside it, for a call that goes on behind it.
+    # What packing it reported is kept with it, for a call that goes on after it.
     kept = parts.with_name(f"{more.name}.json")
     if not (more.exists() and kept.exists()):
         with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):

@@ -375,6 +375,36 @@ def camvid(root: Path) -> Path:
     return root
 
 
+def cityscapes(root: Path) -> Path:
+    for split, frames in {"train": ("ulm_000000_000019", "ulm_000001_000019"), "val": ("bonn_000000_000019",)}.items():
+        for frame in frames:
+            city = frame.partition("_")[0]
+            image(root / f"leftImg8bit/{split}/{city}/{frame}_leftImg8bit.png")
+            mask(root / f"gtFine/{split}/{city}/{frame}_gtFine_labelIds.png", 7, 26, 4, 33)
+    return root
+
+
+def cub(root: Path) -> Path:
+    names = ["001.Albatross/a.jpg", "001.Albatross/b.jpg", "002.Wren/c.jpg"]
+    for name in names:
+        image(root / "images" / name)
+    write(root / "images.txt", "".join(f"{n} {name}\n" for n, name in enumerate(names, 1)))
+    write(root / "image_class_labels.txt", "1 1\n2 1\n3 2\n")
+    write(root / "classes.txt", "1 001.Albatross\n2 002.Wren\n")
+    write(root / "train_test_split.txt", "1 1\n2 0\n3 1\n")
+    write(root / "bounding_boxes.txt", "1 1.0 2.0 3.0 1.0\n2 0.0 0.0 2.0 2.0\n3 1.0 1.0 1.0 1.0\n")
+    return root
+
+
+def yolo(root: Path) -> Path:
+    lines_of = {"train/a": "1 0.5 0.5 0.5 0.25\n0 0.25 0.5 0.5 1\n", "train/b": "", "val/c": "0 0.5 0.5 1 1\n"}
+    for name, lines in lines_of.items():
+        image(root / f"images/{name}.png")
+        write(root / f"labels/{name}.txt", lines)
+    write(root / "classes.txt", "cat\ndog\n")
+    return root
+
+
 def celeba(root: Path) -> Path:
     """The officially named folders with every text file, whose columns are all packed."""
     count = 6
@@ -443,7 +473,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "webdataset": webdataset, "arrays": arrays, "arrays of 16 bits": deep_arrays, "arrays of tokens": token_arrays,
     "hdf5": hdf5, "mask-folders": mask_folders, "imagenet": imagenet, "imagenet in tars": imagenet_tars,
     "ade20k": ade20k, "voc": voc, "coco": coco, "camvid": camvid, "celeba": celeba, "cifar": cifar,
-    "cifar in pickles": cifar_pickles, "mnist": mnist,
+    "cifar in pickles": cifar_pickles, "mnist": mnist, "cityscapes": cityscapes, "cub": cub, "yolo": yolo,
 }  # fmt: skip
 """Each makes its source in a folder that need not exist yet, and returns the path to pack. Only `exported` is not among
 them: `fastload export` makes it of a packed file."""
