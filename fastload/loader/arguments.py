@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan
+from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
-from fastload.prefetch.own_sizes import likeness
 from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.system.text import counted
 from fastload.system.whole_numbers import check_whole

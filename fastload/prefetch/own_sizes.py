@@ -37,10 +37,6 @@ from fastload.transforms.engine.placement import Placement
 PIXELS = ("images", "masks")
 """Fields whose samples have sizes of their own."""
 
-# Steps from one aspect ratio, and one area, to the double. Batches of 8 of 4,000 sizes like COCO's are padded by 6 %
-# with them, by 7 % with 16 steps of aspect, and by 30 % without any; batches of sizes drawn evenly by 19, 31 and 51 %.
-_ASPECTS = _AREAS = 4
-
 
 class _Memory(threading.local):
     """Memory of each thread's own for the images of a batch before they are padded."""
@@ -320,15 +316,3 @@ def _pixel_mask(sizes: NDArray[np.int64], padded: Sequence[int], device: torch.d
     limits = torch.as_tensor(sizes, device=device)
     rows, columns = (torch.arange(side, device=device) < limits[:, axis : axis + 1] for axis, side in enumerate(padded))
     return rows[:, :, None] & columns[:, None, :]
-
-
-def likeness(sizes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Returns a number for each image, int64 (N,), of heights and widths (N, 2): close ones are of like shape.
-
-    The aspect ratio counts in steps of 19 %, and within a step the area.
-    """
-    height, width = sizes.astype(np.float64).T
-    aspect, area = _ASPECTS * np.log2(width / height), _AREAS * np.log2(height * width)
-    steps: NDArray[np.int64] = np.rint(aspect).astype(np.int64)
-    found: NDArray[np.int64] = steps * 2**8 + np.rint(area).astype(np.int64)
-    return found

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from fastload import PackedDataset, pack_images, verify_file
+from fastload import pack_images, verify_file
 from fastload.errors import SourceError
 from fastload.images import image_header
 from fastload.images.decode import decode_image
@@ -69,6 +69,9 @@ def test_without_the_option_large_images_are_named_with_their_size_and_the_optio
 def test_with_it_they_are_packed_read_compared_and_appended_to(
     source: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
+    pytest.importorskip("torch")
+    from fastload import PackedDataset
+
     output = tmp_path / "a.h5"
     pack_images(source, output, workers=0, shuffle=False, allow_large_images=True, **options)
     dataset = PackedDataset(output)
@@ -127,6 +130,9 @@ def test_one_that_takes_more_memory_than_a_worker_may_use_is_named_with_its_size
 
 
 def test_an_image_of_182_million_pixels_is_packed_by_a_worker_process(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from fastload import PackedDataset
+
     (source := tmp_path / "photos").mkdir()
     with (source / "a.jpg").open("wb") as file:
         Image.new("L", (13_000, 14_000), 77).save(file, "JPEG")
