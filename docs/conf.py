@@ -33,6 +33,8 @@ nitpick_ignore_regex = [
     ("py:class", r"NDArray|(collections|numpy|os|pathlib|torch)\..+"),
     # Types of results and arguments that are not public names.
     ("py:class", r"fastload\.\w+\..+"),
+    # The same as FastLoader's own signature writes them.
+    ("py:class", r"Dataset|Shuffle|Ends|ShareOption|Echo|CacheOption|Read|CheckOption"),
 ]
 
 html_theme = "furo"

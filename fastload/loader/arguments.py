@@ -12,13 +12,15 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError
+from fastload.errors import MissingFileError, OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.system.text import counted
 from fastload.system.whole_numbers import check_whole
+
+_MOST_PAD_TO = 4096
 
 _OF_DATALOADER = {
     "dataset": "it is the first argument, `source`",
@@ -92,6 +94,10 @@ def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
         from fastload.loader.from_folder import open_unpacked
 
         return open_unpacked(path, cache_dir)
+    if isinstance(source, (str, os.PathLike)) and not path.suffix and not path.exists():
+        raise MissingFileError(
+            f"{path}: no such file or folder. Give a packed file, or a folder, .zip or .tar of images to be packed."
+        )
     if cache_dir is not None:
         raise OptionError("cache_dir=: it is where a folder is packed, and source is none. Leave it out.")
     return source
@@ -109,6 +115,10 @@ def check_form(
     if group_by not in (None, "aspect"):
         raise OptionError(f'group_by={group_by!r} is not known; choose "aspect" or None')
     check_whole("pad_to", pad_to, least=1)
+    if cast(int, pad_to) > _MOST_PAD_TO:
+        raise OptionError(
+            f"pad_to={pad_to}: sides of batches are multiples of it; no network asks for over {_MOST_PAD_TO}."
+        )
     if pad_to != 1 and batch != "pad":
         raise OptionError(f'pad_to={pad_to}: batches are not padded with batch="{batch}". Say batch="pad".')
     if group_by is not None and batch == "stack":

@@ -58,7 +58,13 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
     """
     path = Path(source)
     output = packed_path(path, cache_dir)
-    survey = survey_source(path, options=PackOptions(store=parse_encoding("source")), workers=None)
+    try:
+        survey = survey_source(path, options=PackOptions(store=parse_encoding("source")), workers=None)
+    except SourceError as error:
+        raise SourceError(
+            f"{error} FastLoader has no such options: pack it with them (`fastload pack {typed(path)} OUT.h5 --store "
+            f"source ...`), and give FastLoader that file."
+        ) from error
     if survey.headers is None or survey.plan is None:
         raise SourceError(f"{path}: holds no images. `fastload pack` packs it, and FastLoader reads the file.")
     identity = _identity(survey)
@@ -85,7 +91,7 @@ def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:
     if not folder.is_dir():
         raise OptionError(f"cache_dir={os.fspath(cache_dir)!r}: is a file. Name a folder.")
     # Folders of one name may lie in several places.
-    return folder / f"{whole.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(whole))[:8]}.fastload.h5"
+    return folder.absolute() / f"{whole.name}-{xxhash.xxh3_64_hexdigest(os.fsencode(whole))[:8]}.fastload.h5"
 
 
 def _identity(survey: Survey) -> str:
@@ -154,6 +160,7 @@ class UnpackedDataset(PackedDataset):
 
     def __init__(self, source: Path, output: Path, survey: Survey, identity: str) -> None:
         self.path, self.output = source, output
+        self._absolute = source.absolute()  # the script may go to another folder before it is packed
         self.split = self.transform = self.check = None
         self.decode = "cpu"
         self._survey, self._of_source = survey, identity
@@ -190,7 +197,7 @@ class UnpackedDataset(PackedDataset):
         if self.output.exists():
             return PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
         if self._pack is None:
-            self._pack = BackgroundPack(self.path, self.output, self.file.num_rows)
+            self._pack = BackgroundPack(self._absolute, self.output, self.file.num_rows)
         elif failure := self._pack.failure():
             _log.warning(f"{self.path}: not packed into {self.output}, so its files are read in each epoch: {failure}")
         return self
@@ -364,10 +371,13 @@ class BackgroundPack:
             return
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
         command = ["pack", str(source), str(output), "--store", "source", "--workers", "1"]
-        code = f"import sys; sys.path[:] = {sys.path!r}; from fastload.cli import main; main()"
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with_input; "
+            f"end_with_input(); from fastload.cli import main; main()"
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, *command],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
         )  # fmt: skip
         weakref.finalize(self, _end, self._process, self._said)
         with contextlib.suppress(OSError):
@@ -387,6 +397,8 @@ class BackgroundPack:
 
 def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
     said.close()
+    if process.stdin is not None:
+        process.stdin.close()
     if process.poll() is None:
         process.terminate()
         try:

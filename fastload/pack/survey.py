@@ -227,6 +227,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         seen[f"larger than --max-size {options.max_size} -> shrunk"] = int(larger.sum())
     converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
     notes = notes_on_encoding(plan, samples, headers, strict=options.strict)
+    notes += _boxes_outside(listing, headers, samples)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)
@@ -344,6 +345,22 @@ def with_moved_coordinates(
 
 def has_coordinates(listing: Listing) -> bool:
     return any(column.moves for column in listing.columns.values())
+
+
+def _boxes_outside(listing: Listing, headers: NDArray[np.void], samples: NDArray[np.int64]) -> list[str]:
+    """Returns a note that names images whose boxes reach out of them by more than a pixel, for each column of boxes."""
+    notes = []
+    for name, column in listing.columns.items():
+        if column.moves not in ("xywh", "xyxy"):
+            continue
+        boxes = column.values[samples].astype(np.float64).reshape(len(samples), -1, 4)
+        low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if column.moves == "xywh" else 0)
+        sizes = np.stack([headers["width"], headers["height"]], 1)[samples][:, None]
+        outside = ((low < -1) | (high > sizes + 1)).any(axis=(1, 2))
+        if outside.any():
+            keys = [listing.keys[sample] for sample in samples[outside].tolist()]
+            notes.append(f"{name} reach out of {len(keys)} images, and are packed as they are: {first_few(keys)}.")
+    return notes
 
 
 def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]) -> int:

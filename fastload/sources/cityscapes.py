@@ -55,7 +55,11 @@ def list_cityscapes(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     images, splits = dict[str, int](), dict[str, str]()
     for i in tree.images().tolist():
         if match := _IMAGE.fullmatch(tree.names[i]):
-            images[match["stem"]] = i
+            if (other := images.setdefault(match["stem"], i)) != i:
+                raise SourceError(
+                    f"{tree.given}: {key_of(tree.names[other])} and {key_of(tree.names[i])} have the same name. Keep "
+                    f"one of them: a frame is known by its name."
+                )
             splits[match["stem"]] = SPLITS.get(match["split"], key_of(match["split"]))
     if not images:
         raise SourceError(

@@ -60,8 +60,11 @@ def list_cub(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         if number not in labels or labels[number][0] not in place:
             draft.leave_out(key_of(name), f"{where} has no class in {LABELS}")
             continue
-        if (splits and splits.get(number, [""])[0] not in ("0", "1")) or (boxes and number not in boxes):
-            draft.leave_out(key_of(name), f"{where} has no line in {BOXES if splits.get(number) else SPLIT}")
+        if splits and splits.get(number, [""])[0] not in ("0", "1"):
+            draft.leave_out(key_of(name), f"{where} is neither 1 (train) nor 0 (test) in {SPLIT}")
+            continue
+        if boxes and number not in boxes:
+            draft.leave_out(key_of(name), f"{where} has no line in {BOXES}")
             continue
         kept.append(at)
         found.append(place[labels[number][0]])

@@ -159,8 +159,9 @@ def _object(line: Line, names: tuple[str, ...], *, keypoints: bool) -> tuple[int
         low, high = values[:2] - values[2:4] / 2, values[:2] + values[2:4] / 2
     if (low < -_TOLERANCE).any() or (high > 1 + _TOLERANCE).any() or (high < low).any():
         said = " ".join(numbers[:4])
+        what = "polygon" if polygon else "box"
         raise ValueError(
-            f"line {line.number} of its labels has a box outside of the image, or of negative size: {said}"
+            f"line {line.number} of its labels has a {what} outside of the image, or of negative size: {said}"
         )
     low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
     return int(label), [*low.tolist(), *(high - low).tolist()], polygon
@@ -182,6 +183,11 @@ def _class_names(draft: Draft, tree: Tree) -> tuple[tuple[str, ...], bool]:
             )
         draft.notes.append(f"Classes by {key_of(tree.names[i])} ({len(listed)}).")
         by_number = {int(number): str(name) for number, name in listed.items()}
+        if content.get("nc", len(listed)) != len(listed):
+            raise SourceError(
+                f"{tree.where(i)}: `nc` is {content['nc']}, and {len(listed)} classes have names. Fix it."
+            )
+        draft.notes += _splits_not_followed(tree, content, key_of(tree.names[i]))
         return tuple(by_number[number] for number in range(len(by_number))), "kpt_shape" in content
     for i, name in enumerate(tree.names):
         if split_path(name)[1] == "classes.txt":
@@ -193,6 +199,21 @@ def _class_names(draft: Draft, tree: Tree) -> tuple[tuple[str, ...], bool]:
     return (), False
 
 
+def _splits_not_followed(tree: Tree, content: dict[str, Any], name: str) -> list[str]:
+    """Returns a note if a data.yaml gives its splits other images than the folders of their names."""
+    others = []
+    for split in ("train", "val", "test"):
+        given = content.get(split)
+        for entry in given if isinstance(given, list) else [given] if given else []:
+            parts = [part for part in str(entry).split("/") if part not in ("", ".", "..")]
+            there = any(f"/{folder}".endswith("/" + "/".join(parts)) for folder in tree.folders)
+            if split_of_parts(parts) != split or not there:
+                others.append(f"{split}: {entry}")
+    if not others:
+        return []
+    return [f"NOT READ: {first_few(others)} in {name}. Splits are those of the folders' names; all images are packed."]
+
+
 def _read_yaml(tree: Tree, i: int) -> dict[str, Any]:
     try:
         import yaml
@@ -202,7 +223,13 @@ def _read_yaml(tree: Tree, i: int) -> dict[str, Any]:
             f"`pip install pyyaml`."
         ) from error
     try:
-        content = yaml.safe_load(tree.read_text(i))
+        text = tree.read_text(i)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            # A few lines of aliases of aliases can stand for more than any memory holds.
+            raise SourceError(
+                f"{tree.where(i)}: has YAML aliases (*name), which are not read. Write out what they mean."
+            )
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SourceError(f"{tree.where(i)}: is no YAML ({' '.join(str(error).split())[:120]}). Fix it.") from error
     return content if isinstance(content, dict) else {}

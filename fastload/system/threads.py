@@ -1,7 +1,12 @@
-"""Threads whose work releases the GIL: a function mapped over a stream, and a shorter switch interval meanwhile."""
+"""Threads whose work releases the GIL: a function mapped over a stream, and a shorter switch interval meanwhile.
+
+And one that ends a process with its parent.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -77,3 +82,14 @@ class ShortSwitchInterval:
             is_ours = abs(sys.getswitchinterval() - min(_before_s, SWITCH_INTERVAL_S)) < 2e-6
             if not _users and is_ours:
                 sys.setswitchinterval(_before_s)
+
+
+def end_with_input() -> None:
+    """Lets this process end when its standard input does: with the process that started it, however that one ends."""
+
+    def until_closed() -> None:
+        while os.read(0, 1):  # not sys.stdin: its lock would be held while the interpreter ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=until_closed, name="fastload-parent", daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from small_trees import archived
 
-from fastload import FastLoader, FileChangedError, OptionError, OutputError, SourceError, pack_images
+from fastload import FastLoader, FileChangedError, MissingFileError, OptionError, OutputError, SourceError, pack_images
 from fastload.loader.from_folder import PackedFolder, UnpackedDataset, packed_path
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
@@ -158,7 +159,38 @@ def test_a_file_that_changes_or_cannot_be_decoded_is_named(photos, monkeypatch):
         epoch(FastLoader(photos, 4, transform=TRAINING, ends="exact"))
 
 
+def test_the_folder_may_be_relative_and_the_script_go_elsewhere(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    for cache in (None, "cache"):
+        loader = FastLoader("photos", 4, transform=TRAINING, cache_dir=cache)
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        os.chdir(tmp_path / "elsewhere")
+        epoch(loader)
+        until_packed(loader)
+        os.chdir(photos.parent)
+    assert sorted(path.name.partition("-")[0] for path in tmp_path.rglob("*.h5")) == ["photos", "photos.fastload.h5"]
+
+
+def test_packing_ends_with_a_script_that_is_killed(photos, tmp_path):
+    """By the pipe to it that closes: here the only one who holds the other end closes it."""
+    from fastload.loader.from_folder import BackgroundPack
+
+    pack = BackgroundPack(photos, tmp_path / "never.h5", IMAGES)
+    process = pack._process
+    os.kill(process.pid, signal.SIGSTOP)  # as if packing took long
+    process.stdin.close()
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(60) in (-signal.SIGTERM, 0)
+
+
 def test_what_cannot_be(photos, tmp_path):
+    with pytest.raises(MissingFileError, match="no such file or folder"):
+        FastLoader(tmp_path / "photo", 4)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "1.jpg").write_bytes(b"no image")
+    with pytest.raises(SourceError, match=r"1\.jpg.*FastLoader has no such options: pack it with them"):
+        FastLoader(bad, 4)
     with pytest.raises(OptionError, match="source is none"):
         FastLoader(tmp_path / "some.h5", 4, cache_dir=tmp_path)
     with pytest.raises(OptionError, match="lies inside the source"):

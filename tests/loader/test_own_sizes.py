@@ -235,6 +235,7 @@ def test_a_grouped_epoch_is_resumed_and_other_orders_are_refused(stored):
     [
         ({"batch": "rows"}, 'choose "stack", "list" or "pad"'),
         ({"batch": "pad", "pad_to": 0}, "pad_to=0"),
+        ({"batch": "pad", "pad_to": 10**6}, "no network asks for over 4096"),
         ({"batch": "list", "pad_to": 32}, 'Say batch="pad"'),
         ({"group_by": "aspect"}, "none is padded"),
         ({"batch": "pad", "group_by": "size"}, 'choose "aspect" or None'),

@@ -250,3 +250,14 @@ def test_lost_boxes_and_turned_images_are_counted(tmp_path: Path) -> None:
     report = pack_listing(PackJob("SRC", tmp_path / "a.h5", listing, options), workers=0)
     assert report.converted["boxes that the crop cuts away whole -> no area"] == 3
     assert report.converted["EXIF orientation -> upright (masks, boxes and points count as upright already)"] == 1
+
+
+def test_boxes_that_reach_out_of_their_image_are_noted_by_name(tmp_path):
+    for name in ("a", "b"):
+        Image.new("RGB", (20, 10)).save(tmp_path / f"{name}.png")
+    table = tmp_path / "boxes.csv"
+    table.write_text("file,x,y,width,height\na.png,1,1,10,5\nb.png,1,1,25,5\n")
+    report = pack_images(table, tmp_path / "o.h5", workers=0)
+    assert [note for note in report.notes if "reach out" in note] == [
+        "bbox reach out of 1 images, and are packed as they are: b.png."
+    ]

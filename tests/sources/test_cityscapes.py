@@ -52,4 +52,6 @@ def test_frames_without_masks(cityscapes: Path) -> None:
     skipped = refused_or_skipped("aachen_000000_000019_leftImg8bit.png has no mask", cityscapes).skipped
     assert len(skipped) == 1
     assert list_source(cityscapes, options=SourceOptions(masks="none")).masks is None
+    picture(cityscapes / "leftImg8bit" / f"{FRAMES[0].replace('train', 'val')}_leftImg8bit.png")
+    refused("have the same name. Keep one of them", cityscapes)
     refused("no frames such as leftImg8bit", cityscapes / "gtFine", "cityscapes")

@@ -46,7 +46,11 @@ def test_birds_have_species_splits_and_boxes(cub: Path) -> None:
     [
         ("images.txt", LISTS["images.txt"] + "4 002.Wren/gone.jpg\n", "002.Wren/gone.jpg is listed in images.txt, but"),
         ("image_class_labels.txt", "1 1\n2 1\n", "is number 3 of images.txt, and has no class"),
-        ("train_test_split.txt", "1 1\n2 0\n", "has no line in train_test_split.txt"),
+        (
+            "train_test_split.txt",
+            "1 1\n2 0\n",
+            "is number 3 of images.txt, and is neither 1 .train. nor 0 .test. in train_test_split.txt",
+        ),
         ("bounding_boxes.txt", "1 1 2 3 1\n2 0 0 2 2\n", "has no line in bounding_boxes.txt"),
         ("images.txt", "1 001.Albatross/a.jpg\n2 001.Albatross/b.jpg\n", "images/002.Wren/c.jpg is not listed in"),
     ],

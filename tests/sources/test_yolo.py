@@ -72,6 +72,7 @@ def test_as_exported_by_roboflow_and_in_an_archive(tmp_path: Path) -> None:
         ("2 0.5 0.5 0.5 0.5", "line 1 of its labels has class 2, and only 2 have names"),
         ("0 0.9 0.5 0.5 0.5", "has a box outside of the image, or of negative size: 0.9 0.5 0.5 0.5"),
         ("0 0.5 0.5 -0.5 0.5", "of negative size"),
+        ("0 0.5 0.5 0.5 1.5 0.1 0.1", "has a polygon outside of the image"),
         ("0 0.5 0.5 0.2 0.2 0.3", "5 numbers behind the class"),
         ("cat 0.5 0.5 0.2 0.2", "line 1 of its labels is no object: 'cat 0.5"),
     ],
@@ -90,6 +91,16 @@ def test_labels_without_an_image_and_names_that_cannot_be_read(yolo: Path, monke
         write(yolo / "data.yaml", text)
         with pytest.raises(SourceError, match=message):
             list_source(yolo)
+    bomb = "a: &a [x, x]\nb: &b [*a, *a]\nnames: *b\n"
+    for text, message in ((bomb, "YAML aliases"), ("nc: 3\n" + NAMES, "`nc` is 3, and 2 classes have names")):
+        write(yolo / "data.yaml", text)
+        with pytest.raises(SourceError, match=message):
+            list_source(yolo)
+    write(yolo / "data.yaml", "train: images/val\nval: ../images/val\ntest: test.txt\n" + NAMES)
+    note = "NOT READ: train: images/val, test: test.txt in data.yaml"
+    assert note in " ".join(list_source(yolo).notes)
+    write(yolo / "data.yaml", "train: ../images/train\nval: images/val\n" + NAMES)
+    assert "NOT READ" not in " ".join(list_source(yolo).notes)
     write(yolo / "data.yaml", "kpt_shape: [2, 2]\n" + NAMES)
     write(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.5 0.1 0.1 0.2 0.2\n")
     write(yolo / "labels/train/b.txt", "")
