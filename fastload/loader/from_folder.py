@@ -46,6 +46,7 @@ _log = logging.getLogger("fastload")
 _TOLD = 400  # characters of what a failed packer said
 _END_S = 5.0
 _LOW_PRIORITY = 10
+_FEW_FILES = 10_000
 
 
 def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None) -> PackedDataset:
@@ -59,7 +60,8 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
     path = Path(source)
     output = packed_path(path, cache_dir)
     try:
-        survey = survey_source(path, options=PackOptions(store=parse_encoding("source")), workers=None)
+        workers = 0 if _has_few_files(path) else None
+        survey = survey_source(path, options=PackOptions(store=parse_encoding("source")), workers=workers)
     except SourceError as error:
         raise SourceError(
             f"{error} FastLoader has no such options: pack it with them (`fastload pack {typed(path)} OUT.h5 --store "
@@ -76,6 +78,12 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
             f"cache_dir=, or pack it: `fastload pack {typed(path)} OUT.h5 --store source`."
         )
     return UnpackedDataset(path, output, survey, identity)
+
+
+def _has_few_files(path: Path) -> bool:
+    """Whether the headers of all files are read in less time than processes for it take to start."""
+    walked = (1 + len(files) for _, _, files in os.walk(path))
+    return path.is_file() or all(total <= _FEW_FILES for total in itertools.accumulate(walked))
 
 
 def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -370,13 +378,14 @@ class BackgroundPack:
         if local_rank():
             return
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
-        command = ["pack", str(source), str(output), "--store", "source", "--workers", "1"]
+        # Not by the command line, whose start takes as long as packing a thousand photos.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with_input; "
-            f"end_with_input(); from fastload.cli import main; main()"
+            f"end_with_input(); from fastload.pack import pack_images; "
+            f"pack_images({str(source)!r}, {str(output)!r}, store='source', workers=0)"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code, *command],
+            [sys.executable, "-c", code],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
         )  # fmt: skip
         weakref.finalize(self, _end, self._process, self._said)
@@ -390,7 +399,7 @@ class BackgroundPack:
         if self._process is None or self._said.closed or self._process.poll() in (None, 0):
             return ""
         self._said.seek(0)
-        text = " ".join(self._said.read().decode(errors="replace").split())[:_TOLD]
+        text = self._said.read().decode(errors="replace").strip().rpartition("\n")[2][-_TOLD:]
         self._said.close()
         return text or f"its process ended with {self._process.returncode}"
 
