@@ -9,7 +9,7 @@ Photos of clothing (400x533 and 255 other sizes), or drawn ones without them; st
 
 `list`, `pad`: images/s of `FastLoader(batch=...)`, batches of 16, shuffled, over decoding alone with as many threads:
 the same rows by the same reader, each batch into new arrays. `-resized`: [Resize(320), RandomHorizontalFlip()], over
-decoding alone at full size.
+decoding alone at full size; `-grouped`: group_by="aspect".
 `padding`: part of padded batches of 16 that is no image, with group_by="aspect" and without.
 `first-epoch`: a whole first epoch of `FastLoader(FOLDER)`, made, listed, its headers read, and packed meanwhile, over
 one of a plain `DataLoader(num_workers=2)` that opens the files by Pillow; both cut 224x224 at random and flip. From
@@ -23,6 +23,7 @@ nothing to the last batch: what starts, starts within it.
 from __future__ import annotations
 
 import argparse
+import builtins
 import shutil
 import threading
 import time
@@ -108,10 +109,11 @@ class Bench:
     def pad(self) -> None:
         """Padded images over decoding alone."""
         self._own_sizes("pad", [])
+        self._own_sizes("pad", [], group_by="aspect")
         self._own_sizes("pad", [Resize(320), RandomHorizontalFlip()])
 
-    def _own_sizes(self, form: Any, transform: list[object]) -> None:
-        with_loader = FastLoader(self.packed, BATCH, batch=form, transform=transform, workers=THREADS)
+    def _own_sizes(self, form: Any, transform: builtins.list[object], **more: Any) -> None:
+        with_loader = FastLoader(self.packed, BATCH, batch=form, transform=transform, workers=THREADS, **more)
 
         def loaded() -> float:
             begin, images = time.perf_counter(), 0
@@ -123,7 +125,7 @@ class Bench:
         for way in (loaded, alone.rate):
             way()
         result = harness.compare(loaded, alone.rate, pairs=self.options.pairs)
-        name = f"{form}-resized" if transform else form
+        name = f"{form}-resized" if transform else f"{form}-grouped" if more else form
         base = "decoding alone, as many threads"
         self.journal.note(name, target="" if transform else ">= 0.85", file=self.about, base_is=base, **result)
         with_loader.close()
