@@ -102,6 +102,10 @@ def pack(
     ] = True,
     chunk_bytes: ChunkBytes = "8MiB",
     limit: Annotated[int | None, typer.Option(help="Pack only this many images, spread over SRC.")] = None,
+    outside_boxes: Annotated[
+        Literal["refuse", "clip", "keep"],
+        typer.Option(help="Boxes that reach out of their image: an error, cut to the image, or packed as they are."),
+    ] = "refuse",
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="Stop at an image that cannot be read, or leave it out.")
     ] = "fail",

@@ -22,7 +22,7 @@ from fastload.pack.encode import RowEncoder
 from fastload.pack.pack_options import EncodingOption, PackOptions, is_joined, of_file_options
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
+from fastload.pack.survey import has_coordinates, read_headers, with_clipped_boxes, with_moved_coordinates
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing
@@ -198,8 +198,10 @@ def _prepare(
         masks="rows" if "masks" in file.fields else None,
     )
     headers, unread = None, dict[int, str]()
-    if has_ragged(file) or (target is not None and target.fit and has_coordinates(listing)):
+    clips = options.outside_boxes == "clip"
+    if has_ragged(file) or ((clips or (target is not None and target.fit)) and has_coordinates(listing)):
         headers, _, unread = read_headers(listing, pool, None, samples)
+        listing = with_clipped_boxes(listing, headers) if clips else listing
         listing = with_moved_coordinates(listing, headers, target, options.max_size)
     tasks = []
     for start in range(0, len(rows), _TASK_ROWS):

@@ -46,7 +46,7 @@ _log = logging.getLogger("fastload")
 _TOLD = 400  # characters of what a failed packer said
 _END_S = 5.0
 _LOW_PRIORITY = 10
-_FEW_FILES = 10_000
+_FEW_FILES, _FEW_BYTES = 10_000, 2**29
 
 
 def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None) -> PackedDataset:
@@ -82,8 +82,10 @@ def open_unpacked(source: str | os.PathLike[str], cache_dir: str | os.PathLike[s
 
 def _has_few_files(path: Path) -> bool:
     """Whether the headers of all files are read in less time than processes for it take to start."""
+    if path.is_file():
+        return path.stat().st_size <= _FEW_BYTES
     walked = (1 + len(files) for _, _, files in os.walk(path))
-    return path.is_file() or all(total <= _FEW_FILES for total in itertools.accumulate(walked))
+    return all(total <= _FEW_FILES for total in itertools.accumulate(walked))
 
 
 def packed_path(source: Path, cache_dir: str | os.PathLike[str] | None) -> Path:

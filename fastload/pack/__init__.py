@@ -33,6 +33,7 @@ from fastload.pack.pack_options import (
     Bits,
     Fit,
     Mode,
+    OutsideBoxes,
     PackJob,
     PackOptions,
     Progress,
@@ -77,6 +78,7 @@ def pack_images(
     shuffle: bool = True,
     chunk_bytes: int = CHUNK_BYTES,
     limit: int | None = None,
+    outside_boxes: OutsideBoxes = "refuse",
     on_error: OnError = "fail",
     strict: bool = False,
     allow_large_images: bool = False,
@@ -124,6 +126,8 @@ def pack_images(
         shuffle: shuffle rows within each split; False keeps the order of the source.
         chunk_bytes: the size that chunks should have.
         limit: pack only so many samples, spread evenly over the source.
+        outside_boxes: boxes that reach out of their image by more than a pixel: "refuse": an error, or with on_error
+            "skip" those images are left out; "clip": cut to the image; "keep": packed as they are.
         on_error: "fail" stops at an image that cannot be decoded, "skip" leaves it out and lists it.
         strict: leave out and list JPEGs that libjpeg warns of, as of corrupt data, though it can decode them; by
             default they are packed, and listed. With store="source" this decodes all of them, which takes much longer.

@@ -22,6 +22,7 @@ from fastload.system.machine import available_memory
 Fit = Literal["crop", "pad", "stretch"]
 Mode = Literal["rgb", "gray", "rgba"]
 Bits = Literal[8, 16]
+OutsideBoxes = Literal["refuse", "clip", "keep"]
 EncodingKind = Literal["raw", "jpeg", "source", "mixed", "keep"]
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -71,6 +72,7 @@ _NEWER = (
     "max_size",
     "codec",
     "strict",
+    "outside_boxes",
     "masks",
     "varied",
     "allow_large_images",
@@ -98,13 +100,19 @@ class PackOptions:
     strict: bool = False
     """JPEGs that libjpeg warns of are left out."""
     masks: MaskOptions = field(default_factory=MaskOptions)
+    outside_boxes: OutsideBoxes = "refuse"
     varied: bool = False
     """Rows of varying length, also where all images have one size."""
     allow_large_images: bool = False
     """Images above MAX_PIXELS are packed, too."""
 
     def __post_init__(self) -> None:
-        for name, value, accepted in (("fit", self.fit, Fit), ("mode", self.mode, Mode), ("bits", self.bits, Bits)):
+        for name, value, accepted in (
+            ("fit", self.fit, Fit),
+            ("mode", self.mode, Mode),
+            ("bits", self.bits, Bits),
+            ("outside_boxes", self.outside_boxes, OutsideBoxes),
+        ):
             if value is not None:
                 check_choice(name, value, get_args(accepted))
         sides = [1, 1] if self.size is None else list(self.size)
@@ -174,6 +182,8 @@ class PackOptions:
                 "source": SourceOptions(**{**given, "labels": tuple(given.get("labels", ()))}),
                 "store": parse_encoding(options["store"]) if "store" in options else None,
                 "masks": MaskOptions.of_dict(options.get("masks", {})),
+                # Earlier releases packed all boxes as they are.
+                "outside_boxes": options.get("outside_boxes", "keep"),
             }
             return cls(**values)
         except (KeyError, TypeError, ValueError) as exc:
@@ -191,6 +201,7 @@ class PackOptions:
             "masks": self.masks.to_dict(),
             "store": None if self.store in (None, EncodingOption()) else str(self.store),
             "codec": "" if self.codec == "auto" else self.codec,
+            "outside_boxes": "" if self.outside_boxes == "refuse" else self.outside_boxes,
         }
         defaults = {name for name in _NEWER if not values[name]}
         return {name: value for name, value in values.items() if name not in defaults}

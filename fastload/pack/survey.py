@@ -46,6 +46,8 @@ from fastload.plan import permute
 from fastload.sources.listing import Arrays, Listing, first_few
 
 _HEADER_BLOCK = 512
+_REACH = 1  # pixel by which boxes may reach out of their image: annotations count edges in two ways
+REACHES_OUT = "reaches out of its image"
 _TRIAL_MASKS = 64
 _TRIAL_BYTES = 64 * 2**20
 _HEADER_BYTES = 16 * 2**10  # of HDF5 and attributes, about
@@ -207,6 +209,16 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         headers = headers.copy()
         headers[list(deep)] = 0
     reasons |= too_large(headers, options, source)
+    notes = list[str]()
+    if outside := _boxes_outside(listing, headers) if _looks_at_boxes(job) else {}:
+        if options.outside_boxes == "refuse":
+            reasons = outside | reasons
+        else:
+            clipped = options.outside_boxes == "clip"
+            listing = with_clipped_boxes(listing, headers) if clipped else listing
+            which = first_few([listing.keys[sample] for sample in outside])
+            done = "cut to it" if clipped else "kept"
+            notes.append(f"Boxes that reach out of their image {done} ({len(outside)}): {which}.")
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and job.on_error == "fail"):
@@ -226,8 +238,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         larger = np.minimum(headers["height"], headers["width"])[samples] > options.max_size
         seen[f"larger than --max-size {options.max_size} -> shrunk"] = int(larger.sum())
     converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
-    notes = notes_on_encoding(plan, samples, headers, strict=options.strict)
-    notes += _boxes_outside(listing, headers, samples)
+    notes += notes_on_encoding(plan, samples, headers, strict=options.strict)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)
@@ -347,20 +358,45 @@ def has_coordinates(listing: Listing) -> bool:
     return any(column.moves for column in listing.columns.values())
 
 
-def _boxes_outside(listing: Listing, headers: NDArray[np.void], samples: NDArray[np.int64]) -> list[str]:
-    """Returns a note that names images whose boxes reach out of them by more than a pixel, for each column of boxes."""
-    notes = []
+def _looks_at_boxes(job: PackJob) -> bool:
+    """Whether boxes are looked at: not those of packed files and exports, which stay what they were."""
+    store = job.options.store
+    return job.listing.layout != "exported" and (store is None or store.kind != "keep")
+
+
+def _boxes_outside(listing: Listing, headers: NDArray[np.void]) -> dict[int, str]:
+    """Returns {sample: reason} of images with a box that reaches out of them by more than a pixel."""
+    found: dict[int, str] = {}
+    known = headers["height"] > 0
+    sizes = np.stack([headers["width"], headers["height"]], 1)[:, None]
     for name, column in listing.columns.items():
         if column.moves not in ("xywh", "xyxy"):
             continue
-        boxes = column.values[samples].astype(np.float64).reshape(len(samples), -1, 4)
+        boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
         low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if column.moves == "xywh" else 0)
-        sizes = np.stack([headers["width"], headers["height"]], 1)[samples][:, None]
-        outside = ((low < -1) | (high > sizes + 1)).any(axis=(1, 2))
-        if outside.any():
-            keys = [listing.keys[sample] for sample in samples[outside].tolist()]
-            notes.append(f"{name} reach out of {len(keys)} images, and are packed as they are: {first_few(keys)}.")
-    return notes
+        outside = ((low < -_REACH) | (high > sizes + _REACH)).any(axis=2) & known[:, None]
+        for sample in np.flatnonzero(outside.any(axis=1)).tolist():
+            box = ", ".join(f"{number:g}" for number in boxes[sample, int(outside[sample].argmax())].tolist())
+            width, height = sizes[sample, 0].tolist()
+            found[sample] = f"has in {name} a box that {REACHES_OUT} ({width}x{height}, width x height): {box}"
+    return found
+
+
+def with_clipped_boxes(listing: Listing, headers: NDArray[np.void]) -> Listing:
+    """Returns the listing with boxes cut to their images; of unknown ones they stay."""
+    columns = dict(listing.columns)
+    sizes = np.stack([headers["width"], headers["height"]], 1).astype(np.float64)
+    sizes[headers["height"] == 0] = np.inf
+    for name, column in listing.columns.items():
+        if column.moves not in ("xywh", "xyxy"):
+            continue
+        boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
+        sized = column.moves == "xywh"
+        corners = boxes[..., :2], boxes[..., 2:] + sized * boxes[..., :2]
+        low, high = (np.clip(corner, 0, sizes[:, None]) for corner in corners)
+        clipped = np.concatenate([low, high - low if sized else high], axis=-1).reshape(column.values.shape)
+        columns[name] = replace(column, values=clipped.astype(column.values.dtype))
+    return replace(listing, columns=columns)
 
 
 def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]) -> int:
@@ -385,8 +421,13 @@ def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
     if job.listing.digests is not None:  # rows of packed files
         fix = "Copy the file or pack it again"
     left_out = ", or leave them out with `--on-error skip`" if job.on_error == "fail" else ": nothing else is left"
+    of_boxes = sum(REACHES_OUT in reason for _, reason in bad)
+    if of_boxes:
+        fix = "Say what becomes of such boxes, `--outside-boxes clip` (cut to the image) or `keep`, or correct them"
     of_masks = sum(reason.startswith("its mask") for _, reason in bad)
     what = "images or masks cannot be used" if of_masks else "images cannot be read"
     if of_masks == len(bad):
         what = "images do not have the size of their masks" if sized == len(bad) else "masks cannot be used"
+    if of_boxes:
+        what = "images have boxes that reach out of them" if of_boxes == len(bad) else "samples cannot be used"
     return f"{job.source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}{left_out}."

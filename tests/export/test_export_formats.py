@@ -47,6 +47,8 @@ def files_in(folder: Path) -> list[str]:
 
 
 def packed_again(folder: Path, **options: Any) -> Path:
+    # Drawn boxes lie anywhere.
+    options = {"outside_boxes": "keep", **options}
     return pack_images(folder, folder.parent / "b.h5", workers=0, overwrite=True, **options).path
 
 

@@ -120,7 +120,7 @@ def test_attribute_names_and_classes_of_boxes_are_escaped_too(tmp_path: Path) ->
     assert head == ["file_name", "x", "y", "width", "height", "label", ESCAPED]
     assert [row[5] for row in cells] == ["'=car", "'@dog", "", "'@dog"] and {row[6] for row in cells} == {"1"}
     (tmp_path / "boxes" / "fastload.json").unlink()
-    with h5py.File(pack_images(tmp_path / "boxes", tmp_path / "d.h5", workers=0).path) as file:
+    with h5py.File(pack_images(tmp_path / "boxes", tmp_path / "d.h5", workers=0, outside_boxes="keep").path) as file:
         assert list(file["box_labels"].attrs["names"].astype(str)) == ["=car", "@dog"]
 
 

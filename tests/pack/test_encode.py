@@ -183,7 +183,7 @@ def test_boxes_shrink_with_images_of_several_sizes(tmp_path):
     listing = Listing(**{**vars(plain), "columns": {"bbox": boxes}})
     with PackPool(0) as pool:
         pool.use(listing)
-        survey = survey_listing(PackJob("S", Path(), listing, PackOptions(max_size=10)), pool)
+        survey = survey_listing(PackJob("S", Path(), listing, PackOptions(max_size=10, outside_boxes="keep")), pool)
         moved = survey.listing.columns["bbox"].values
         unknown = Listing(**{**vars(plain), "columns": {"bbox": Column(boxes.values, {"coordinates": "unknown"})}})
         for option, options in (("max-size", {"max_size": 10}), ("size", {"size": (10, 10)})):

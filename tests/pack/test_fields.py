@@ -20,6 +20,7 @@ from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.verify import verify_file
 from fastload.pack import PackJob, PackOptions, pack_listing
+from fastload.repack import repack_file
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Listing, Masks
@@ -159,7 +160,8 @@ def test_stopped_anywhere_and_continued_in_either_mode_the_bytes_are_those_of_an
         path = root / str(rng.choice(["images", "masks"])) / f"{number:03d}.png"
         path.write_bytes(path.read_bytes()[:-20])
     codec, shuffle = str(rng.choice(["none", "gzip"])), bool(rng.integers(2))
-    options = PackOptions(codec=codec, shuffle=shuffle, chunk_bytes=int(rng.choice([400, 1500, 10**6])))
+    chunk_bytes = int(rng.choice([400, 1500, 10**6]))
+    options = PackOptions(codec=codec, shuffle=shuffle, chunk_bytes=chunk_bytes, outside_boxes="keep")
 
     def packed(name: str, on_error: str, call: int = 0) -> bytes:
         progress = stop_at(call)
@@ -252,12 +254,48 @@ def test_lost_boxes_and_turned_images_are_counted(tmp_path: Path) -> None:
     assert report.converted["EXIF orientation -> upright (masks, boxes and points count as upright already)"] == 1
 
 
-def test_boxes_that_reach_out_of_their_image_are_noted_by_name(tmp_path):
-    for name in ("a", "b"):
-        Image.new("RGB", (20, 10)).save(tmp_path / f"{name}.png")
-    table = tmp_path / "boxes.csv"
-    table.write_text("file,x,y,width,height\na.png,1,1,10,5\nb.png,1,1,25,5\n")
-    report = pack_images(table, tmp_path / "o.h5", workers=0)
-    assert [note for note in report.notes if "reach out" in note] == [
-        "bbox reach out of 1 images, and are packed as they are: b.png."
-    ]
+def boxes_file(folder: Path, *rows: str) -> Path:
+    for name in "abc":
+        Image.new("RGB", (20, 10)).save(folder / f"{name}.png")
+    table = folder / "boxes.csv"
+    table.write_text("\n".join(["file,x,y,width,height", *rows, ""]))
+    return table
+
+
+def test_boxes_that_reach_out_of_their_image_are_refused_left_out_cut_or_kept(tmp_path):
+    source = boxes_file(tmp_path, "a.png,1,1,10,5", "b.png,1,1,25,5", "c.png,-3,-4,30,40", "a.png,0,0,21,11")
+    with pytest.raises(SourceError) as raised:
+        pack_images(source, tmp_path / "o.h5", workers=0)
+    said = str(raised.value)
+    assert "2 of 3 images have boxes that reach out of them: b.png: has in boxes a box that reaches out of its" in said
+    assert (
+        "(20x10, width x height): 1, 1, 25, 5" in said
+        and "`--outside-boxes clip`" in said
+        and "`--on-error skip`" in said
+    )
+    assert not (tmp_path / "o.h5").exists() and not list(tmp_path.glob("o.h5.*"))
+    report = pack_images(source, tmp_path / "o.h5", workers=0, on_error="skip")
+    assert [key for key, _ in report.skipped] == ["b.png", "c.png"] and report.num_samples == 1
+    expected = {
+        "clip": {"b.png": [[1, 1, 19, 5], [0] * 4], "c.png": [[0, 0, 20, 10], [0] * 4]},
+        "keep": {"b.png": [[1, 1, 25, 5], [0] * 4], "c.png": [[-3, -4, 30, 40], [0] * 4]},
+    }
+    for how, boxes in expected.items():
+        report = pack_images(source, tmp_path / "o.h5", workers=0, outside_boxes=how, overwrite=True)
+        said = {"clip": "cut to it", "keep": "kept"}[how]
+        assert f"Boxes that reach out of their image {said} (2): b.png, c.png." in report.notes
+        with h5py.File(tmp_path / "o.h5") as file:
+            found = dict(zip(file["key"].asstr()[()].tolist(), file["boxes"][()].tolist(), strict=True))
+        assert {key: found[key] for key in boxes} == boxes
+        # What was packed is compared, appended to and copied as it is.
+        assert verify_file(tmp_path / "o.h5", source=source, workers=0).ok
+        repack_file(tmp_path / "o.h5", tmp_path / "copy.h5", overwrite=True)
+        with h5py.File(tmp_path / "copy.h5") as file:
+            assert sorted(file["boxes"][()].tolist()) == sorted(found.values())
+
+
+def test_boxes_follow_a_size_after_they_were_cut(tmp_path):
+    source = boxes_file(tmp_path, "a.png,1,1,10,5", "b.png,1,1,25,5", "c.png,2,2,4,4")
+    pack_images(source, tmp_path / "o.h5", workers=0, outside_boxes="clip", size=(5, 10), shuffle=False)
+    with h5py.File(tmp_path / "o.h5") as file:
+        assert file["bbox"][()].tolist() == [[0.5, 0.5, 5, 2.5], [0.5, 0.5, 9.5, 2.5], [1, 1, 2, 2]]
