@@ -17,12 +17,12 @@ from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
-from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
+from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made, with_clipped_boxes
 from fastload.pack.encode import RowEncoder
 from fastload.pack.pack_options import EncodingOption, PackOptions, is_joined, of_file_options
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import has_coordinates, read_headers, with_clipped_boxes, with_moved_coordinates
+from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing

@@ -13,13 +13,9 @@ import contextlib
 import itertools
 import logging
 import os
-import subprocess
-import sys
-import tempfile
-import weakref
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -36,6 +32,7 @@ from fastload.pack import PackOptions, Survey, survey_source
 from fastload.pack.decisions import jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import RowEncoder, reason_of
 from fastload.pack.pack_options import parse_encoding
+from fastload.pack.pool import BackgroundPack
 from fastload.read.linear import Read
 from fastload.read.ragged_rows import Decoded, RaggedReader
 from fastload.read.reader import RowReader, check_rows
@@ -43,9 +40,6 @@ from fastload.system.text import counted, text_of
 
 _log = logging.getLogger("fastload")
 
-_TOLD = 400  # characters of what a failed packer said
-_END_S = 5.0
-_LOW_PRIORITY = 10
 _FEW_FILES, _FEW_BYTES = 10_000, 2**29
 
 
@@ -206,9 +200,11 @@ class UnpackedDataset(PackedDataset):
         """
         if self.output.exists():
             return PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
-        if self._pack is None:
-            self._pack = BackgroundPack(self._absolute, self.output, self.file.num_rows)
-        elif failure := self._pack.failure():
+        if self._pack is None and not local_rank():  # the first rank of a machine packs, the others read the result
+            self._pack = BackgroundPack(self._absolute, self.output)
+            images = counted(self.file.num_rows, "image")
+            _log.warning(f"{self.path}: {images}, read as they are while they are packed into {self.output}")
+        elif self._pack is not None and (failure := self._pack.failure()):
             _log.warning(f"{self.path}: not packed into {self.output}, so its files are read in each epoch: {failure}")
         return self
 
@@ -367,53 +363,3 @@ class _UnpackedImages(RaggedReader):
 
 def _nothing_to_compare() -> None:
     """There is no digest of a file that is not packed yet."""
-
-
-class BackgroundPack:
-    """`fastload pack --store source` of a folder, in a process of low priority that ends with this one.
-
-    What an earlier run left unfinished is continued. The first rank of a machine packs; the others read the result.
-    """
-
-    def __init__(self, source: Path, output: Path, num_images: int) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        if local_rank():
-            return
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
-        # Not by the command line, whose start takes as long as packing a thousand photos.
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with_input; "
-            f"end_with_input(); from fastload.pack import pack_images; "
-            f"pack_images({str(source)!r}, {str(output)!r}, store='source', workers=0)"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
-        )  # fmt: skip
-        weakref.finalize(self, _end, self._process, self._said)
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOW_PRIORITY)
-        images = counted(num_images, "image")
-        _log.warning(f"{source}: {images}, read as they are while they are packed into {output}, which is read then")
-
-    def failure(self) -> str:
-        """Returns, once, what the process said if it ended without packing; else ""."""
-        if self._process is None or self._said.closed or self._process.poll() in (None, 0):
-            return ""
-        self._said.seek(0)
-        text = self._said.read().decode(errors="replace").strip().rpartition("\n")[2][-_TOLD:]
-        self._said.close()
-        return text or f"its process ended with {self._process.returncode}"
-
-
-def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
-    said.close()
-    if process.stdin is not None:
-        process.stdin.close()
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

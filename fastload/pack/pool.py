@@ -7,17 +7,21 @@ them. Without worker processes, threads or this process do the same work.
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from fastload.errors import OptionError, PackError
 from fastload.images.image_header import large_images, large_room
@@ -32,6 +36,11 @@ _SHARED_BYTES = 64 * 2**20
 _AHEAD = 3
 """Tasks that a worker may have made and not written: a slow task elsewhere does not stop it, memory is bounded."""
 _WRITING = -1  # stands for the number of a task while its rows are written
+
+_TOLD = 400
+"""Characters of what a failed packer said."""
+_END_S = 5.0
+_LOW_PRIORITY = 10
 
 TaskT = TypeVar("TaskT")
 
@@ -240,3 +249,48 @@ def serve(fd: int) -> None:
                 exc.add_note(f"in a worker process:\n{traceback.format_exc()}")
                 answer = None, exc
             connection.send_bytes(pickle.dumps(answer))
+
+
+class BackgroundPack:
+    """`fastload pack --store source` of a folder, in a process of low priority that ends with this one.
+
+    What an earlier run left unfinished is continued.
+    """
+
+    def __init__(self, source: Path, output: Path) -> None:
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process runs
+        # Not by the command line, whose start takes as long as packing a thousand photos.
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from fastload.system.threads import end_with_input; "
+            f"end_with_input(); from fastload.pack import pack_images; "
+            f"pack_images({str(source)!r}, {str(output)!r}, store='source', workers=0)"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
+        )  # fmt: skip
+        weakref.finalize(self, _end, self._process, self._said)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOW_PRIORITY)
+
+    def failure(self) -> str:
+        """Returns, once, what the process said if it ended without packing; else ""."""
+        if self._said.closed or self._process.poll() in (None, 0):
+            return ""
+        self._said.seek(0)
+        text = self._said.read().decode(errors="replace").strip().rpartition("\n")[2][-_TOLD:]
+        self._said.close()
+        return text or f"its process ended with {self._process.returncode}"
+
+
+def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+    said.close()
+    if process.stdin is not None:
+        process.stdin.close()
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -26,7 +26,9 @@ from fastload.format.writer import PixelSpec, chunk_rows_for
 from fastload.images.fit import Target, moved_coordinates
 from fastload.images.image_header import KINDS, header_of_pixels
 from fastload.pack.decisions import (
+    REACHES_OUT,
     RaggedPlan,
+    boxes_outside,
     conversions,
     few_of_16_bits,
     fitted_sizes,
@@ -37,6 +39,7 @@ from fastload.pack.decisions import (
     size_counts,
     source_exceptions,
     too_large,
+    with_clipped_boxes,
 )
 from fastload.pack.encode import HEADERS, SAME_SHAPE, Headers, RowEncoder
 from fastload.pack.pack_options import PackJob, PackOptions, Progress
@@ -46,8 +49,6 @@ from fastload.plan import permute
 from fastload.sources.listing import Arrays, Listing, first_few
 
 _HEADER_BLOCK = 512
-_REACH = 1  # pixel by which boxes may reach out of their image: annotations count edges in two ways
-REACHES_OUT = "reaches out of its image"
 _TRIAL_MASKS = 64
 _TRIAL_BYTES = 64 * 2**20
 _HEADER_BYTES = 16 * 2**10  # of HDF5 and attributes, about
@@ -210,7 +211,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         headers[list(deep)] = 0
     reasons |= too_large(headers, options, source)
     notes = list[str]()
-    if outside := _boxes_outside(listing, headers) if _looks_at_boxes(job) else {}:
+    if outside := boxes_outside(listing, headers) if _looks_at_boxes(job) else {}:
         if options.outside_boxes == "refuse":
             reasons = outside | reasons
         else:
@@ -362,41 +363,6 @@ def _looks_at_boxes(job: PackJob) -> bool:
     """Whether boxes are looked at: not those of packed files and exports, which stay what they were."""
     store = job.options.store
     return job.listing.layout != "exported" and (store is None or store.kind != "keep")
-
-
-def _boxes_outside(listing: Listing, headers: NDArray[np.void]) -> dict[int, str]:
-    """Returns {sample: reason} of images with a box that reaches out of them by more than a pixel."""
-    found: dict[int, str] = {}
-    known = headers["height"] > 0
-    sizes = np.stack([headers["width"], headers["height"]], 1)[:, None]
-    for name, column in listing.columns.items():
-        if column.moves not in ("xywh", "xyxy"):
-            continue
-        boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
-        low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if column.moves == "xywh" else 0)
-        outside = ((low < -_REACH) | (high > sizes + _REACH)).any(axis=2) & known[:, None]
-        for sample in np.flatnonzero(outside.any(axis=1)).tolist():
-            box = ", ".join(f"{number:g}" for number in boxes[sample, int(outside[sample].argmax())].tolist())
-            width, height = sizes[sample, 0].tolist()
-            found[sample] = f"has in {name} a box that {REACHES_OUT} ({width}x{height}, width x height): {box}"
-    return found
-
-
-def with_clipped_boxes(listing: Listing, headers: NDArray[np.void]) -> Listing:
-    """Returns the listing with boxes cut to their images; of unknown ones they stay."""
-    columns = dict(listing.columns)
-    sizes = np.stack([headers["width"], headers["height"]], 1).astype(np.float64)
-    sizes[headers["height"] == 0] = np.inf
-    for name, column in listing.columns.items():
-        if column.moves not in ("xywh", "xyxy"):
-            continue
-        boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
-        sized = column.moves == "xywh"
-        corners = boxes[..., :2], boxes[..., 2:] + sized * boxes[..., :2]
-        low, high = (np.clip(corner, 0, sizes[:, None]) for corner in corners)
-        clipped = np.concatenate([low, high - low if sized else high], axis=-1).reshape(column.values.shape)
-        columns[name] = replace(column, values=clipped.astype(column.values.dtype))
-    return replace(listing, columns=columns)
 
 
 def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]) -> int:

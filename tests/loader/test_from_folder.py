@@ -16,6 +16,7 @@ from small_trees import archived
 
 from fastload import FastLoader, FileChangedError, MissingFileError, OptionError, OutputError, SourceError, pack_images
 from fastload.loader.from_folder import PackedFolder, UnpackedDataset, packed_path
+from fastload.pack.pool import BackgroundPack
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 TRAINING = [RandomResizedCrop(16), RandomHorizontalFlip()]
@@ -173,9 +174,7 @@ def test_the_folder_may_be_relative_and_the_script_go_elsewhere(photos, tmp_path
 
 def test_packing_ends_with_a_script_that_is_killed(photos, tmp_path):
     """By the pipe to it that closes: here the only one who holds the other end closes it."""
-    from fastload.loader.from_folder import BackgroundPack
-
-    pack = BackgroundPack(photos, tmp_path / "never.h5", IMAGES)
+    pack = BackgroundPack(photos, tmp_path / "never.h5")
     process = pack._process
     os.kill(process.pid, signal.SIGSTOP)  # as if packing took long
     process.stdin.close()
