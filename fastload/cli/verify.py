@@ -51,12 +51,8 @@ def verify(
 
 
 def _print(report: VerifyReport, seconds: float) -> None:
-    rows, source, wrong, fix = (
-        counted(report.num_rows, "row"),
-        report.source,
-        [],
-        "Copy the file again, or pack it again",
-    )
+    rows, source, wrong = counted(report.num_rows, "row"), report.source, []
+    fix = "Copy the file again, or pack it again"
     if not report.header_ok:
         typer.echo("header: its shapes, attributes or digests are not those that were packed")
         wrong.append("its header is damaged")

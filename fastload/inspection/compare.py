@@ -198,7 +198,7 @@ def _prepare(
         masks="rows" if "masks" in file.fields else None,
     )
     headers, unread = None, dict[int, str]()
-    clips = options.outside_boxes == "clip"
+    clips = options.outside_boxes == "clip" and listing.layout != "exported"
     if has_ragged(file) or ((clips or (target is not None and target.fit)) and has_coordinates(listing)):
         headers, _, unread = read_headers(listing, pool, None, samples)
         listing = with_clipped_boxes(listing, headers) if clips else listing

@@ -205,7 +205,9 @@ class UnpackedDataset(PackedDataset):
             images = counted(self.file.num_rows, "image")
             _log.warning(f"{self.path}: {images}, read as they are while they are packed into {self.output}")
         elif self._pack is not None and (failure := self._pack.failure()):
-            _log.warning(f"{self.path}: not packed into {self.output}, so its files are read in each epoch: {failure}")
+            _log.warning(
+                f"{self.path}: read as it is until {self.output} is there, not packed by this script: {failure}"
+            )
         return self
 
     def name_of(self, row: int) -> str:

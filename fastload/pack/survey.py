@@ -211,12 +211,12 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         headers[list(deep)] = 0
     reasons |= too_large(headers, options, source)
     notes = list[str]()
-    if outside := boxes_outside(listing, headers) if _looks_at_boxes(job) else {}:
+    if _looks_at_boxes(job):
+        outside, clipped = boxes_outside(listing, headers), options.outside_boxes == "clip"
+        listing = with_clipped_boxes(listing, headers) if clipped else listing  # also by less than a pixel
         if options.outside_boxes == "refuse":
             reasons = outside | reasons
-        else:
-            clipped = options.outside_boxes == "clip"
-            listing = with_clipped_boxes(listing, headers) if clipped else listing
+        elif outside:
             which = first_few([listing.keys[sample] for sample in outside])
             done = "cut to it" if clipped else "kept"
             notes.append(f"Boxes that reach out of their image {done} ({len(outside)}): {which}.")

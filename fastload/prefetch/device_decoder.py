@@ -10,7 +10,7 @@ What nvJPEG may refuse, or give other colours (RGB and CMYK JPEGs, damaged ones)
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.device import Pins
+from fastload.format.header import PackedFile
 from fastload.format.ragged import JPEG, RaggedIndex
 from fastload.images.jpeg import has_end, scan_jpeg
 from fastload.plan import PlannedBatch
@@ -40,6 +41,15 @@ PINNED_BYTES = 2**28
 _UNSEEN, _BY_DEVICE, _BY_CPU = range(3)
 
 
+def slot_fields(
+    file: PackedFile, gathered: Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]], moved: Collection[str]
+) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+    """Returns name, shape and dtype of gathered fields of a sample, as they lie in a slot; float32 where moved."""
+    one = as_handed_over(file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in gathered})
+    float32 = np.dtype(np.float32)
+    return [(name, array.shape[1:], float32 if name in moved else array.dtype) for name, array in one.items()]
+
+
 class DeviceDecoder:
     """Fills slots with the fields beside the images, and adds the images as `PlacedImages`. Any thread may call it.
 
@@ -58,13 +68,9 @@ class DeviceDecoder:
         self._staging = StagingPool(pins)
         self._known = np.full(self._file.num_rows, _UNSEEN, np.uint8)
         self._gathered = [item for item in dataset.layout() if item[0] != "images"]
-        one = as_handed_over(self._file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in self._gathered})
-        moved = self._augmentation.coordinates if self._head is not None else ()
-        # Name, shape and dtype of each field of a sample, as it lies in a slot.
-        self.fields = [
-            (name, array.shape[1:], np.dtype(np.float32) if name in moved else array.dtype)
-            for name, array in one.items()
-        ]
+        self.fields = slot_fields(
+            self._file, self._gathered, self._augmentation.coordinates if self._head is not None else ()
+        )
         self.views: dict[str, torch.dtype] = {}
 
     def fill(self, epoch: int, planned: PlannedBatch, slot: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from fastload.dataset import as_handed_over
 from fastload.device import Pins
 from fastload.errors import OptionError
 from fastload.plan import PlannedBatch
-from fastload.prefetch.device_decoder import StagingPool
+from fastload.prefetch.device_decoder import StagingPool, slot_fields
 from fastload.prefetch.device_stage import fields_on_cpu
 from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.prefetch.row_transformer import PlacedRows, use_one_torch_thread
@@ -70,13 +70,8 @@ class OwnSizeRows:
         self._staging = StagingPool(pins) if pins is not None else None
         self._goes_on = options.in_threads and bool(self._augmentation.transforms[self._augmentation.done :])
         self._gathered = [item for item in dataset.layout() if item[0] not in self._pixels]
-        one = as_handed_over(self._file, {name: np.empty((1, *shape), dtype) for name, shape, dtype in self._gathered})
         moved = self._augmentation.coordinates if self._head.count or self._goes_on else ()
-        # Name, shape and dtype of each field of a sample, as it lies in a slot.
-        self.fields = [
-            (name, array.shape[1:], np.dtype(np.float32) if name in moved else array.dtype)
-            for name, array in one.items()
-        ]
+        self.fields = slot_fields(self._file, self._gathered, moved)
         self.views: dict[str, torch.dtype] = {}
 
     def fill(self, epoch: int, planned: PlannedBatch, slot: dict[str, Any]) -> int:

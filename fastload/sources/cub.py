@@ -70,8 +70,9 @@ def list_cub(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         found.append(place[labels[number][0]])
         said.append({"1": "train", "0": "test"}[splits[number][0]] if splits else "all")
         corners.append([float(word) for word in boxes[number]] if boxes else [])
-    for at in sorted(set(position_of.values()) - set(kept)):
-        if tree.names[at].startswith(f"{root}images/") and not any(draft.skipped):
+    named = {f"{root}images/{name}" for name in names.values()}
+    for name, at in position_of.items():
+        if name.startswith(f"{root}images/") and name not in named:
             draft.leave_out(key_of(tree.names[at]), f"is not listed in {IMAGES}")
     about = {"names": tuple(key_of(classes[number]) for number in known)} if classes else {}
     columns = {"labels": Column(np.array(found, np.int64), about)}

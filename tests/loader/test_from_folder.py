@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from interrupted import stop_at
 from PIL import Image
 from small_trees import archived
 
@@ -119,6 +120,18 @@ def test_what_was_interrupted_goes_on(photos, tmp_path):
     assert isinstance(packed.dataset, PackedFolder)
     packed.load_state_dict(state)
     assert same(epoch(packed), whole[1:])
+
+
+def test_an_unfinished_pack_is_continued_and_its_file_is_that_of_one_call(photos, tmp_path):
+    output = packed_path(photos, None)
+    with pytest.raises(KeyboardInterrupt):
+        pack_images(photos, output, store="source", workers=0, progress=stop_at(4, "packing"))
+    assert output.with_name(f"{output.name}.part").exists() and not output.exists()
+    loader = FastLoader(photos, 4, transform=TRAINING)
+    epoch(loader)
+    until_packed(loader)
+    pack_images(photos, tmp_path / "whole.h5", store="source")
+    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
 def test_a_folder_that_changed_is_an_error_that_names_the_sample(photos):

@@ -294,6 +294,14 @@ def test_boxes_that_reach_out_of_their_image_are_refused_left_out_cut_or_kept(tm
             assert sorted(file["boxes"][()].tolist()) == sorted(found.values())
 
 
+def test_boxes_are_cut_and_compared_alike_where_they_reach_out_by_less_than_a_pixel(tmp_path):
+    source = boxes_file(tmp_path, "a.png,1,1,10,5", "b.png,1,1,19.5,5", "c.png,2,2,4,4")
+    pack_images(source, tmp_path / "o.h5", workers=0, outside_boxes="clip", shuffle=False)
+    with h5py.File(tmp_path / "o.h5") as file:
+        assert file["bbox"][1].tolist() == [1, 1, 19, 5]
+    assert verify_file(tmp_path / "o.h5", source=source, workers=0).ok
+
+
 def test_boxes_follow_a_size_after_they_were_cut(tmp_path):
     source = boxes_file(tmp_path, "a.png,1,1,10,5", "b.png,1,1,25,5", "c.png,2,2,4,4")
     pack_images(source, tmp_path / "o.h5", workers=0, outside_boxes="clip", size=(5, 10), shuffle=False)

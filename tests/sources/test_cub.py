@@ -60,6 +60,12 @@ def test_lists_and_images_must_agree(cub: Path, name: str, text: str, message: s
     assert len(refused_or_skipped(message, cub).keys) in (2, 3)
 
 
+def test_each_image_that_is_left_out_is_named(cub: Path) -> None:
+    write(cub / "images.txt", "1 001.Albatross/a.jpg\n2 001.Albatross/gone.jpg\n")
+    skipped = [key for key, _ in refused_or_skipped("gone.jpg is listed in images.txt", cub).skipped]
+    assert sorted(skipped) == ["001.Albatross/gone.jpg", "images/001.Albatross/b.jpg", "images/002.Wren/c.jpg"]
+
+
 def test_lines_that_cannot_be(cub: Path) -> None:
     write(cub / "bounding_boxes.txt", "1 1 2 3\n")
     refused("bounding_boxes.txt, line 1: '1 1 2 3', expected a number and 4 more words", cub)

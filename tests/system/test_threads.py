@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -66,3 +68,13 @@ def test_two_tasks_a_thread_are_taken_and_an_error_ends_it(mapped):
     assert taken == [0, 1, 2, 3]
     with pytest.raises(ZeroDivisionError):
         list(results)  # though there is no end to the tasks
+
+
+def test_a_process_ends_when_its_input_does():
+    code = "from fastload.system.threads import end_with_input; end_with_input(); print('on', flush=True)\n"
+    code += "import time\nwhile True: time.sleep(1)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout.readline() == b"on\n" and child.poll() is None
+        child.stdin.close()
+        assert child.wait(60) == -signal.SIGTERM
