@@ -26,8 +26,10 @@ with code 1.
 
 from __future__ import annotations
 
+import numbers
 import os
 import shlex
+from typing import TypeGuard
 
 
 def typed(path: str | os.PathLike[str]) -> str:
@@ -125,3 +127,17 @@ def shortened(text: str, most: int = 10_000) -> str:
         return text
     part = most // 2
     return f"{text[:part]}\n... ({len(text) - 2 * part:,} characters left out) ...\n{text[-part:]}"
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is an int, Python's or NumPy's, and no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_whole(name: str, value: object, *, least: int, others: str = "") -> None:
+    """Raises OptionError unless the option `name` is a whole number of at least `least`.
+
+    `others` tells the message of other accepted values, such as ' or None'.
+    """
+    if not is_whole(value) or value < least:
+        raise OptionError(f"{name}={value!r}: give a whole number, {least} or more{others}")

@@ -21,13 +21,12 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import resolve_share
-from fastload.errors import OptionError, ShareError, StateError
+from fastload.errors import OptionError, ShareError, StateError, check_whole
 from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
 from fastload.prefetch.inputs import PackedInput, shuffle_of
 from fastload.prefetch.thread_stream import AHEAD_BYTES, MAX_AHEAD
 from fastload.read.readahead import announced_ahead, has_read_ahead
-from fastload.system.whole_numbers import check_whole
 
 Drawn = TypeVar("Drawn", int, list[int])
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fastload.errors import FormatError, ImageError, OptionError, typed
+from fastload.errors import FormatError, ImageError, OptionError, check_whole, typed
 from fastload.format.codecs import load_filters
 from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
@@ -29,7 +29,6 @@ from fastload.read.checked import CheckedSamples
 from fastload.read.ragged_rows import sample_error
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.text import format_bytes
-from fastload.system.whole_numbers import check_whole
 
 COLUMNS = 8
 LARGEST_SIDE = 224

@@ -12,13 +12,12 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import MissingFileError, OptionError
+from fastload.errors import MissingFileError, OptionError, check_whole
 from fastload.plan import ChunkWindow, Echo, EpochPlan
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.system.text import counted
-from fastload.system.whole_numbers import check_whole
 
 _MOST_PAD_TO = 4096
 

@@ -328,14 +328,16 @@ class _UnpackedImages(RaggedReader):
     def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
         return self.look_up(rows)
 
-    def take(self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
-        taken = [self._encoded(int(row)) for row in index.offset]
-        if memory is None:
-            return taken
-        ends = np.cumsum([0, *map(len, taken)]).tolist()
-        for begin, data in zip(ends, taken, strict=False):
-            memory[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
-        return [memory.data[begin:end] for begin, end in itertools.pairwise(ends)]
+    def located(
+        self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        taken = [np.frombuffer(self._encoded(int(row)), np.uint8) for row in index.offset]
+        lengths = np.array([len(data) for data in taken], np.int64)
+        total = int(lengths.sum())
+        memory = np.empty(total, np.uint8) if memory is None else memory
+        if total:
+            np.concatenate(taken, out=memory[:total])
+        return memory, np.cumsum(lengths) - lengths, lengths
 
     def _encoded(self, row: int) -> memoryview:
         try:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastload.errors import OptionError, StateError
+from fastload.errors import OptionError, StateError, check_whole
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
 from fastload.plan.order import resolve_ends
 from fastload.plan.shares import Segment, rank_share
 from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
-from fastload.system.whole_numbers import check_whole
 
 
 @dataclass

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal, NamedTuple
 
-from fastload.errors import OptionError
-from fastload.system.whole_numbers import is_whole
+from fastload.errors import OptionError, is_whole
 
 MAX_AUTO_ECHO = 4
 """Largest factor that echo="auto" chooses: each further use of a batch teaches less."""

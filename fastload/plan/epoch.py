@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError, StateError
+from fastload.errors import OptionError, StateError, is_whole
 from fastload.plan.order import (
     ChunkWindow,
     Ends,
@@ -29,7 +29,6 @@ from fastload.plan.order import (
 )
 from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key
 from fastload.plan.shares import Positions, Segment, Tails, checked_segments, merged, rank_share
-from fastload.system.whole_numbers import is_whole
 
 # Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first blocks of an epoch
 # are smaller, so that its first batch is there sooner, and little is planned in vain where a loop leaves it.

@@ -14,10 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError
+from fastload.errors import OptionError, is_whole
 from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
-from fastload.system.whole_numbers import is_whole
 
 RowsAt = Callable[[Positions], NDArray[np.int64]]
 

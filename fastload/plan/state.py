@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from fastload.errors import OptionError, StateError
+from fastload.errors import OptionError, StateError, is_whole
 from fastload.plan.echo_schedule import last_started_step
 from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, resolve_ends
 from fastload.plan.shares import Segment, checked_segments
-from fastload.system.whole_numbers import is_whole
 
 STATE_VERSION = 1
 _MOST = 2**48  # steps, ranks and chunks that any epoch has

@@ -31,7 +31,7 @@ from fastload.timing.stopwatch import lap
 from fastload.transforms import Draws, Normalize
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.placement import ImageRows, Placement
-from fastload.transforms.engine.resample import Constants, place_samples
+from fastload.transforms.engine.resample import Constants, in_numpy, numpy_images, place_samples
 from fastload.transforms.engine.size_head import SizeHead
 
 # Decoded images that wait for their resize: so few that they are still in the core's cache when it comes.
@@ -76,6 +76,12 @@ class PlacedRows:
         constants, of a Normalize, the output is normalized.
         """
         reader = self._reader.ragged("images")
+        target, made = numpy_images(output), np.zeros(len(rows), np.bool_)
+        if target is not None:
+            windows = placement.in_decoded(factors, np.zeros_like(factors)).table()
+            made = reader.make_images(rows, index, windows, factors, target, in_numpy(constants))
+            if made.all():
+                return
         if reader.flat is not None and (index.encoding == RAW).all():
             sources = np.stack([index.offset, index.shape[:, 1]], axis=1).astype(np.int64)
             place_samples(torch.from_numpy(writable(reader.flat)), sources, placement, output, constants)
@@ -85,7 +91,9 @@ class PlacedRows:
         height, width, channels = index.shape.astype(np.int64).T
         most = np.where(index.encoding == JPEG, -(-height // factors), placement.window[:, 0])
         most = most * -(-width // factors) * channels
-        for some in runs(most):
+        # Those that were not made yet, if some were: one by one.
+        left = [slice(at, at + 1) for at in np.flatnonzero(~made).tolist()]
+        for some in left if made.any() else runs(most):
             shown, out, least = placement.part(some), output[some], int(most[some].sum())
             memory = self._scratch.memory if least <= SCRATCH_BYTES else np.empty(least, np.uint8)
             windows = np.concatenate([shown.first, shown.window], axis=1)

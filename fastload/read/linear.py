@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.header import PackedFile
 from fastload.read.row_errors import read_error
-from fastload.system import syscalls
+from fastload.system import native, syscalls
 from fastload.system.files import read_into
 
 Read = Literal["auto", "map", "pread"]
@@ -110,8 +110,11 @@ class MappedRows:
             if short is None:
                 source = self._rows[name]
                 target = out.reshape(-1).view(np.uint8).reshape(len(rows), source.shape[1])
-                # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
-                np.take(source, rows, axis=0, out=target, mode="clip")
+                if native.library() is not None:
+                    native.gather(source, rows, target)
+                else:
+                    # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
+                    np.take(source, rows, axis=0, out=target, mode="clip")
                 continue
             elements = out.reshape(-1).view(short.dtype)
             for first in range(0, len(rows), KEEPS_GIL):

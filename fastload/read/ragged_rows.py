@@ -20,6 +20,7 @@ from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES,
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
 from fastload.read.linear import MappedRows, PreadRows
 from fastload.read.row_errors import read_error, sample_name
+from fastload.system import native
 from fastload.timing.stopwatch import lap
 
 Decoded = TypeVar("Decoded")
@@ -97,16 +98,61 @@ class RaggedReader:
         Copies lie one after another in `memory`, if it is given, uint8 (all bytes,).
         Raises FileChangedError if the file ends before a row does.
         """
-        starts, lengths = index.offset.tolist(), index.bytes.tolist()
-        view = self._view
-        if view is None:
-            ends = np.cumsum(index.bytes)
-            memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8) if memory is None else memory
-            starts = (ends - index.bytes).tolist()
-            assert isinstance(self._rows, PreadRows), "without a mapping it is read"
-            self._rows.read_ranges(self._field.name, self._base + index.offset, index.bytes, memory)
-            view = memory.data
-        return [view[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+        found, starts, lengths = self.located(index, memory)
+        view = found.data if self._view is None else self._view
+        return [view[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+
+    def located(
+        self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns memory, uint8 (T,), that has the encoded bytes of rows, where each begins in it, and its length.
+
+        The memory is the mapping, or the one given, or new; see `take`.
+        """
+        if self.flat is not None:
+            return self.flat, index.offset, index.bytes
+        ends = np.cumsum(index.bytes)
+        memory = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8) if memory is None else memory
+        assert isinstance(self._rows, PreadRows), "without a mapping it is read"
+        self._rows.read_ranges(self._field.name, self._base + index.offset, index.bytes, memory)
+        return memory, ends - index.bytes, index.bytes
+
+    def make_images(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        windows: NDArray[np.int64],
+        factors: NDArray[np.int64],
+        output: NDArray[Any],
+        constants: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Decodes, cuts, resizes and turns 8-bit images in one call of native code, as far as it can.
+
+        Args:
+            rows: int64 (n,), their numbers in the file.
+            index: of these rows, from `index`.
+            windows, output, constants: as in `native.make_images`; windows are in pixels shrunk by the factors.
+            factors: int64 (n,), by how much a JPEG is decoded smaller.
+
+        Returns:
+            bool (n,), which images were made. Others are compressed otherwise or have an orientation, or libjpeg
+            refuses or warns of them, or the native code was not built: `parts` decodes them.
+        """
+        none = np.zeros(len(rows), np.bool_)
+        jpeg = index.encoding == JPEG
+        plain = (index.encoding == RAW) | (jpeg & (index.orientation == 1) & native.decodes_jpeg())
+        if not native.can_make(output.dtype) or not plain.any():
+            return none
+        try:
+            memory, starts, lengths = self.located(index)
+        except ReadError as error:
+            raise self._named(rows, index, error) from error
+        lap("reading")
+        kinds = np.where(plain, np.where(jpeg, factors, 0), -1)
+        sources = np.stack([starts, lengths, index.shape[:, 0], index.shape[:, 1], kinds], axis=1, dtype=np.int64)
+        made, decoding_s = native.make_images(memory, sources, windows, output, constants)
+        lap("transform", decoding_s=decoding_s)
+        return made
 
     def decoded(
         self, rows: NDArray[np.int64], outs: NDArray[Any] | Sequence[NDArray[Any]] | None = None
@@ -122,6 +168,16 @@ class RaggedReader:
         """
         index = self.index(rows)
         dtype, rank = self._field.dtype, len(self._field.shape)
+        if isinstance(outs, np.ndarray) and rank == 3 and dtype == np.uint8:
+            size = index.shape[:, :2].astype(np.int64)
+            zeros = np.zeros_like(size)
+            windows = np.concatenate([zeros, size, size, zeros, zeros], axis=1)
+            made = self.make_images(rows, index, windows, np.ones(len(rows), np.int64), outs)
+            if made.any():
+                rest = np.flatnonzero(~made)
+                if len(rest):
+                    self.decoded(rows[rest], [outs[at] for at in rest])
+                return list(outs)
         shapes, encodings, orientations = index.shape.tolist(), index.encoding.tolist(), index.orientation.tolist()
 
         def whole(at: int, data: memoryview, on_suspect: OnSuspect) -> NDArray[Any]:

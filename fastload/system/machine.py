@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from fastload.system.whole_numbers import check_whole
+from fastload.errors import check_whole
 from fastload.timing.stopwatch import process_cpu_s
 
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -83,13 +83,19 @@ class Stopwatch:
         self._wall_s = time.perf_counter()
         self._thread_s = time.thread_time()
 
-    def lap(self, stage: str, *, for_lock: bool = False) -> None:
-        """Adds the time since the last lap to a stage; `for_lock`: its blocked part is waiting for a lock."""
+    def lap(self, stage: str, *, for_lock: bool = False, decoding_s: float = 0.0) -> None:
+        """Adds the time since the last lap to a stage; `for_lock`: its blocked part is waiting for a lock.
+
+        `decoding_s`: how much of the time it ran was decoding, which is a stage of its own.
+        """
         wall_s, thread_s = time.perf_counter(), time.thread_time()
         ran_s = thread_s - self._thread_s
         off_s = wall_s - self._wall_s - ran_s
         self._wall_s, self._thread_s = wall_s, thread_s
-        self._running[stage] += ran_s
+        decoding_s = min(decoding_s, ran_s)
+        self._running[stage] += ran_s - decoding_s
+        if decoding_s:
+            self._running["decoding"] += decoding_s
         self._spent_s += ran_s
         if off_s > _SHORT_S:
             before_s, self._waited_s = self._waited_s, self._delays.delay_s()
@@ -177,10 +183,10 @@ def current() -> Stopwatch | None:
     return getattr(_local, "stopwatch", None)
 
 
-def lap(stage: str, *, for_lock: bool = False) -> None:
+def lap(stage: str, *, for_lock: bool = False, decoding_s: float = 0.0) -> None:
     """Ends a lap of this thread's stopwatch, if it has one."""
     if (stopwatch := current()) is not None:
-        stopwatch.lap(stage, for_lock=for_lock)
+        stopwatch.lap(stage, for_lock=for_lock, decoding_s=decoding_s)
 
 
 def beyond_usual_s(samples_s: Sequence[float]) -> float:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError
-from fastload.system.whole_numbers import is_whole
+from fastload.errors import OptionError, is_whole
 from fastload.transforms.draws import Draws, rectangle_sides
 from fastload.transforms.engine.buffers import as_bits, empty_images, sent
 from fastload.transforms.spec import BaseTransform, ImageSpec, as_values, check_values, ordered_pair, probability

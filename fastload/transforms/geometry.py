@@ -15,8 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from fastload.errors import OptionError
-from fastload.system.whole_numbers import is_whole
+from fastload.errors import OptionError, is_whole
 from fastload.transforms.draws import Draws, rectangle_sides
 from fastload.transforms.engine.place import place_images, place_masks
 from fastload.transforms.engine.placement import PaddingMode, Placement, Whole, resized, windows

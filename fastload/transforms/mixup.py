@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError
-from fastload.system.whole_numbers import is_whole
+from fastload.errors import OptionError, is_whole
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS
 from fastload.transforms.colour import sample_blocks
 from fastload.transforms.draws import Draws

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError
-from fastload.system.whole_numbers import is_whole
+from fastload.errors import OptionError, is_whole
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool
 

@@ -1,5 +1,7 @@
 """Places and normalizes the samples of a CPU batch one after the other, in one call that leaves Python once.
 
+Where `native.c` was compiled, it does so; what follows is for all other installations, with the same levels.
+
 Each sample has a window of its own, so torch's antialiased resize takes them one by one; this is the only loop over
 them. In Python it would ask for the GIL a thousand times a batch, and beside a main thread that runs pure Python it
 comes back only after the interpreter's switch interval. So the functions of `_PROGRAM` are compiled (`without_gil`).
@@ -11,13 +13,14 @@ which copies rows in a third of the time that strips take.
 
 from __future__ import annotations
 
-from typing import List  # noqa: UP035
+from typing import Any, List  # noqa: UP035
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastload.system import native
 from fastload.transforms.engine.buffers import SERIAL_VALUES, without_gil
 from fastload.transforms.engine.placement import Placement
 
@@ -50,11 +53,34 @@ def place_samples(
         output: (B, C, h, w), a view of dense (B, h, w, C) memory; of the same dtype, or with constants a float dtype.
         constants: of a Normalize; None: levels stay as they are.
     """
+    image = numpy_images(output)
+    if flat.dtype == torch.uint8 and image is not None and native.can_make(image.dtype):
+        begin, wide = sources.T
+        zeros = np.zeros_like(begin)
+        whole = np.stack([begin, zeros, zeros, wide, zeros], axis=1)
+        native.make_images(flat.numpy(), whole, placement.table(), image, in_numpy(constants))
+        return
     table = torch.from_numpy(np.concatenate([sources, placement.table()], axis=1))
     channels, height, width = output.shape[1:]
     repeats = row_values(channels, height, width) // channels
     scale, shift = [torch.empty(0, device="cpu")] * 2 if constants is None else (v.repeat(repeats) for v in constants)
     without_gil(*_PROGRAM)(flat, table, output, scale, shift, SERIAL_VALUES, _BLOCK_VALUES)
+
+
+def numpy_images(output: Tensor) -> NDArray[Any] | None:
+    """Returns images (B, C, h, w) over dense (B, h, w, C) memory of the CPU as such an array, bfloat16 as its bits.
+
+    None where the memory is not laid out so.
+    """
+    inside = output.permute(0, 2, 3, 1)
+    if not inside.is_contiguous():
+        return None
+    return (inside.view(torch.uint16) if inside.dtype == torch.bfloat16 else inside).numpy()
+
+
+def in_numpy(constants: Constants | None) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Returns the constants as arrays, float32 (C,) each."""
+    return None if constants is None else (constants[0].numpy(), constants[1].numpy())
 
 
 def place_batch(

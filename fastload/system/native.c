@@ -1,0 +1,701 @@
+/* The inner loops that Python, NumPy and torch cannot run fast enough: rows of a file copied into a batch, and images
+ * decoded, cut, resized, turned and normalized, each with a window of its own, in one call without the GIL.
+ *
+ * native.py calls it through ctypes; nothing of Python is used here. It is optional: where it is not compiled, NumPy,
+ * simplejpeg and TorchScript (`transforms/engine/resample.py`) do the same, and tests hold the two equal.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#define HAS_AVX2_CODE 1
+#define AVX2 __attribute__((target("avx2,fma")))
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+static int has_avx2(void)
+{
+#ifdef HAS_AVX2_CODE
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 0;
+#endif
+}
+
+/* Bytes that vector loads may read behind the last level of a line. */
+#define PADDING 64
+
+/* ---- Copying rows ------------------------------------------------------------------------------------------------ */
+
+/* Bytes ahead of the copy that are asked for: rows lie anywhere, so the CPU's own prefetch begins anew with each. */
+#define AHEAD 1024
+
+#ifdef HAS_AVX2_CODE
+/* One row. With `streams` past the CPU's cache: a batch larger than the cache pushes itself out of it before it is used,
+ * and a line that is written through the cache is read from memory first. */
+AVX2 static void copy_row_avx2(const uint8_t *from, const uint8_t *next, int64_t row_bytes, uint8_t *to, int streams)
+{
+    int64_t at = streams ? -(intptr_t)to & 31 : 0;
+    at = at < row_bytes ? at : row_bytes;
+    memcpy(to, from, (size_t)at);
+    for (; at + 128 <= row_bytes; at += 128) {
+        const uint8_t *ahead = at + AHEAD < row_bytes ? from + at + AHEAD : next + (at + AHEAD - row_bytes);
+        _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+        _mm_prefetch((const char *)ahead + 64, _MM_HINT_T0);
+        for (int i = 0; i < 128; i += 32) {
+            __m256i some = _mm256_loadu_si256((const __m256i *)(from + at + i));
+            if (streams)
+                _mm256_stream_si256((__m256i *)(to + at + i), some);
+            else
+                _mm256_storeu_si256((__m256i *)(to + at + i), some);
+        }
+    }
+    memcpy(to + at, from + at, (size_t)(row_bytes - at));
+}
+#endif
+
+/* Copies rows of `row_bytes` bytes one after another; a prefetch may name bytes beyond the last, which does no harm. */
+EXPORT void fastload_gather(const uint8_t *from, const int64_t *rows, int64_t count, int64_t row_bytes, uint8_t *to,
+                            int streams)
+{
+    for (int64_t i = 0; i < count; i++, to += row_bytes) {
+        const uint8_t *row = from + rows[i] * row_bytes;
+#ifdef HAS_AVX2_CODE
+        if (has_avx2()) {
+            copy_row_avx2(row, i + 1 < count ? from + rows[i + 1] * row_bytes : row, row_bytes, to, streams);
+            continue;
+        }
+#endif
+        (void)streams;
+        memcpy(to, row, (size_t)row_bytes);
+    }
+#ifdef HAS_AVX2_CODE
+    if (streams)
+        _mm_sfence();
+#endif
+}
+
+/* ---- Resizing ------------------------------------------------------------------------------------------------------
+ * Antialiased and bilinear, axis by axis: an output level is a mean of the window's levels, weighted by a triangle
+ * around its centre that is as wide as the window is larger than the output (Pillow's and torchvision's filter).
+ * Weights are whole numbers of 16 bits, scaled by a power of two that is chosen for each axis; levels are rounded to 8
+ * bits after each axis. torch's resize of uint8 computes the same.
+ */
+
+/* The weights of one axis of a resize. */
+typedef struct {
+    int64_t count;     /* output lines or columns */
+    int64_t stride;    /* weights kept for each, a multiple of 4; those behind its last tap are 0 */
+    int precision;     /* weights are multiples of 2^-precision */
+    int64_t *first;    /* first input of each */
+    int64_t *taps;     /* how many inputs each has */
+    int16_t *weights;  /* (count, stride) */
+} Axis;
+
+/* Memory that grows as it is needed. */
+typedef struct {
+    void *memory;
+    size_t size;
+} Buffer;
+
+static void *room(Buffer *buffer, size_t size)
+{
+    if (buffer->size < size) {
+        free(buffer->memory);
+        buffer->memory = NULL;
+        if (posix_memalign(&buffer->memory, 64, size))
+            buffer->memory = NULL;
+        buffer->size = buffer->memory ? size : 0;
+    }
+    return buffer->memory;
+}
+
+/* Makes the weights of `shown` outputs from `begin` on, of `output` in all that show `input` inputs. 0: no memory. */
+static int make_axis(Axis *axis, Buffer *buffer, int64_t input, int64_t output, int64_t begin, int64_t shown)
+{
+    double scale = (double)input / (double)output;
+    double support = scale > 1.0 ? scale : 1.0, inverse = scale > 1.0 ? 1.0 / scale : 1.0;
+    int64_t most = (int64_t)support * 2 + 3;
+    int64_t stride = (most + 3) / 4 * 4;
+    size_t exact_bytes = sizeof(double) * (size_t)(stride * output), index_bytes = sizeof(int64_t) * (size_t)output;
+    size_t weight_bytes = sizeof(int16_t) * (size_t)(stride * output);
+    char *memory = room(buffer, exact_bytes + 2 * index_bytes + weight_bytes + PADDING);
+    if (!memory)
+        return 0;
+    double *exact = (double *)memory;
+    axis->first = (int64_t *)(memory + exact_bytes);
+    axis->taps = (int64_t *)(memory + exact_bytes + index_bytes);
+    axis->weights = (int16_t *)(memory + exact_bytes + 2 * index_bytes);
+    axis->count = shown;
+    axis->stride = stride;
+    double largest = 0.0;
+    int64_t widest = 1;
+    for (int64_t i = 0; i < output; i++) {
+        double centre = scale * ((double)i + 0.5), total = 0.0;
+        int64_t first = (int64_t)(centre - support + 0.5), stop = (int64_t)(centre + support + 0.5);
+        if (first < 0)
+            first = 0;
+        if (stop > input)
+            stop = input;
+        int64_t taps = stop - first;
+        double *line = exact + i * stride;
+        for (int64_t j = 0; j < taps; j++) {
+            double distance = ((double)(j + first) - centre + 0.5) * inverse;
+            distance = distance < 0.0 ? -distance : distance;
+            double weight = distance < 1.0 ? 1.0 - distance : 0.0;
+            line[j] = weight;
+            total += weight;
+        }
+        for (int64_t j = 0; j < taps; j++) {
+            line[j] /= total;
+            if (line[j] > largest)
+                largest = line[j];
+        }
+        if (i >= begin && i < begin + shown) {
+            axis->first[i - begin] = first;
+            axis->taps[i - begin] = taps;
+            if (taps > widest)
+                widest = taps;
+        }
+    }
+    int precision = 0;
+    while (precision < 22 && (int64_t)(0.5 + largest * (double)((int64_t)1 << (precision + 1))) < (1 << 15))
+        precision++;
+    axis->precision = precision;
+    axis->stride = (widest + 3) / 4 * 4;
+    double unit = (double)((int64_t)1 << precision);
+    for (int64_t i = 0; i < shown; i++) {
+        double *line = exact + (i + begin) * stride;
+        int16_t *weights = axis->weights + i * axis->stride;
+        int64_t taps = axis->taps[i];
+        for (int64_t j = 0; j < axis->stride; j++)
+            weights[j] = j < taps ? (int16_t)(line[j] * unit + 0.5) : 0;
+    }
+    return 1;
+}
+
+static inline uint8_t level(int32_t sum, int precision)
+{
+    sum >>= precision;
+    return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+}
+
+/* One output line of `values` levels: the mean of `taps` input lines, `stride` bytes apart. */
+static void mean_of_lines(const uint8_t *input, int64_t stride, const int16_t *weights, int64_t taps, int precision,
+                          uint8_t *output, int64_t values)
+{
+    int32_t sums[256];
+    for (int64_t begin = 0; begin < values; begin += 256) {
+        int64_t count = values - begin < 256 ? values - begin : 256;
+        for (int64_t i = 0; i < count; i++)
+            sums[i] = 1 << (precision - 1);
+        for (int64_t k = 0; k < taps; k++) {
+            const uint8_t *line = input + k * stride + begin;
+            int32_t weight = weights[k];
+            for (int64_t i = 0; i < count; i++)
+                sums[i] += weight * line[i];
+        }
+        for (int64_t i = 0; i < count; i++)
+            output[begin + i] = level(sums[i], precision);
+    }
+}
+
+/* One line: each output pixel is the mean of input pixels beside one another. */
+static void mean_of_columns(const uint8_t *input, const Axis *axis, int64_t channels, uint8_t *output)
+{
+    for (int64_t x = 0; x < axis->count; x++) {
+        const int16_t *weights = axis->weights + x * axis->stride;
+        const uint8_t *pixels = input + axis->first[x] * channels;
+        for (int64_t c = 0; c < channels; c++) {
+            int32_t sum = 1 << (axis->precision - 1);
+            for (int64_t k = 0; k < axis->taps[x]; k++)
+                sum += weights[k] * pixels[k * channels + c];
+            output[x * channels + c] = level(sum, axis->precision);
+        }
+    }
+}
+
+#ifdef HAS_AVX2_CODE
+AVX2 static void mean_of_lines_avx2(const uint8_t *input, int64_t stride, const int16_t *weights, int64_t taps,
+                                    int precision, uint8_t *output, int64_t values)
+{
+    const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(precision);
+    for (int64_t i = 0; i < values; i += 16) {
+        if (i + 16 > values)
+            i = values - 16; /* the last vector overlaps the one before */
+        __m256i low = half, high = half;
+        const uint8_t *at = input + i;
+        int64_t k = 0;
+        for (; k + 2 <= taps; k += 2, at += 2 * stride) {
+            __m128i a = _mm_loadu_si128((const __m128i *)at), b = _mm_loadu_si128((const __m128i *)(at + stride));
+            __m256i both = _mm256_set1_epi32((uint16_t)weights[k] | ((int32_t)weights[k + 1] << 16));
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b)), both));
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b)), both));
+        }
+        if (k < taps) {
+            __m128i a = _mm_loadu_si128((const __m128i *)at), b = _mm_setzero_si128();
+            __m256i one = _mm256_set1_epi32((uint16_t)weights[k]);
+            low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b)), one));
+            high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b)), one));
+        }
+        low = _mm256_sra_epi32(low, shift);
+        high = _mm256_sra_epi32(high, shift);
+        /* packs works in halves of 128 bits: low 0-3, high 8-11, low 4-7, high 12-15. */
+        __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xD8);
+        _mm_storeu_si128((__m128i *)(output + i),
+                         _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    }
+}
+
+/* Two lines of RGB at a time. Lines may be read PADDING bytes beyond their end; outputs are written 1 byte beyond it. */
+AVX2 static void mean_of_columns_avx2(const uint8_t *one, const uint8_t *two, const Axis *axis, uint8_t *output_one,
+                                      uint8_t *output_two)
+{
+    const __m256i half = _mm256_set1_epi32(1 << (axis->precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(axis->precision);
+    /* Of four pixels RGB RGB RGB RGB: pairs of reds, greens and blues as 16 bits each. */
+    const __m256i first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+    const __m256i second = _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
+    for (int64_t x = 0; x < axis->count; x++) {
+        const int16_t *weights = axis->weights + x * axis->stride;
+        int64_t at = axis->first[x] * 3;
+        __m256i sum = half;
+        for (int64_t k = 0; k < axis->taps[x]; k += 4, at += 12) {
+            __m256i pixels = _mm256_inserti128_si256(
+                _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(one + at))),
+                _mm_loadu_si128((const __m128i *)(two + at)), 1);
+            const float *pair = (const float *)(weights + k); /* as what is loaded into all lanes at once */
+            __m256i two_weights = _mm256_castps_si256(_mm256_broadcast_ss(pair));
+            __m256i next_weights = _mm256_castps_si256(_mm256_broadcast_ss(pair + 1));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, first), two_weights));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, second), next_weights));
+        }
+        sum = _mm256_shuffle_epi8(_mm256_sra_epi32(sum, shift), bytes);
+        int32_t a = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
+        int32_t b = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+        memcpy(output_one + 3 * x, &a, 4);
+        memcpy(output_two + 3 * x, &b, 4);
+    }
+}
+#endif
+
+static void lines(const uint8_t *input, int64_t stride, const Axis *axis, int64_t y, uint8_t *output, int64_t values)
+{
+    const uint8_t *first = input + axis->first[y] * stride;
+    const int16_t *weights = axis->weights + y * axis->stride;
+#ifdef HAS_AVX2_CODE
+    if (values >= 16 && has_avx2()) {
+        mean_of_lines_avx2(first, stride, weights, axis->taps[y], axis->precision, output, values);
+        return;
+    }
+#endif
+    mean_of_lines(first, stride, weights, axis->taps[y], axis->precision, output, values);
+}
+
+static void columns(const uint8_t *one, const uint8_t *two, const Axis *axis, int64_t channels, uint8_t *output_one,
+                    uint8_t *output_two)
+{
+#ifdef HAS_AVX2_CODE
+    if (channels == 3 && has_avx2()) {
+        mean_of_columns_avx2(one, two, axis, output_one, output_two);
+        return;
+    }
+#endif
+    mean_of_columns(one, axis, channels, output_one);
+    if (two != one)
+        mean_of_columns(two, axis, channels, output_two);
+}
+
+static void mirror(const uint8_t *input, int64_t width, int64_t channels, uint8_t *output)
+{
+    if (channels == 3)
+        for (int64_t x = 0; x < width; x++)
+            for (int c = 0; c < 3; c++)
+                output[3 * x + c] = input[3 * (width - 1 - x) + c];
+    else
+        for (int64_t x = 0; x < width; x++)
+            for (int64_t c = 0; c < channels; c++)
+                output[channels * x + c] = input[channels * (width - 1 - x) + c];
+}
+
+#ifdef HAS_AVX2_CODE
+AVX2 static void normalize_avx2(const uint8_t *levels, const float *scale, const float *shift, float *to,
+                                int64_t values, int streams)
+{
+    if (streams && values % 8 == 0 && ((intptr_t)to & 31) == 0) {
+        for (int64_t i = 0; i < values; i += 8) {
+            __m256 exact = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(levels + i))));
+            exact = _mm256_fmadd_ps(exact, _mm256_loadu_ps(scale + i), _mm256_loadu_ps(shift + i));
+            _mm256_stream_ps(to + i, exact);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < values; i++)
+        to[i] = __builtin_fmaf((float)levels[i], scale[i], shift[i]);
+}
+#endif
+
+/* With `streams` past the CPU's cache, as copies of rows are. */
+static void normalize(const uint8_t *levels, const float *scale, const float *shift, float *to, int64_t values,
+                      int streams)
+{
+#ifdef HAS_AVX2_CODE
+    if (has_avx2()) {
+        normalize_avx2(levels, scale, shift, to, values, streams);
+        return;
+    }
+#endif
+    (void)streams;
+    for (int64_t i = 0; i < values; i++)
+        to[i] = (float)levels[i] * scale[i] + shift[i];
+}
+
+/* ---- Whole images ------------------------------------------------------------------------------------------------ */
+
+/* How finished lines of levels leave: as they are, or times scale plus shift as float32 or bfloat16. */
+typedef struct {
+    int kind; /* 0 uint8, 1 float32, 2 bfloat16 */
+    int64_t values, channels;
+    const float *scale, *shift; /* (values,) each */
+    uint8_t *turned;            /* room for a line */
+    int streams;                /* float32 leaves past the cache */
+} Sink;
+
+static void put(const Sink *sink, const uint8_t *levels, int mirrored, uint8_t *output)
+{
+    if (mirrored) {
+        mirror(levels, sink->values / sink->channels, sink->channels, sink->kind ? sink->turned : output);
+        levels = sink->turned;
+        if (!sink->kind)
+            return;
+    }
+    if (sink->kind == 0) {
+        memcpy(output, levels, (size_t)sink->values);
+    } else if (sink->kind == 1) {
+        normalize(levels, sink->scale, sink->shift, (float *)output, sink->values, sink->streams);
+    } else {
+        float exact[256];
+        for (int64_t begin = 0; begin < sink->values; begin += 256) {
+            int64_t count = sink->values - begin < 256 ? sink->values - begin : 256;
+            normalize(levels + begin, sink->scale + begin, sink->shift + begin, exact, count, 0);
+            for (int64_t i = 0; i < count; i++) {
+                uint32_t bits;
+                memcpy(&bits, exact + i, 4);
+                bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+                memcpy(output + 2 * (begin + i), &bits, 2);
+            }
+        }
+    }
+}
+
+
+/* ---- JPEG --------------------------------------------------------------------------------------------------------
+ * Decodes with libjpeg-turbo, which is not linked: `fastload_use_jpeg` loads the one that Pillow brought, or the
+ * system's, if its interface is that of the header this was compiled with.
+ */
+#if defined(__has_include)
+#if __has_include(<jpeglib.h>)
+#define HAS_JPEG 1
+#endif
+#endif
+
+#ifdef HAS_JPEG
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <time.h>
+#include <jpeglib.h>
+
+/* libjpeg's functions that are used, by their names there. */
+static struct {
+    struct jpeg_error_mgr *(*std_error)(struct jpeg_error_mgr *);
+    void (*create)(j_decompress_ptr, int, size_t);
+    void (*destroy)(j_decompress_ptr);
+    void (*mem_src)(j_decompress_ptr, const unsigned char *, unsigned long);
+    int (*read_header)(j_decompress_ptr, boolean);
+    boolean (*start)(j_decompress_ptr);
+    JDIMENSION (*read)(j_decompress_ptr, JSAMPARRAY, JDIMENSION);
+    JDIMENSION (*skip)(j_decompress_ptr, JDIMENSION);
+    void (*crop)(j_decompress_ptr, JDIMENSION *, JDIMENSION *);
+    boolean (*finish)(j_decompress_ptr);
+    void (*abort)(j_decompress_ptr);
+} libjpeg;
+
+typedef struct {
+    struct jpeg_error_mgr manager;
+    jmp_buf back;
+} Errors;
+
+static void give_up(j_common_ptr info)
+{
+    longjmp(((Errors *)info->err)->back, 1);
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* A warning (level -1) is of corrupt data, and as final as an error: the caller looks closer. */
+static void no_warning(j_common_ptr info, int level)
+{
+    if (level < 0)
+        give_up(info);
+}
+
+static void no_message(j_common_ptr info)
+{
+    (void)info;
+}
+
+/* 0: the library has another interface, or there is no memory. */
+static int open_decoder(struct jpeg_decompress_struct *info, Errors *errors)
+{
+    info->err = libjpeg.std_error(&errors->manager);
+    errors->manager.error_exit = give_up;
+    errors->manager.emit_message = no_warning;
+    errors->manager.output_message = no_message;
+    if (setjmp(errors->back))
+        return 0;
+    libjpeg.create(info, JPEG_LIB_VERSION, sizeof *info);
+    return 1;
+}
+
+/* Decodes the part of a JPEG of `height` x `width` that a window shows, in levels shrunk by `factor`.
+ *
+ * Pixels of the window are exactly those of the whole image. They begin at `*pixels`, lines `*stride` bytes apart.
+ * 0: libjpeg refuses or warns of it, or it is not the image that is expected.
+ */
+static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Buffer *buffer, const uint8_t *data,
+                         int64_t size, int64_t height, int64_t width, int64_t channels, int64_t factor,
+                         const int64_t *window, const uint8_t **pixels, int64_t *stride)
+{
+    int64_t top = window[0], left = window[1], rows = window[2], columns = window[3];
+    if (setjmp(errors->back)) {
+        libjpeg.abort(info);
+        return 0;
+    }
+    libjpeg.mem_src(info, data, (unsigned long)size);
+    if (libjpeg.read_header(info, TRUE) != JPEG_HEADER_OK || info->image_height != height || info->image_width != width
+        || (info->num_components != 1 && info->num_components != 3) || info->num_components > channels
+        || info->data_precision != 8) {
+        libjpeg.abort(info);
+        return 0;
+    }
+    info->out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    info->scale_num = 1;
+    info->scale_denom = (unsigned)factor;
+    info->dct_method = JDCT_ISLOW;
+    libjpeg.start(info);
+    if (top + rows > info->output_height || left + columns > info->output_width)
+        give_up((j_common_ptr)info);
+    int64_t first = 0, full = info->output_width;
+    /* Smooth upsampling looks at a neighbour on each side, so the part is wider than the window. */
+    if (columns + 2 < full && !info->progressive_mode) {
+        int64_t begin = left > 0 ? left - 1 : 0, stop = left + columns + 1 < full ? left + columns + 1 : full;
+        JDIMENSION at = (JDIMENSION)begin, wide = (JDIMENSION)(stop - begin);
+        libjpeg.crop(info, &at, &wide);
+        first = at;
+    }
+    int64_t line = (int64_t)info->output_width * channels + PADDING;
+    uint8_t *memory = room(buffer, (size_t)((rows + 1) * line));
+    if (!memory)
+        give_up((j_common_ptr)info);
+    if (top > 0 && libjpeg.skip(info, (JDIMENSION)top) != (JDIMENSION)top)
+        give_up((j_common_ptr)info);
+    for (int64_t row = 0; row < rows;) {
+        JSAMPROW lines[4];
+        int64_t count = rows - row < 4 ? rows - row : 4;
+        for (int64_t i = 0; i < count; i++)
+            lines[i] = memory + (row + i) * line;
+        row += libjpeg.read(info, lines, (JDIMENSION)count);
+    }
+    if (info->output_scanline == info->output_height)
+        libjpeg.finish(info);
+    else
+        libjpeg.abort(info);
+    *pixels = memory + (left - first) * channels;
+    *stride = line;
+    return 1;
+}
+#endif
+
+/* Increased with every change of these functions; native.py expects the same number. */
+EXPORT int fastload_native_version(void)
+{
+    return 1;
+}
+
+/* Loads libjpeg-turbo from a path; 0: it cannot be loaded, or has another interface. Not for several threads. */
+EXPORT int fastload_use_jpeg(const char *path)
+{
+#ifdef HAS_JPEG
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return 0;
+    const char *names[] = {"jpeg_std_error", "jpeg_CreateDecompress", "jpeg_destroy_decompress", "jpeg_mem_src",
+                           "jpeg_read_header", "jpeg_start_decompress", "jpeg_read_scanlines", "jpeg_skip_scanlines",
+                           "jpeg_crop_scanline", "jpeg_finish_decompress", "jpeg_abort_decompress"};
+    void *found[sizeof names / sizeof *names];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(found[i] = dlsym(library, names[i])))
+            return 0;
+    memcpy(&libjpeg, found, sizeof found);
+    struct jpeg_decompress_struct info;
+    Errors errors;
+    if (!open_decoder(&info, &errors))
+        return 0;
+    libjpeg.destroy(&info);
+    return 1;
+#else
+    (void)path;
+    return 0;
+#endif
+}
+
+/* Columns of the table, a line for each image. BEGIN and BYTES say where it lies in `flat`. FACTOR: 0 of pixels, as they
+ * are; of a JPEG by how much it is decoded smaller, and the window is in pixels of that; below 0 it is passed over. */
+enum { BEGIN, BYTES, HEIGHT, WIDTH, FACTOR, TOP, LEFT, ROWS, COLS, DOWN, ACROSS, Y, X, FLIPPED, MIRRORED, COLUMNS };
+
+/* Fills images (count, height, width, channels) of a kind; `scale` and `shift`, (width * channels,), are of a Normalize.
+ *
+ * status: (count,), 1 where an image was made, 0 where it has to be made in another way: libjpeg refuses or warns of it.
+ * decoding_ns: what JPEGs took. Returns 0 if there is too little memory.
+ */
+EXPORT int fastload_place(const uint8_t *flat, const int64_t *table, int64_t count, uint8_t *output, int64_t channels,
+                          int64_t height, int64_t width, int kind, const float *scale, const float *shift,
+                          int streams, uint8_t *status, int64_t *decoding_ns)
+{
+#ifdef HAS_JPEG
+    struct jpeg_decompress_struct info;
+    Errors errors;
+    Buffer decoded_memory = {0};
+    int opened = 0;
+#endif
+    Buffer down_memory = {0}, across_memory = {0}, middle_memory = {0}, line_memory = {0};
+    int64_t values = width * channels, value_bytes = kind == 1 ? 4 : kind == 2 ? 2 : 1;
+    int done = 0;
+    *decoding_ns = 0;
+    uint8_t *line = room(&line_memory, (size_t)(3 * (values + PADDING)));
+    if (!line)
+        goto end;
+    Sink sink = {kind, values, channels, scale, shift, line + 2 * (values + PADDING), streams};
+    uint8_t *line_two = line + values + PADDING;
+    for (int64_t i = 0; i < count; i++, table += COLUMNS) {
+        int64_t stride = table[WIDTH] * channels, window_height = table[ROWS], window_width = table[COLS];
+        int64_t scaled_height = table[DOWN], scaled_width = table[ACROSS], y = table[Y], x = table[X];
+        int flipped = table[FLIPPED] != 0, mirrored = table[MIRRORED] != 0;
+        const uint8_t *window = flat + table[BEGIN] + table[TOP] * stride + table[LEFT] * channels;
+        status[i] = 0;
+        if (table[FACTOR] < 0)
+            continue;
+        if (table[FACTOR]) {
+#ifdef HAS_JPEG
+            if (!opened && !(opened = open_decoder(&info, &errors)))
+                goto end;
+            int64_t begun_ns = now_ns();
+            int decoded = decode_window(&info, &errors, &decoded_memory, flat + table[BEGIN], table[BYTES],
+                                        table[HEIGHT], table[WIDTH], channels, table[FACTOR], table + TOP, &window,
+                                        &stride);
+            *decoding_ns += now_ns() - begun_ns;
+            if (!decoded)
+                continue;
+#else
+            continue;
+#endif
+        }
+        uint8_t *image = output + i * height * values * value_bytes;
+        int64_t step = values * value_bytes;
+        if (flipped) {
+            image += (height - 1) * step;
+            step = -step;
+        }
+        int resized_down = window_height != scaled_height, resized_across = window_width != scaled_width;
+        Axis down, across;
+        if (resized_down && !make_axis(&down, &down_memory, window_height, scaled_height, y, height))
+            goto end;
+        if (resized_across && !make_axis(&across, &across_memory, window_width, scaled_width, x, width))
+            goto end;
+        if (!resized_across) {
+            const uint8_t *from = window + x * channels;
+            for (int64_t row = 0; row < height; row++) {
+                const uint8_t *levels = from + (y + row) * stride;
+                if (resized_down) {
+                    lines(from, stride, &down, row, kind || mirrored ? line : image + row * step, values);
+                    if (!kind && !mirrored)
+                        continue;
+                    levels = line;
+                }
+                put(&sink, levels, mirrored, image + row * step);
+            }
+        } else if (!resized_down || window_height > scaled_height) {
+            /* Down first: fewer lines are left for the dearer axis. */
+            int64_t window_values = window_width * channels;
+            uint8_t *middle = room(&middle_memory, (size_t)(2 * (window_values + PADDING)));
+            if (!middle)
+                goto end;
+            uint8_t *middle_two = middle + window_values + PADDING;
+            for (int64_t row = 0; row < height; row += 2) {
+                int64_t last = row + 1 < height ? row + 1 : row;
+                if (resized_down) {
+                    lines(window, stride, &down, row, middle, window_values);
+                    lines(window, stride, &down, last, middle_two, window_values);
+                } else {
+                    memcpy(middle, window + (y + row) * stride, (size_t)window_values);
+                    memcpy(middle_two, window + (y + last) * stride, (size_t)window_values);
+                }
+                columns(middle, middle_two, &across, channels, line, line_two);
+                put(&sink, line, mirrored, image + row * step);
+                if (last > row)
+                    put(&sink, line_two, mirrored, image + last * step);
+            }
+        } else {
+            /* The window gains lines, so across first: only those lines that are shown. */
+            int64_t begin = down.first[0], stop = down.first[height - 1] + down.taps[height - 1];
+            int64_t middle_stride = values + PADDING, window_values = window_width * channels;
+            uint8_t *middle = room(&middle_memory,
+                                   (size_t)((stop - begin + 2) * middle_stride + 2 * (window_values + PADDING)));
+            if (!middle)
+                goto end;
+            uint8_t *copy = middle + (stop - begin + 2) * middle_stride, *copy_two = copy + window_values + PADDING;
+            for (int64_t row = begin; row < stop; row += 2) {
+                int64_t last = row + 1 < stop ? row + 1 : row;
+                memcpy(copy, window + row * stride, (size_t)window_values);
+                memcpy(copy_two, window + last * stride, (size_t)window_values);
+                columns(copy, copy_two, &across, channels, middle + (row - begin) * middle_stride,
+                        middle + (row - begin + 1) * middle_stride);
+            }
+            for (int64_t row = 0; row < height; row++) {
+                int straight = !kind && !mirrored;
+                lines(middle - begin * middle_stride, middle_stride, &down, row,
+                      straight ? image + row * step : line, values);
+                if (!straight)
+                    put(&sink, line, mirrored, image + row * step);
+            }
+        }
+        status[i] = 1;
+    }
+    done = 1;
+#ifdef HAS_AVX2_CODE
+    if (streams)
+        _mm_sfence();
+#endif
+end:
+#ifdef HAS_JPEG
+    if (opened)
+        libjpeg.destroy(&info);
+    free(decoded_memory.memory);
+#endif
+    free(down_memory.memory);
+    free(across_memory.memory);
+    free(middle_memory.memory);
+    free(line_memory.memory);
+    return done;
+}

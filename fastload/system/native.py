@@ -1,0 +1,118 @@
+"""The compiled loops of native.c, where they were built: rows copied, and images made, in one call without the GIL.
+
+Optional: `library` is None where the package was installed without a C compiler, and every caller does the same in
+NumPy, simplejpeg and torch then. A checkout has it after `python tools/build_native.py`. No torch here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_VERSION = 1  # of native.c's functions
+_KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
+
+STREAMED_BYTES = 1 << 22
+"""Batches of so many bytes are written past the CPU's cache, which they would push themselves out of."""
+
+_log = logging.getLogger("fastload")
+
+
+@functools.cache
+def library() -> Any:
+    """Returns the compiled functions, which release the GIL; None where they were not built."""
+    path = Path(__file__).with_name("libfastload.so")
+    if not path.exists():
+        return None
+    try:
+        found = ctypes.CDLL(str(path))
+        version = found.fastload_native_version()
+    except (OSError, AttributeError) as exc:
+        _log.warning("%s cannot be used (%s): fastload is slower without it. Install fastload again.", path, exc)
+        return None
+    if version != _VERSION:
+        _log.warning("%s is of another release: fastload is slower without it. Install fastload again.", path)
+        return None
+    pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    found.fastload_gather.argtypes = (pointer, pointer, number, number, pointer, small)
+    found.fastload_gather.restype = None
+    found.fastload_place.argtypes = (pointer, pointer, number, pointer, *[number] * 3, small, pointer, pointer, small, pointer, pointer)
+    return found
+
+
+@functools.cache
+def decodes_jpeg() -> bool:
+    """Whether images are decoded here, too: built where libjpeg-turbo's header is, with a library of its interface."""
+    return library() is not None and any(library().fastload_use_jpeg(path) for path in _libjpegs())
+
+
+def _libjpegs() -> Iterable[bytes]:
+    """Yields where libjpeg-turbo may be: what Pillow's wheel brings, and the system's by its usual names."""
+    try:
+        files = importlib.metadata.files("pillow") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.startswith("libjpeg"):
+            yield str(file.locate()).encode()
+    yield from (b"libjpeg.so.62", b"libjpeg.so.8", b"libjpeg.62.dylib", b"libjpeg.8.dylib")
+
+
+def gather(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """Copies rows, checked to be in range, of `source` (N, row_bytes) to `out` (B, row_bytes), both C-contiguous."""
+    rows = np.ascontiguousarray(rows)
+    library().fastload_gather(
+        source.ctypes.data, rows.ctypes.data, len(rows), source.shape[1], out.ctypes.data, out.nbytes >= STREAMED_BYTES
+    )
+
+
+def can_make(dtype: np.dtype[Any]) -> bool:
+    """Whether `make_images` fills arrays of a dtype: uint8, float32, or uint16 for bfloat16's bits."""
+    return library() is not None and dtype in _KINDS
+
+
+def make_images(
+    memory: NDArray[np.uint8],
+    sources: NDArray[np.int64],
+    windows: NDArray[np.int64],
+    output: NDArray[Any],
+    constants: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+) -> tuple[NDArray[np.bool_], float]:
+    """Makes a batch of images, each from a window of pixels or of a JPEG: cut, resized, turned, normalized.
+
+    Args:
+        memory: (T,), C-contiguous; not written to.
+        sources: int64 (B, 5): the byte at which an image begins, how many it has (of a JPEG), its height (of a JPEG)
+            and width, and 0 for pixels (H, W, C), or by how much the JPEG is to be decoded smaller, 1, 2, 4 or 8; -1
+            passes over it.
+        windows: int64 (B, 10): first, window, scaled, offset and turned of a placement, in pixels of the image as it is
+            decoded; every window lies within its image.
+        output: (B, h, w, C), C-contiguous; uint8, or with constants float32, or uint16 for the bits of bfloat16.
+        constants: scale and shift, (C,) each: level * scale + shift; with outputs of uint8 None.
+
+    Returns:
+        Which images were made, bool (B,): not those passed over, and those that libjpeg refuses or warns of. And how
+        many seconds decoding took.
+
+    Raises:
+        MemoryError: there is too little memory.
+    """
+    count, height, width, channels = output.shape
+    table = np.concatenate([sources, windows], axis=1, dtype=np.int64)
+    made, decoding_ns = np.zeros(count, np.bool_), ctypes.c_int64(0)
+    scale, shift = (None, None) if constants is None else (np.tile(values, width) for values in constants)
+    if count and output.size and not library().fastload_place(
+        memory.ctypes.data, table.ctypes.data, count, output.ctypes.data, channels, height, width,
+        _KINDS[output.dtype], None if scale is None else scale.ctypes.data,
+        None if shift is None else shift.ctypes.data, output.nbytes >= STREAMED_BYTES, made.ctypes.data, ctypes.byref(decoding_ns),
+    ):  # fmt: skip
+        raise MemoryError("too little memory to make images")
+    return made, decoding_ns.value / 1e9
