@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import operator
 import os
@@ -57,17 +58,42 @@ class Request:
 
     coming: Iterator[Group]  # asked for by one thread at a time, in the order of the requests
     slot: Slot
-    fill: Callable[[Any, Group], None]  # is given the request and what was planned
+    fill: Callable[[Any, Group, int | None], None]  # is given the request, what was planned, and which part; None: all
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
     draw: Draw | None = None  # None: nothing is drawn beforehand
     group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
-    bytes_read: int = 0  # copied into the slot
+    copied: list[int] = field(default_factory=list)  # bytes that the parts copied into the slot
     extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
-    work: BatchWork | None = None  # what it cost, if that is measured
+    works: list[BatchWork] = field(default_factory=list)  # what the parts cost, if that is measured
     error: BaseException | None = None  # came instead
-    thread: int | None = None  # that has it, by its number
+    thread: int | None = None  # that has it, by its number; the last one of several
     done: bool = False  # whether no thread will write to the slot any more
+    parts: int = 1  # in which its rows are filled, each by a thread
+    begun_parts: int = 0
+    failed: bool = False  # whether a part could not be filled, so that the whole is filled anew, for its error
+    _left: list[None] = field(default_factory=list)  # of parts that are not ended, one each
+
+    def __post_init__(self) -> None:
+        self._left = [None] * (self.parts - 1)
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes copied into the slot."""
+        return sum(self.copied)
+
+    @property
+    def work(self) -> BatchWork | None:
+        """The cost of filling it; None: it was not measured."""
+        return functools.reduce(operator.add, self.works) if self.works else None
+
+    def last_part(self) -> bool:
+        """Ends a part; returns whether it was the last one. By one call of a list, which no thread comes between."""
+        try:
+            self._left.pop()
+        except IndexError:
+            return True
+        return False
 
     def finish(self) -> None:
         """Says that it is done. Set before it is queued: Ctrl-C may lose what a queue gives, and never that."""
@@ -113,8 +139,9 @@ class FillThreads:
         _living.add(self)
 
     def put(self, request: Request) -> None:
-        """Lets a thread fill a slot."""
-        self._requests.put(request)
+        """Lets a thread fill a slot, or several, a part each."""
+        for _ in range(request.parts):
+            self._requests.put(request)
         if self._threads:
             return
         # The threads know the queue and not this object, so that it can be collected, and end them.
@@ -128,11 +155,11 @@ class FillThreads:
         self._threads[0].start()
 
     def drop(self) -> list[Request]:
-        """Takes back the requests that no thread has begun."""
+        """Takes back the requests, or parts of them, that no thread has begun; returns those that none is at."""
         dropped: list[Request] = []
         with suppress(queue.Empty):
             while True:
-                if (request := self._requests.get_nowait()) is not None:
+                if (request := self._requests.get_nowait()) is not None and request.last_part():
                     dropped.append(request)
         return dropped
 
@@ -190,46 +217,74 @@ def _work(
 ) -> None:
     """Fills requested slots until None is requested; the body of a thread, which starts the following one."""
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
-    while (request := _planned(requests, turn)) is not None:
-        try:
-            if stopwatch is not None:
-                stopwatch.begin()
-            if request.group is not None:
-                request.fill(request, request.group)
-                if request.draw is not None:
-                    with span("draw"):
-                        request.drawn = request.draw(
-                            request.group.epoch, request.group.whole, request.slot.arrays[WORDS]
-                        )
-            if stopwatch is not None:
-                request.work = stopwatch.end()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
-            request.error = error
-        request.finish()
-        del request
+    while (taken := _planned(requests, turn)) is not None:
+        request, part = taken
+        if following is not None and request.parts > 1:
+            following.start()
+            following = None
+        if stopwatch is not None:
+            stopwatch.begin()
+        if request.parts > 1:
+            try:
+                if request.group is not None:
+                    request.fill(request, request.group, part)
+            except BaseException:  # noqa: BLE001  # it comes again, when the whole is filled
+                request.failed = True
+        if request.last_part():
+            try:
+                if request.group is not None:
+                    if request.parts == 1 or request.failed:
+                        request.copied.clear()
+                        request.fill(request, request.group, None)
+                    if request.draw is not None:
+                        with span("draw"):
+                            request.drawn = request.draw(
+                                request.group.epoch, request.group.whole, request.slot.arrays[WORDS]
+                            )
+                if stopwatch is not None:
+                    request.works.append(stopwatch.end())
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
+                request.error = error
+            request.finish()
+        elif stopwatch is not None:
+            request.works.append(stopwatch.end())
+        del request, taken
         if following is not None:
             following.start()
             following = None
 
 
-def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) -> Request | None:
-    """Returns the next request, with its batches; the training thread need not plan them."""
+def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) -> tuple[Request, int] | None:
+    """Returns the next request, with its batches, and which part of it; the training thread need not plan them."""
     with turn:
         request = requests.get()
-        if request is not None:
-            request.thread = threading.get_ident()
+        if request is None:
+            return None
+        request.thread = threading.get_ident()
+        part, request.begun_parts = request.begun_parts, request.begun_parts + 1
+        if part == 0:
             try:
                 request.group = next(request.coming, None)
             except BaseException as error:  # noqa: BLE001  # as in `_work`
                 request.error = error
-    return request
+    return request, part
 
 
-def fill_slot(fill: Fill, replace_damaged: ReplaceDamaged | None, request: Request, group: Group) -> None:
-    """Fills the slot of a request with a group of batches, anew if rows of them are damaged and to be replaced."""
+def fill_slot(
+    fill: Fill, replace_damaged: ReplaceDamaged | None, request: Request, group: Group, part: int | None
+) -> None:
+    """Fills the slot of a request with a group of batches, anew if rows of them are damaged and to be replaced.
+
+    With a part: only so much of it, and damaged rows are an error.
+    """
+    if part is not None:
+        bounds = np.linspace(0, len(group.whole.rows), request.parts + 1).astype(int).tolist()
+        _fill_slot(fill, request, group, slice(*bounds[part : part + 2]))
+        return
     while True:
         try:
-            return _fill_slot(fill, request, group)
+            _fill_slot(fill, request, group, slice(0, len(group.whole.rows)))
+            return
         except DamagedRowError as error:
             found = [replace_damaged(member, error.rows) for member in group.members] if replace_damaged else []
             members = [member for member in found if member is not None]
@@ -251,12 +306,14 @@ def joined(epoch: int, members: list[PlannedBatch]) -> Group:
     return Group(epoch, members, whole)
 
 
-def _fill_slot(fill: Fill, request: Request, group: Group) -> None:
-    whole, count = group.whole, len(group.whole.rows)
+def _fill_slot(fill: Fill, request: Request, group: Group, some: slice) -> None:
+    planned = group.whole
+    if some != slice(0, len(planned.rows)):
+        planned = planned._replace(rows=planned.rows[some], valid=planned.valid[some])
     with span("read"):
         # The last request of an epoch may not fill its slot.
-        arrays = {name: array[:count] for name, array in request.slot.arrays.items() if name != WORDS}
+        arrays = {name: array[some] for name, array in request.slot.arrays.items() if name != WORDS}
         if "row" in arrays:
-            arrays["row"][:], arrays["valid"][:] = whole.rows, whole.valid
-        request.bytes_read = fill(group.epoch, whole, arrays)
-        request.extra = {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}
+            arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid
+        request.copied.append(fill(group.epoch, planned, arrays))
+        request.extra |= {name: arrays[name] for name in arrays.keys() - request.slot.arrays.keys()}

@@ -48,7 +48,7 @@ class Sender:
         self._told: set[int] = set()  # workers that know the layout
         self.layout: SampleLayout | None = None  # of the slots
 
-    def __call__(self, asked: Asked, group: Group) -> None:
+    def __call__(self, asked: Asked, group: Group, _: int | None) -> None:
         slot, rows, plan = asked.slot.number, group.whole.rows, self._options.plan
         place_in_batch(self._control, slot, plan.batch_size)[0] = -1
         seed = batch_seed(plan.seed, group.epoch, self._options.share.rank, group.whole.step)

@@ -44,7 +44,8 @@ def library() -> Any:
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.fastload_gather.argtypes = (pointer, pointer, number, number, pointer, small)
     found.fastload_gather.restype = None
-    found.fastload_place.argtypes = (pointer, pointer, number, pointer, *[number] * 3, small, pointer, pointer, small, pointer, pointer)
+    numbers = (number, number, number, small)
+    found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
     return found
 
 
@@ -109,10 +110,11 @@ def make_images(
     table = np.concatenate([sources, windows], axis=1, dtype=np.int64)
     made, decoding_ns = np.zeros(count, np.bool_), ctypes.c_int64(0)
     scale, shift = (None, None) if constants is None else (np.tile(values, width) for values in constants)
+    scale_at, shift_at = (None if values is None else values.ctypes.data for values in (scale, shift))
     if count and output.size and not library().fastload_place(
         memory.ctypes.data, table.ctypes.data, count, output.ctypes.data, channels, height, width,
-        _KINDS[output.dtype], None if scale is None else scale.ctypes.data,
-        None if shift is None else shift.ctypes.data, output.nbytes >= STREAMED_BYTES, made.ctypes.data, ctypes.byref(decoding_ns),
+        _KINDS[output.dtype], scale_at, shift_at, output.nbytes >= STREAMED_BYTES, made.ctypes.data,
+        ctypes.byref(decoding_ns),
     ):  # fmt: skip
         raise MemoryError("too little memory to make images")
     return made, decoding_ns.value / 1e9

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from placement_strategies import varied
 from resize_cases import in_one_memory, reference
 
+from fastload.system import native
 from fastload.transforms import Normalize
 from fastload.transforms.engine import resample
 from fastload.transforms.engine.buffers import without_gil
 from fastload.transforms.engine.placement import resized
 from fastload.transforms.engine.resample import place_batch, place_samples
 
+COMPILED = [torch.uint8, torch.float32, torch.bfloat16]
 LEVELS = 1.02  # torch's uint8 resize rounds once after each axis, with 8-bit fractions at least
 
 
@@ -28,25 +30,56 @@ def images_of(shapes, channels) -> list[np.ndarray]:
     return [generator.integers(0, 256, (*shape, channels), np.uint8) for shape in shapes]
 
 
-def placed(images, placement, channels, constants=None, dtype=torch.uint8) -> torch.Tensor:
+def placed(images, placement, channels, constants=None, dtype=torch.uint8, compiled=False) -> torch.Tensor:
+    """By TorchScript, or by native.c where it was built and `compiled` is set."""
     flat, sources = in_one_memory(images)
     before = flat.clone()
     output = torch.empty((len(placement), *placement.size, channels), dtype=dtype).permute(0, 3, 1, 2)
-    place_samples(flat, sources, placement, output, constants)
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(native, "can_make", lambda dtype: False)
+        place_samples(flat, sources, placement, output, constants)
     assert torch.equal(flat, before)
     return output
 
 
-@given(case=varied(), channels=st.sampled_from([1, 2, 3, 4, 5]), block_values=st.sampled_from([1, 200, 1 << 20]))
-def test_images_are_within_a_level_of_the_exact_mean(case, channels, block_values):
+@given(
+    case=varied(),
+    channels=st.sampled_from([1, 2, 3, 4, 5]),
+    block_values=st.sampled_from([1, 200, 1 << 20]),
+    compiled=st.booleans(),
+)
+def test_images_are_within_a_level_of_the_exact_mean(case, channels, block_values, compiled):
     shapes, placement, _ = case
     images = images_of(shapes, channels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resample, "_BLOCK_VALUES", block_values)  # as if windows were large
         patch.setattr(resample, "SERIAL_VALUES", block_values)
-        output = placed(images, placement, channels)
+        output = placed(images, placement, channels, compiled=compiled)
     for sample, (image, pixels) in enumerate(zip(images, output.permute(0, 2, 3, 1).numpy(), strict=True)):
         assert np.abs(pixels - reference(image, placement, sample)).max() <= LEVELS
+
+
+@given(
+    case=varied(),
+    channels=st.sampled_from([1, 3, 4]),
+    dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16]),
+)
+@pytest.mark.parametrize("streamed_bytes", [0, 1 << 62])
+def test_compiled_code_and_torchscript_make_the_same_images(streamed_bytes, case, channels, dtype):
+    if native.library() is None:
+        pytest.skip("fastload was installed without its compiled loops")
+    shapes, placement, _ = case
+    scale = [0.2, 0.25, 0.3, 0.4][:channels]
+    constants = None if dtype == torch.uint8 else Normalize(scale, scale).scale_and_shift(torch.uint8)
+    images = images_of(shapes, channels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "STREAMED_BYTES", streamed_bytes)
+        compiled = placed(images, placement, channels, constants, dtype, compiled=True)
+    by_torch = placed(images, placement, channels, constants, dtype)
+    # torch's loop for another CPU may round otherwise: by a level, of which 0.2 is the largest step apart from 1/255.
+    step = 1 if dtype == torch.uint8 else 1.02 * max(1 / (255 * value) for value in scale)
+    torch.testing.assert_close(compiled.float(), by_torch.float(), rtol=0.01, atol=step)
 
 
 @given(case=varied(), dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16]))
@@ -75,18 +108,21 @@ def test_a_batch_is_placed_from_any_memory(rows):
         place_batch(given_images, rows, placement, output)
         results.append(output)
     picked = images.numpy() if rows is None else images.numpy()[rows]
-    expected = placed(list(picked), placement, 3)
+    expected = placed(list(picked), placement, 3, compiled=True)
     assert all(torch.equal(result, expected) for result in results)
     none = np.zeros((0, 2), np.int64)
     assert placed([], resized(none, none, np.array([[4, 5]])), 3).shape == (0, 3, 4, 5)
 
 
-@given(case=varied(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-def test_pixels_are_normalized_on_their_way_into_the_output(case, dtype):
+@given(case=varied(), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]), compiled=st.booleans())
+def test_pixels_are_normalized_on_their_way_into_the_output(case, dtype, compiled):
     shapes, placement, _ = case
     images, normalize = images_of(shapes, 3), Normalize([0.5, 0.4, 0.3], [0.2, 0.25, 0.3], dtype)
-    floats = placed(images, placement, 3, normalize.scale_and_shift(torch.uint8), dtype)
-    assert torch.equal(floats, normalize.apply(placed(images, placement, 3)))
+    floats = placed(images, placement, 3, normalize.scale_and_shift(torch.uint8), dtype, compiled=compiled)
+    # A fused product and sum is rounded once, others twice.
+    rounding = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    expected = normalize.apply(placed(images, placement, 3, compiled=compiled))
+    torch.testing.assert_close(floats, expected, rtol=rounding, atol=rounding)
 
 
 COLUMN = """

@@ -1,0 +1,131 @@
+"""The compiled loops against NumPy and simplejpeg; skipped where they are not built."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fastload.format.ragged import JPEG
+from fastload.images.decode_part import decode_part
+from fastload.system import native
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
+needs_jpeg = pytest.mark.skipif(not native.decodes_jpeg(), reason="the compiled loops were built without jpeglib.h")
+
+
+@given(row_bytes=st.integers(1, 700), seed=st.integers(0, 1000), streamed_bytes=st.sampled_from([0, 1 << 62]))
+def test_rows_are_copied_as_numpy_copies_them(row_bytes, seed, streamed_bytes):
+    rng = np.random.default_rng(seed)
+    source = rng.integers(0, 256, (9, row_bytes), np.uint8)
+    rows = rng.integers(0, 9, rng.integers(0, 14))
+    around = np.full(len(rows) * row_bytes + 80, 7, np.uint8)
+    first = int(rng.integers(0, 40))
+    out = around[first : first + len(rows) * row_bytes].reshape(len(rows), row_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "STREAMED_BYTES", streamed_bytes)
+        native.gather(source, rows, out)
+    assert np.array_equal(out, source[rows])
+    assert (around[:first] == 7).all() and (around[first + out.size :] == 7).all()
+
+
+def photo(height: int, width: int, channels: int, seed: int) -> np.ndarray:
+    small = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), np.uint8)
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(image if channels == 3 else image.convert("L")).reshape(height, width, channels)
+
+
+def jpeg(pixels: np.ndarray, **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0]).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def shown(data: bytes, shape, window, factor: int = 1) -> tuple[np.ndarray, bool]:
+    """The window of a JPEG, (h, w, C), and whether it was made; the window is in pixels shrunk by the factor."""
+    output = np.zeros((1, *window[2:], shape[2]), np.uint8)
+    sources = np.array([[0, len(data), *shape[:2], factor]])
+    placed = np.array([[*window, *window[2:], 0, 0, 0, 0]])
+    made, _ = native.make_images(np.frombuffer(data, np.uint8), sources, placed, output)
+    return output[0], bool(made[0])
+
+
+@needs_jpeg
+@given(
+    height=st.integers(1, 90),
+    width=st.integers(1, 90),
+    channels=st.sampled_from([1, 3]),
+    subsampling=st.sampled_from([0, 1, 2]),
+    progressive=st.booleans(),
+    restarts=st.sampled_from([0, 1, 3]),
+    factor=st.sampled_from([1, 1, 2, 4, 8]),
+    data=st.data(),
+)
+def test_a_window_of_a_jpeg_has_the_pixels_of_the_whole(
+    height, width, channels, subsampling, progressive, restarts, factor, data
+):
+    options = {"restart_marker_rows": restarts} if restarts else {}
+    options |= {"subsampling": subsampling} if channels == 3 else {}
+    encoded = jpeg(photo(height, width, channels, height), quality=88, progressive=progressive, **options)
+    small = -(-height // factor), -(-width // factor)
+    # simplejpeg takes the largest factor that gives this size.
+    assume(factor in (1, 8) or small != (-(-height // (2 * factor)), -(-width // (2 * factor))))
+    top, left = data.draw(st.integers(0, small[0] - 1)), data.draw(st.integers(0, small[1] - 1))
+    window = top, left, data.draw(st.integers(1, small[0] - top)), data.draw(st.integers(1, small[1] - left))
+    pixels, made = shown(encoded, (height, width, channels), window, factor)
+    whole = decode_part(encoded, JPEG, (height, width, channels), 1, (0, 0, height, width), factor)
+    assert made and whole.factor == factor
+    assert np.array_equal(pixels, whole.pixels[top : top + window[2], left : left + window[3]])
+
+
+@needs_jpeg
+@pytest.mark.parametrize("damage", ["truncated", "no end", "other size", "four colours", "no jpeg", "corrupt"])
+def test_what_libjpeg_refuses_or_warns_of_is_not_made(damage):
+    shape, encoded = (40, 50, 3), jpeg(photo(40, 50, 3, 0), quality=90)
+    if damage == "truncated":
+        encoded = encoded[: len(encoded) // 2]
+    elif damage == "no end":
+        encoded = encoded[:-2]
+    elif damage == "other size":
+        shape = (41, 50, 3)
+    elif damage == "four colours":
+        file = io.BytesIO()
+        Image.fromarray(photo(40, 50, 3, 0)).convert("CMYK").save(file, "JPEG")
+        encoded = file.getvalue()
+    elif damage == "no jpeg":
+        encoded = b"\x89PNG" + encoded[4:]
+    else:
+        middle = len(encoded) // 2
+        encoded = encoded[:middle] + b"\xff\xd8" * 20 + encoded[middle + 40 :]
+    assert not shown(encoded, shape, (0, 0, *shape[:2]))[1]
+
+
+@needs_jpeg
+def test_images_around_one_that_is_refused_are_made():
+    images = [photo(30, 40, 3, seed) for seed in range(3)]
+    good = [jpeg(image, quality=95, subsampling=0) for image in images]
+    files = [good[0], good[1][:200], good[2]]
+    begins = np.cumsum([0, *map(len, files[:-1])])
+    sources = np.array([[begin, len(file), 30, 40, 1] for begin, file in zip(begins, files, strict=True)])
+    sources = np.concatenate([sources, [[0, len(files[0]), 30, 40, -1]]])
+    output = np.zeros((4, 30, 40, 3), np.uint8)
+    windows = np.array([[0, 0, 30, 40, 30, 40, 0, 0, 0, 0]] * 4)
+    made, decoding_s = native.make_images(np.frombuffer(b"".join(files), np.uint8), sources, windows, output)
+    assert made.tolist() == [True, False, True, False] and decoding_s > 0
+    for at in (0, 2):
+        expected = decode_part(files[at], JPEG, (30, 40, 3), 1, (0, 0, 30, 40), 1).pixels
+        assert np.array_equal(output[at], expected)
+
+
+def test_a_library_of_another_release_is_not_used(monkeypatch, caplog):
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "_VERSION", 0)
+    try:
+        assert native.library() is None
+        assert "another release" in caplog.text
+    finally:
+        native.library.cache_clear()
