@@ -7,6 +7,7 @@ them. Without worker processes, threads or this process do the same work.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -267,6 +268,7 @@ def _fork(fd: int) -> int:
         return process
     try:
         os.setsid()
+        gc.freeze()  # The collector would visit all that the parent imported, and copy its memory by that.
         # What the parent has open must not stay open with a worker: the other workers' pipes, and files that it locked.
         # The numbers stay in use, as objects from before the fork may close them.
         null = os.open(os.devnull, os.O_RDWR)
