@@ -1,9 +1,13 @@
 """How fast does `fastload pack` work, beside bare decoding and beside the disk, and in how much memory?
 
     python benchmarks/bench_pack.py                     all: about five minutes, 5 GB in .bench, 10 GB of /dev/shm
-    python benchmarks/bench_pack.py --only decode       one of: decode, disk, memory
+    python benchmarks/bench_pack.py --only bare         some of: bare, decode, disk, memory
+    python benchmarks/bench_pack.py --only bare --before CHECKOUT       that checkout's packer, too, in the same turns
     python benchmarks/bench_pack.py --quick             tiny sizes, to see that it runs; the figures mean nothing
 
+`bare`: the command, whole process, over one that lists a folder and lets two forks of it read, decode with simplejpeg
+and write each image by pwrite, and syncs the file: 8,000 faces to disk and to tmpfs, 50,000 to disk; images a second,
+and the CPU seconds of all processes, which are the better the fewer.
 `decode`: the command, whole process, writing to tmpfs, over a process that reads each file and decodes it with
 simplejpeg in 2 workers and drops the pixels. 1.0 means that listing, hashing, writing and finishing cost nothing.
 `pack-bound`, measured along: the same bare decoding with each image written to tmpfs by one pwrite, over itself
@@ -34,6 +38,29 @@ from PIL import Image
 import harness
 
 CLASSES = 10
+
+BARE = """
+import os, sys
+import simplejpeg
+
+folder, out = sys.argv[1:]
+files = sorted(entry.path for entry in os.scandir(folder))
+fd = os.open(out, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+forks = []
+for part in range(2):
+    process = os.fork()
+    if not process:
+        for number in range(part * len(files) // 2, (part + 1) * len(files) // 2):
+            with open(files[number], "rb", buffering=0) as file:
+                pixels = simplejpeg.decode_jpeg(file.read(), "RGB")
+            os.pwrite(fd, pixels, number * pixels.nbytes)
+        os._exit(0)
+    forks.append(process)
+if any([os.waitpid(process, 0)[1] for process in forks]):
+    sys.exit("a fork failed")
+os.fsync(fd)
+"""
+"""Two processes that decode and write, and a sync: no header pass, digest, journal, metadata or order of rows."""
 
 
 @functools.cache
@@ -72,6 +99,17 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - begin
 
 
+def wall_and_cpu(command: list[str], out: Path, **environment: str) -> tuple[float, float]:
+    """Wall time of a command that makes `out`, which is removed, and the CPU seconds of it and of its processes."""
+    before, begin = os.times(), time.perf_counter()
+    # Not in this folder, whose packages would be imported first.
+    subprocess.run(command, check=True, capture_output=True, cwd=out.parent, env=os.environ | environment)
+    wall, after = time.perf_counter() - begin, os.times()
+    out.unlink()
+    os.sync()  # What one way leaves to write would slow the next.
+    return wall, after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def small_images(folder: Path, count: int) -> Path:
     """A folder of ten classes with that many 32x32 JPEGs; a thousand different pictures, written over and over."""
     done = folder / "complete"
@@ -106,23 +144,60 @@ class Bench:
         """The faces that `decode` and `disk` pack."""
         return harness.drawn_faces(self.options.data / f"faces-{self.options.count}", self.options.count)
 
-    def linked_faces(self) -> Path:
-        """Many more files: each face under several names, so that starting a process does not decide."""
-        drawn = self.faces() / "img_align_celeba"
-        folder: Path = self.options.data / f"linked-{self.options.count}x{self.options.repeat}"
+    def bare(self) -> None:
+        """The command over two bare processes that decode, write and sync."""
+        few, many = self.options.few, self.options.many
+        faces = harness.drawn_faces(self.options.data / f"faces-{few or many}", few or many)
+        for images, folder in ((few, self.options.data), (few, self.options.tmpfs), (many, self.options.data)):
+            if images:
+                self.over_bare(faces if images == few else self.linked(faces, images), images, folder)
+
+    def over_bare(self, source: Path, images: int, folder: Path) -> None:
+        """Both ways to one folder, and the packer of `--before`, in the same turns."""
+        trees = {"": harness.ROOT, **({"-before": self.options.before.resolve()} if self.options.before else {})}
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            out, drawn = Path(scratch) / "out.h5", source / "img_align_celeba"
+            pack = [sys.executable, "-m", "fastload", "pack", str(source), str(out), "--workers", "2"]
+            bare = [sys.executable, "-c", BARE, str(drawn if drawn.is_dir() else source), str(out)]
+            ways = {name: functools.partial(wall_and_cpu, pack, out, PYTHONPATH=str(tree))
+                    for name, tree in trees.items()}  # fmt: skip
+            ways["bare"] = functools.partial(wall_and_cpu, bare, out)
+            found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+            for turn in range(self.options.pairs):
+                for name in sorted(ways, reverse=turn % 2 == 1):
+                    found[name].append(ways[name]())
+        bare_s, bare_cpu_s = np.array(found.pop("bare")).T
+        for name, times in found.items():
+            wall_s, cpu_s = np.array(times).T
+            figures = {
+                "way": images / wall_s, "base": images / bare_s, "ratio": bare_s / wall_s,
+                "cpu_s": cpu_s, "base_cpu_s": bare_cpu_s, "cpu_ratio": cpu_s / bare_cpu_s,
+            }  # fmt: skip
+            self.journal.note(
+                f"pack-bare{name}",
+                target=f">= {0.7 if images == self.options.few else 0.9}, CPU <= 1.3",
+                output="disk" if folder == self.options.data else "tmpfs",
+                file=self.about | {"images": images},
+                packer=harness.commit(trees[name]),
+                **{figure: harness.spread(values.tolist()) for figure, values in figures.items()},
+            )
+
+    def linked(self, faces: Path, count: int) -> Path:
+        """So many files in one folder: each face under several names."""
+        drawn, folder = sorted((faces / "img_align_celeba").iterdir()), self.options.data / f"linked-{count}"
         if not folder.exists():
             part = folder.with_suffix(".part")
             part.mkdir()
-            for copy in range(self.options.repeat):
-                for face in sorted(drawn.iterdir()):
-                    (part / f"{copy}_{face.name}").hardlink_to(face)
+            for number in range(count):
+                face = drawn[number % len(drawn)]
+                (part / f"{number // len(drawn)}_{face.name}").hardlink_to(face)
             part.rename(folder)
         return folder
 
     def decode(self) -> None:
         """The command to tmpfs over bare decoding."""
-        source = self.linked_faces()
-        images = self.options.count * self.options.repeat
+        images = self.options.count * self.options.repeat  # so many that starting a process does not decide
+        source = self.linked(self.faces(), images)
         bare = [sys.executable, str(Path(__file__).resolve()), "--decode-folder", str(source)]
         with tempfile.TemporaryDirectory(dir=self.options.tmpfs) as scratch:
             command = harness.cli("pack", source, Path(scratch) / "out.h5", "--workers", "2", "--overwrite")
@@ -207,19 +282,26 @@ class Bench:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = harness.command_line("Measure fastload pack.", "pack", figures=("decode", "disk", "memory"), pairs=5)
+    parser = harness.command_line(
+        "Measure fastload pack.", "pack", figures=("bare", "decode", "disk", "memory"), pairs=5
+    )
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory (/dev/shm)")
     parser.add_argument("--count", type=int, default=20_000, help="faces (default: 20,000)")
     parser.add_argument("--repeat", type=int, default=4, help="names of each face in `decode` (default: 4)")
+    parser.add_argument("--few", type=int, default=8_000, help="faces of `bare` (default: 8,000)")
+    parser.add_argument("--many", type=int, default=50_000, help="and names of them, to disk (default: 50,000)")
+    parser.add_argument("--before", type=Path, help="a checkout whose packer `bare` measures, too")
     parser.add_argument("--small-count", type=int, default=200_000, help="small images (default: 200,000)")
     parser.add_argument("--decode-folder", type=Path, help="only decode that folder with 2 processes: the base itself")
     parser.add_argument("--write-to", type=Path, help="with --decode-folder: write the pixels there")
     options = parser.parse_args()
+    options.data, options.tmpfs = options.data.resolve(), options.tmpfs.resolve()
     if options.decode_folder:
         decode_folder(options.decode_folder, options.write_to)
         return
     if options.quick:
         options.count, options.repeat, options.small_count, options.pairs = 64, 1, 200, 1
+        options.few, options.many = 64, 128
     if not options.tmpfs.is_dir():
         parser.error(f"--tmpfs {options.tmpfs}: no such folder")
     free = shutil.disk_usage(options.tmpfs).free

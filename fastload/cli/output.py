@@ -256,15 +256,19 @@ def progress_bar(unit: str = "images") -> Iterator[Progress]:
     texts = (TextColumn("{task.description}"), TextColumn("{task.fields[rate]}"))
     columns = (texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn(compact=True))
     tasks: dict[str, tuple[Any, float, int]] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
 
-        def advance(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = (bars.add_task(stage, total=total, rate=""), time.monotonic(), done)
-            task, started, first = tasks[stage]
-            bars.update(task, completed=done, total=total, rate=_rate(done - first, time.monotonic() - started, unit))
+    def advance(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            bars.start()  # Not before: its thread would keep the packer from forking.
+            tasks[stage] = (bars.add_task(stage, total=total, rate=""), time.monotonic(), done)
+        task, started, first = tasks[stage]
+        bars.update(task, completed=done, total=total, rate=_rate(done - first, time.monotonic() - started, unit))
 
+    try:
         yield advance
+    finally:
+        bars.stop()
 
 
 def _progress_lines(unit: str) -> Progress:

@@ -41,7 +41,7 @@ from fastload.pack.encode import (
 from fastload.pack.journal import TaskRecord
 from fastload.pack.pack_options import MAKE_ROOM
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
-from fastload.system.files import open_output, output_errors, read_into, write_at
+from fastload.system.files import open_output, output_errors, read_into, start_writing, write_at
 
 _CACHE_BYTES = 512 * 2**10
 _COPY_BYTES = 2 * 2**20
@@ -162,6 +162,8 @@ class Worker:
                     if not amiss.reasons:
                         place = stream.base + task.starts[at] + part.start * rows.shape[1]
                         self._write(stream.path, [rows.reshape(-1).data], place)
+            for stream, start in zip(task.streams, task.starts or (), strict=False):
+                start_writing(self.open(stream.path), stream.base + start, int(table[stream.name].sum()))
         if task.starts is None:
             table = self._keep(task, table, made, amiss.reasons)
             checks = [_digests(pieces) for pieces in self.unwritten[task.number].made]

@@ -62,7 +62,8 @@ _ARCHIVES = tuple(stem + suffix for stem in IMAGE_FOLDERS for suffix in (".zip",
 
 def celeba_evidence(tree: Tree) -> list[str]:
     """Returns the files and folders of a tree, three folders deep at most, that are named as CelebA's."""
-    names = [name for name in tree.names if name.count("/") <= 3 and not is_image(name)]
+    images = set(tree.images().tolist())
+    names = [name for i, name in enumerate(tree.names) if i not in images and name.count("/") <= 3]
     known = {stem + suffix for stem in list(_TEXTS)[:3] for suffix in (".txt", ".csv")}
     found = [name for name in names if _base(name) in known]
     archives = [name for name in names if _base(name).startswith(tuple(f"{stem}." for stem in IMAGE_FOLDERS))]

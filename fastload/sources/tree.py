@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +61,13 @@ class Tree:
 
     def images(self) -> NDArray[np.int64]:
         """Returns the positions in names of the files that are images by their suffix, in walk order."""
-        return np.flatnonzero(np.fromiter(map(is_image, self.names), np.bool_, len(self.names))).astype(np.int64)
+        return self._images
+
+    @cached_property
+    def _images(self) -> NDArray[np.int64]:  # Layouts ask for them in turn.
+        found = np.flatnonzero(np.fromiter(map(is_image, self.names), np.bool_, len(self.names))).astype(np.int64)
+        found.flags.writeable = False
+        return found
 
     def read_text(self, i: int) -> bytes:
         """Returns the content of file i, which the whole dataset depends on; SourceError says why it cannot be read."""

@@ -24,6 +24,7 @@ from fastload.errors import FastloadError, OutputError
 from fastload.system import syscalls
 
 _MAX_READ_BYTES = 1 << 30
+_SYNC_FILE_RANGE_WRITE = 2
 _CACHESTAT = 451  # its number on x86-64 and aarch64, from Linux 6.5 on
 _RANGE, _COUNTS = struct.Struct("=QQ"), struct.Struct("=QQQQQ")
 _PROBES = 256
@@ -146,6 +147,12 @@ def sync(fd: int) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         raise
+
+
+def start_writing(fd: int, offset: int, num_bytes: int) -> None:
+    """Has the kernel begin to write a part of a file to the disk, so that `sync` has less to wait for; where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), _SYNC_FILE_RANGE_WRITE)
 
 
 def sync_folder(folder: Path) -> None:

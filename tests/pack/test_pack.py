@@ -4,6 +4,8 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -342,3 +344,20 @@ def test_the_odd_files_of_the_nasty_set_are_skipped_by_name_and_the_rest_packed(
     assert report.num_samples + len(report.skipped) == listed
     assert report.num_samples >= 48 and all(reason for _, reason in report.skipped)
     assert any(".DS_Store" in note or "hidden" in note for note in report.notes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux only")
+def test_a_forked_worker_holds_no_file_that_the_parent_has_open():
+    code = """
+import os
+from fastload.pack.pool import PackPool, forked_workers
+
+ours, theirs = os.pipe()
+with forked_workers(), PackPool(1) as pool:
+    pool.start_early()
+    os.close(theirs)
+    print(os.read(ours, 1) == b"")  # at once, and not when the worker ends
+"""
+    # In a process of its own: this one may have threads.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
