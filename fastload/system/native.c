@@ -426,6 +426,9 @@ static struct {
     void (*abort)(j_decompress_ptr);
 } libjpeg;
 
+/* Columns that are worth leaving out, and the fewest that are decoded then. */
+#define LEAST_CUT 32
+
 typedef struct {
     struct jpeg_error_mgr manager;
     jmp_buf back;
@@ -497,9 +500,14 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
     if (top + rows > info->output_height || left + columns > info->output_width)
         give_up((j_common_ptr)info);
     int64_t first = 0, full = info->output_width;
-    /* Smooth upsampling looks at a neighbour on each side, so the part is wider than the window. */
-    if (columns + 2 < full && !info->progressive_mode) {
+    /* Smooth upsampling looks at a neighbour on each side, so the part is wider than the window; and never narrow, since
+     * libjpeg upsamples components of two columns or less in another way. */
+    if (columns + LEAST_CUT < full && !info->progressive_mode) {
         int64_t begin = left > 0 ? left - 1 : 0, stop = left + columns + 1 < full ? left + columns + 1 : full;
+        if (stop < begin + LEAST_CUT)
+            stop = begin + LEAST_CUT < full ? begin + LEAST_CUT : full;
+        if (begin > stop - LEAST_CUT)
+            begin = stop - LEAST_CUT;
         JDIMENSION at = (JDIMENSION)begin, wide = (JDIMENSION)(stop - begin);
         libjpeg.crop(info, &at, &wide);
         first = at;

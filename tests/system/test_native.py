@@ -56,8 +56,8 @@ def shown(data: bytes, shape, window, factor: int = 1) -> tuple[np.ndarray, bool
 
 @needs_jpeg
 @given(
-    height=st.integers(1, 90),
-    width=st.integers(1, 90),
+    height=st.integers(1, 130),
+    width=st.integers(1, 130),
     channels=st.sampled_from([1, 3]),
     subsampling=st.sampled_from([0, 1, 2]),
     progressive=st.booleans(),
@@ -72,8 +72,7 @@ def test_a_window_of_a_jpeg_has_the_pixels_of_the_whole(
     options |= {"subsampling": subsampling} if channels == 3 else {}
     encoded = jpeg(photo(height, width, channels, height), quality=88, progressive=progressive, **options)
     small = -(-height // factor), -(-width // factor)
-    # simplejpeg takes the largest factor that gives this size.
-    assume(factor in (1, 8) or small != (-(-height // (2 * factor)), -(-width // (2 * factor))))
+    assume(factor == 1 or min(height, width) >= 16)  # simplejpeg may shrink small ones by another one of the same size
     top, left = data.draw(st.integers(0, small[0] - 1)), data.draw(st.integers(0, small[1] - 1))
     window = top, left, data.draw(st.integers(1, small[0] - top)), data.draw(st.integers(1, small[1] - left))
     pixels, made = shown(encoded, (height, width, channels), window, factor)
