@@ -1,0 +1,142 @@
+"""What the adapters share whose users write a torch DataLoader: transforms by torchvision, and the epochs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from peers.work import MEAN, RATIO, SCALE, STD, Data, Work
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """Versions of packages and of what is beneath each adapter."""
+    return {name: version(name) for name in (*packages, "torch", "numpy")}
+
+
+def worker_settings(*counts: int) -> list[dict[str, Any]]:
+    """Candidates for `num_workers`; workers stay from epoch to epoch, as the manual of torch advises."""
+    return [{"num_workers": count} for count in counts]
+
+
+def augmentation(work: Work) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The transform of one uint8 image (C, H, W) by torchvision's v2, antialiased; None where there is none."""
+    if work.transform is None:
+        return None
+    from torchvision.transforms import v2
+
+    assert work.crop is not None, "every transform here begins with a crop"
+    steps: list[Any] = [v2.RandomResizedCrop(work.crop, SCALE, RATIO, antialias=True)]
+    if work.transform == "random_resized_crop_flip_normalize":
+        steps += [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return v2.Compose(steps)
+
+
+def decode(encoded: torch.Tensor) -> torch.Tensor:
+    """The pixels of a JPEG file, (3, H, W)."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    return decode_jpeg(encoded, mode=ImageReadMode.RGB)
+
+
+def image_files(data: Data) -> tuple[list[Path], NDArray[np.int64]]:
+    """The files of a folder in the order of their rows, and their labels."""
+    return sorted(data.folder.glob("*/*")), np.load(data.labels)
+
+
+def decoded_rows(data: Data) -> Iterator[NDArray[np.uint8]]:
+    """The images that a packer has to store: rows, where there are any, else the decoded files."""
+    if data.rows is not None:
+        yield from np.load(data.rows, mmap_mode="r")
+        return
+    from PIL import Image
+
+    for path in image_files(data)[0]:
+        with Image.open(path) as file:
+            yield np.asarray(file.convert("RGB"))
+
+
+class Batches(Dataset[Any]):
+    """Makes whole batches: `__getitems__` gets the rows of one, which saves torch's collation.
+
+    `fetch(row)` returns the pixels of an image, an array (H, W, C) or, where a codec gave it, a tensor (C, H, W).
+    """
+
+    def __init__(self, work: Work, fetch: Callable[[int], Any], labels: NDArray[np.int64]) -> None:
+        self.work, self.fetch, self.labels = work, fetch, torch.from_numpy(labels)
+        self.augment = augmentation(work)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = self.labels[rows]
+        if self.augment is None:
+            images = torch.empty((len(rows), *self.work.batch_shape[1:]), dtype=torch.uint8)
+            into = images.numpy()
+            for at, row in enumerate(rows):
+                into[at] = self.fetch(row)
+            return images, labels
+        made = []
+        for row in rows:
+            image = self.fetch(row)
+            if not isinstance(image, torch.Tensor):
+                image = torch.from_numpy(image).permute(2, 0, 1)
+            made.append(self.augment(image))
+        return torch.stack(made), labels
+
+
+def as_is(batch: Any) -> Any:
+    """The collation of what is a batch already."""
+    return batch
+
+
+class DataLoaderEpochs:
+    """Shuffled epochs of a dataset through torch's DataLoader; the base of several adapters' Loader."""
+
+    def __init__(
+        self, dataset: Dataset[Any], work: Work, settings: dict[str, Any], seed: int, collate: Any = as_is
+    ) -> None:
+        self.seed, self.generator = seed, torch.Generator()
+        workers = settings["num_workers"]
+        self.loader: DataLoader[Any] | None = DataLoader(
+            dataset,
+            work.batch_size,
+            shuffle=True,
+            drop_last=True,
+            generator=self.generator,
+            collate_fn=collate,
+            persistent_workers=workers > 0,
+            **settings,
+        )
+
+    def epoch(self, number: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """The batches of one epoch; its order is that of its seed."""
+        assert self.loader is not None, "not closed"
+        self.generator.manual_seed(1000 * self.seed + number)
+        for images, labels in self.loader:
+            yield images.numpy(), labels.numpy()
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self.loader = None
+
+
+def in_each_process(open_it: Callable[[], Any]) -> Callable[[], Any]:
+    """What `open_it` opens, opened again in each process: its handles must not cross a fork."""
+    opened: dict[int, Any] = {}
+
+    def get() -> Any:
+        pid = os.getpid()
+        if pid not in opened:
+            opened[pid] = open_it()
+        return opened[pid]
+
+    return get
