@@ -110,7 +110,7 @@ def reason(text: str) -> str:
 
 
 def built(python: str, requirement: str) -> str | None:
-    """The day of the newest file in the archive of a requirement, about its release; None where its builder hides it."""
+    """The day of the newest file in the archive of a requirement, about its release; None where that is hidden."""
     with tempfile.TemporaryDirectory() as folder:
         command = [python, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, requirement]
         if subprocess.run(
