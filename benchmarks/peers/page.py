@@ -10,26 +10,57 @@ import argparse
 import json
 import statistics
 import sys
+import textwrap
 import tomllib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peers.records import BESIDE, COSTS, NAMES, PACKING, RATE, STARTS, Figure, Records, seconds, spread, whole
 
 PEERS = Path(__file__).resolve().parent
 ROOT = PEERS.parents[1]
 RESULTS = PEERS.parent / "results"
 PAGE = ROOT / "docs" / "comparison.md"
-sys.path.insert(0, str(PEERS.parent))
-Record = dict[str, Any]
 
-NAMES = {
-    "fastload": "fastload", "memmap": "NumPy memmap, gathered by hand", "torchdata_nodes": "torchdata.nodes, memmap",
-    "image_folder": "ImageFolder, DataLoader", "h5py_loader": "h5py, DataLoader", "lmdb_loader": "LMDB, DataLoader",
-    "zarr_loader": "Zarr 3", "hf_datasets": "Hugging Face datasets", "ffcv": "FFCV", "dali": "DALI, on the CPU",
-    "webdataset": "WebDataset", "streaming": "MosaicML Streaming", "litdata": "LitData", "spdl": "SPDL",
-    "grain": "Grain", "tf_data": "tf.data",
-}  # fmt: skip
+OPENING = """
+This page sets fastload beside other ways to load images for training, at the same work: what each reaches, what it
+costs, what it can do. `benchmarks/peers/page.py` writes it from the records in `benchmarks/results/peers.jsonl`, so
+nothing on it is typed by hand. A loader that is ahead of fastload stays ahead here, in bold. Whoever knows how one of
+the adapters in `benchmarks/peers/adapters/` could do better is asked to send the change: the figures are taken again.
+"""
+METHOD = """
+Each loader runs in an environment of its own, one process a measurement; in each pass all of them in shuffled order. A
+cell is the median, with the lowest and the highest; a ratio is taken within a pass, and its median is told. The main
+thread takes each batch and reads all of its bytes once, in memory order. Batches are shuffled anew in each epoch, and
+every image of pixels comes exactly once with its label: a sum over all of them is compared. Each loader has the
+settings that a short search found fastest, among the worker counts 1, 2 and 4 and what its manual advises; fastload
+runs at its defaults. A run during which others used more than 0.2 CPUs is repeated:
+"""
+BESIDE_TEXT = """
+Pixels of 218x178x3 again. The main thread reads a batch and then works about 10 ms: a step on another device, for
+which it only waits, eager training of a small torch net, or pure Python. The share is that of the time which its own
+work takes when nothing runs beside it; 1 means that it never waited and was never slowed down.
+"""
+STARTS_TEXT = """
+From the construction of the loader, imports done, to its first batch; from the beginning of each later epoch to its
+first; and the former where the files' pages were dropped from the page cache before.
+"""
+COSTS_TEXT = """
+Of the process with all its children: CPU seconds also of those that ended; anonymous and shared memory at its highest
+during an epoch, without the pages of mapped files, but with Python and torch, some 150 MB in each.
+"""
+PACKING_TEXT = """
+8,192 faces as JPEG files, decoded and stored as pixels: the whole process from its start to its end, with as many
+workers as there are CPUs where it has workers; then with the time to sync what it wrote. fastload syncs by itself, so
+its two figures are alike. Last, what it makes of a kill -9 of all its processes at half of that time.
+"""
+FEATURES_TEXT = """
+A number leads to what the cell rests on: a test or a page of ours, or a file or page of theirs. "None found" was
+looked for, which proves no absence; what an empty cell would say is not established.
+"""
 
 GIVES_UP = {
     "memmap": "nothing is read ahead, so in training its time adds to the step's; no transform, rank or resuming",
@@ -65,111 +96,9 @@ FEATURES = (
 )
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A column: its heading, where its value stands in a record, how it is written, and whether more is better."""
-
-    heading: str
-    part: str
-    key: str
-    write: Callable[[float], str]
-    more: bool = True
-
-    def of(self, record: Record) -> float | None:
-        """Its value in a record, if it was measured."""
-        found = record.get(self.part) if self.part else record
-        value = found.get(self.key) if isinstance(found, dict) else None
-        return None if value is None else float(value)
-
-
-def whole(value: float) -> str:
-    """Three digits at least, thousands apart."""
-    return f"{value:,.0f}"
-
-
-def seconds(value: float) -> str:
-    """Milliseconds below a second."""
-    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-RATE = Figure("images/s", "alone", "images_per_s", whole)
-BESIDE = (
-    Figure("10 ms step on another device", "step", "share", "{:.2f}".format),
-    Figure("main thread trains", "train", "share", "{:.2f}".format),
-    Figure("main thread in pure Python", "python", "share", "{:.2f}".format),
-)
-STARTS = (
-    Figure("first batch", "first", "first_batch_s", seconds, more=False),
-    Figure("of later epochs", "alone", "first_batch_s", seconds, more=False),
-    Figure("cold: first batch", "cold", "first_batch_s", seconds, more=False),
-    Figure("cold: images/s of the epoch", "cold", "images_per_s", whole),
-)
-COSTS = (
-    Figure("CPU s per 1,000 images", "alone", "cpu_s_per_1000", "{:.3g}".format, more=False),
-    Figure("memory, MB", "memory", "bytes", lambda value: f"{value / 1e6:,.0f}", more=False),
-)
-PACKING = (
-    Figure("images/s", "", "images_per_s", whole),
-    Figure("then synced", "", "synced_images_per_s", whole),
-    Figure("CPU s", "", "cpu_s", "{:.1f}".format, more=False),
-    Figure("bytes on disk, MB", "", "bytes", lambda value: f"{value / 1e6:,.0f}", more=False),
-)
-
-
-class Records:
-    """The newest records: of each loader and work those of the last run that has them, and fastload's of that run."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.runs: dict[tuple[str, str], list[Record]] = {}
-        every: dict[tuple[str, str, str], list[Record]] = {}
-        for record in records:
-            if record["options"]["quick"]:
-                continue
-            key = record["work"], record["peer"]
-            every.setdefault((record["run"], *key), []).append(record)
-            newest = self.runs.get(key)
-            if newest is None or newest[0]["run"] <= record["run"]:
-                self.runs[key] = every[(record["run"], *key)]
-        self.every = every
-
-    def __bool__(self) -> bool:
-        return bool(self.runs)
-
-    def peers(self, work: str) -> list[str]:
-        """Loaders that were measured at a work, in the order of NAMES."""
-        return [peer for peer in NAMES if any(RATE.of(one) for one in self.runs.get((work, peer), ()))]
-
-    def values(self, work: str, peer: str, figure: Figure) -> list[float]:
-        """A figure in each pass."""
-        return [value for one in self.runs.get((work, peer), ()) if (value := figure.of(one)) is not None]
-
-    def ratios(self, work: str, peer: str, figure: Figure) -> list[float]:
-        """fastload's figure over a loader's, within each pass."""
-        found = []
-        for one in self.runs.get((work, peer), ()):
-            ours = [own for own in self.every.get((one["run"], work, "fastload"), ()) if own["pass"] == one["pass"]]
-            theirs = figure.of(one)
-            if ours and theirs and (value := figure.of(ours[0])):
-                found.append(value / theirs)
-        return found
-
-    def unmeasured(self, work: str) -> dict[str, str]:
-        """Loaders without figures of a work, with the reason."""
-        found = {}
-        for peer in NAMES:
-            for one in self.runs.get((work, peer), ()):
-                if why := one.get("unsupported") or one.get("failed") or one.get("alone", {}).get("failed"):
-                    found[peer] = str(why)
-        return found
-
-
-def spread(values: list[float], write: Callable[[float], str]) -> str:
-    """The median, with the lowest and the highest where there are several."""
-    if not values:
-        return ""
-    middle = write(statistics.median(values))
-    low, high = write(min(values)), write(max(values))
-    return middle if len(values) == 1 or low == high else f"{middle} ({low} to {high})"
+def prose(text: str) -> list[str]:
+    """The lines of a paragraph."""
+    return textwrap.wrap(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def bold_best(cells: dict[str, tuple[float | None, str]], more: bool) -> dict[str, str]:
@@ -208,11 +137,7 @@ class Page:
         lines = [
             "# Side by side",
             "",
-            "This page sets fastload beside other ways to load images for training, at the same work: what each reaches,",
-            "what it costs, what it can do. It is written by `benchmarks/peers/page.py` from the records in",
-            "`benchmarks/results/peers.jsonl`; nothing on it is typed by hand. A loader that is ahead of fastload stays",
-            "ahead here, in bold. Who finds an adapter of theirs in `benchmarks/peers/adapters/` that could do better",
-            "is asked to send the change: the figures are taken again with it.",
+            *prose(OPENING),
             "",
             "```sh",
             "python benchmarks/peers/environments.py   # an environment for each loader, with pinned versions",
@@ -230,19 +155,15 @@ class Page:
         repeated = sum(bool(one.get("repeated")) for runs in self.records.runs.values() for one in runs)
         lines += [
             "",
-            f"Measured on {machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB of memory, "
-            f"{machine['system']}, without a GPU, at fastload {', '.join(commits)}. Another machine gives other numbers: "
-            "with more cores, loaders that need more processes gain.",
+            *prose(
+                f"""Measured on {machine["cores"]} cores ({machine["cpu"]}), {machine["memory_gib"]} GiB of memory,
+                {machine["system"]}, without a GPU, at fastload {", ".join(commits)}, in up to {passes} passes. Another
+                machine gives other numbers: with more cores, loaders that need more processes gain."""
+            ),
             "",
-            "Each loader runs in an environment of its own, one process a measurement, in up to "
-            f"{passes} passes; in each pass all of them in shuffled order. A cell is the median, with the lowest and the "
-            "highest; a ratio is taken within a pass, and its median is told. The main thread takes each batch and reads "
-            "all of its bytes once, in memory order. Batches are shuffled anew in each epoch, and every image of pixels "
-            "comes exactly once with its label: a sum over all of them is compared. Each loader has the settings that a "
-            "short search found fastest, among the worker counts 1, 2 and 4 and what its manual advises; fastload runs at "
-            f"its defaults. A run during which others used more than 0.2 CPUs is repeated: {repeated} were.",
+            *prose(f"{METHOD} {repeated} were."),
             "",
-            "The commands of these records: " + "; ".join(f"`{command}`" for command in commands) + ".",
+            *prose("The commands of these records: " + "; ".join(f"`{command}`" for command in commands) + "."),
         ]
         return lines
 
@@ -314,9 +235,7 @@ class Page:
         return found and [
             "## Beside a main thread that works",
             "",
-            "Pixels of 218x178x3 again. The main thread reads a batch and then works about 10 ms: a step on another device",
-            "(it only waits), eager training of a small torch net, or pure Python that never gives up the GIL. The share is",
-            "that of the time that its own work takes when nothing runs beside it; 1 means that it never waited.",
+            *prose(BESIDE_TEXT),
             "",
             *found,
         ]
@@ -329,8 +248,7 @@ class Page:
         return lines and [
             "## First batches, and a cold page cache",
             "",
-            "From the construction of the loader, imports done, to its first batch; the same for each later epoch; and",
-            "where the files' pages were dropped from the page cache before.",
+            *prose(STARTS_TEXT),
             *lines,
         ]
 
@@ -342,8 +260,7 @@ class Page:
         return lines and [
             "## CPU and memory",
             "",
-            "Of the process with all its children: CPU seconds also of those that ended; anonymous and shared memory at its",
-            "highest during an epoch, without pages of mapped files, Python with torch imported (some 150 MB) included.",
+            *prose(COSTS_TEXT),
             *lines,
         ]
 
@@ -373,9 +290,7 @@ class Page:
         return [
             "## Packing",
             "",
-            "8,192 faces as JPEG files, decoded and stored as pixels: the whole process, from its start to its end, with as",
-            "many workers as there are CPUs where it has workers; then with the time to sync what it wrote. fastload syncs by",
-            "itself, so its two figures are alike. Last, what it makes of a kill -9 of all its processes at half of that time.",
+            *prose(PACKING_TEXT),
             "",
             *table(heads, rows),
         ]
@@ -388,7 +303,8 @@ class Page:
         if found["how"] != "packed":
             return found["how"]
         what = "goes on" if found["over_whole"] < 0.8 else "starts anew"
-        return f"{what}, {found['over_whole']:.2f} of the whole time; {'the same' if found['same_bytes'] else 'other'} bytes"
+        same = "the same" if found["same_bytes"] else "other"
+        return f"{what}, {found['over_whole']:.2f} of the whole time; {same} bytes"
 
     def resuming(self) -> list[str]:
         rows = []
@@ -446,14 +362,7 @@ class Page:
 
     def table_of_features(self) -> list[str]:
         features = {peer: told for peer, told in self.features.items() if peer in NAMES}
-        lines = [
-            "## What each can do",
-            "",
-            "A number leads to what the cell rests on: a test or a page of ours, or a file or",
-        ]
-        lines += [
-            'page of theirs. "None found" was looked for, which proves no absence; an empty cell is not established.'
-        ]
+        lines = ["## What each can do", "", *prose(FEATURES_TEXT)]
         sources: list[str] = []
         for title, columns in FEATURES:
             rows = []
@@ -470,7 +379,7 @@ class Page:
         lines += ["", "### What the cells rest on", ""]
         lines += [f"{number}. `{source}`" for number, source in enumerate(sources, 1)]
         read = "; ".join(f"{name} at {commit}" for name, commit in self.features["read"].items())
-        return [*lines, "", f"Repositories as read: {read}."]
+        return [*lines, "", *prose(f"Repositories as read: {read}.")]
 
 
 def draw(records: Records) -> None:
@@ -490,8 +399,9 @@ def draw(records: Records) -> None:
         axes.grid(axis="x", color="#e6eaec")
         for place, peer in enumerate(peers):
             middle, low, high = statistics.median(rates[peer]), min(rates[peer]), max(rates[peer])
-            axes.barh(place, middle, 0.7, color=plots.OURS if peer == "fastload" else plots.BASE,
-                      xerr=[[middle - low], [high - middle]], error_kw={"ecolor": "#44525a", "lw": 1, "capsize": 2})  # fmt: skip
+            color = plots.OURS if peer == "fastload" else plots.BASE
+            bars = {"ecolor": "#44525a", "lw": 1, "capsize": 2}
+            axes.barh(place, middle, 0.7, color=color, xerr=[[middle - low], [high - middle]], error_kw=bars)
             axes.annotate(
                 whole(middle), (high, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
             )
