@@ -354,8 +354,9 @@ def search(measurement: Measurement) -> list[dict[str, Any]]:
     for settings in measurement.adapter.settings(measurement.work):
         try:
             measurement.open(settings)
-            measurement.epochs(0.0)
-            rates = measurement.epochs(measurement.seconds)
+            rates = measurement.epochs(0.0)
+            if rates["seconds"] < 5 * measurement.seconds:  # else the first epoch says enough
+                rates = measurement.epochs(measurement.seconds)
             found.append({"settings": settings, **{key: rates[key] for key in ("images_per_s", "other_cpus")}})
         except Exception as error:  # noqa: BLE001  # another candidate may work
             found.append({"settings": settings, "failed": f"{type(error).__name__}: {error}"[:300]})

@@ -72,7 +72,7 @@ GIVES_UP = {
 
 WORKS = {
     "rows_218x178": ("Pixels, 218x178x3", "8,192 faces of 116 KB, batches of 256, uint8"),
-    "rows_32": ("Pixels, 32x32x3", "49,152 images of 3 KB, batches of 1,024, uint8"),
+    "rows_32": ("Pixels, 32x32x3", "24,576 images of 3 KB, batches of 1,024, uint8"),
     "rows_256": ("Pixels, 256x256x3", "2,048 images of 197 KB, batches of 128, uint8"),
     "raw_augment": (
         "Pixels, 256x256x3, augmented",

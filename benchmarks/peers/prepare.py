@@ -1,7 +1,7 @@
 """Makes the images that all loaders read: folders of files by class, and the same decoded as one .npy each.
 
 faces     8,192 faces of 218x178 as JPEG, drawn by tools/make_faces.py
-small     49,152 of 32x32 as PNG, as many as CIFAR has: those faces thinned out to six sets of pixels
+small     24,576 of 32x32 as PNG, half of CIFAR: those faces thinned out to three sets of pixels
 squares   2,048 of 256x256 as JPEG, cut from the photos
 photos    2,496 clothing photos of about 400x533 as JPEG, as their owners took them; drawn where they are absent
 """
@@ -20,7 +20,7 @@ import harness
 from peers.work import Data
 
 PHOTOS = harness.ROOT.parent / "shared" / "data" / "clothing" / "clothing.tar"
-FULL = {"faces": 8192, "small": 49152, "squares": 2048, "photos": 2496}
+FULL = {"faces": 8192, "small": 24576, "squares": 2048, "photos": 2496}
 QUICK = {"faces": 512, "small": 2048, "squares": 256, "photos": 128}
 CLASSES = 10
 

@@ -47,6 +47,7 @@ from peers.work import Work, expected_sums, to_json, works_of
 
 PEERS = Path(__file__).resolve().parent
 SETTINGS = harness.RESULTS / "peers_settings.json"
+PR_SET_PDEATHSIG = 1
 DISTURBED = 0.2  # CPUs used by others
 REPEATS, LONGEST_S = 2, 240
 CONDITIONS = {"rows_218x178": ("step", "train", "python")}  # further parts of these works
@@ -83,7 +84,7 @@ class Run:
         wanted = [name for name in environments.adapters() if name in (*self.options.only, "fastload")]
         if self.options.here:
             return wanted
-        missing = [name for name in wanted if not environments.python_of(self.data, name).exists()]
+        missing = [name for name in wanted if not environments.python_of(self.options.venvs, name).exists()]
         if missing:
             print(f"no environment, left out: {', '.join(missing)}", flush=True)
         return [name for name in wanted if name not in missing]
@@ -108,11 +109,13 @@ class Run:
 
     def start(self, peer: str, request: Path, out: Path) -> subprocess.Popen[bytes]:
         """Starts `measure.py` in a session of its own."""
-        python = sys.executable if self.options.here else str(environments.python_of(self.data, peer))
+        python = sys.executable if self.options.here else str(environments.python_of(self.options.venvs, peer))
         variables = environments.environment_of({"OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(self.scratch)})
         command = [python, str(PEERS / "measure.py"), str(request), str(out)]
         with open(self.log, "wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=variables, start_new_session=True, preexec_fn=end_with_parent
+            )
 
     @property
     def log(self) -> Path:
@@ -185,8 +188,9 @@ class Run:
         if self.options.conditions and work.encoding == "raw" and work.transform is None:
             conditions = CONDITIONS["rows_218x178"]
         parts = ["cold"] if work.name in COLD else []
-        parts += ["first", "alone", "memory", *conditions]
+        parts += ["first", "alone", *conditions]
         if number == 0:
+            parts.insert(parts.index("alone") + 1, "memory")
             parts += ["verify"] + (["resume"] if work.name in RESUMED else [])
         return [part for part in parts if part in self.options.parts]
 
@@ -313,7 +317,7 @@ class Run:
 
     def searches(self) -> None:
         """Packs and searches alone."""
-        for peer in self.peers:
+        for peer in [name for name in self.peers if name in self.options.only]:
             for name in self.options.work:
                 if name.startswith("pack"):
                     continue
@@ -346,6 +350,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
+
+
+def end_with_parent() -> None:
+    """Lets this process be killed when its parent ends, so that nothing is left running."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def children_cpu_s() -> float:
@@ -395,7 +404,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.passes, options.seconds = 1, 0.05
-    options.data = options.data.resolve() / ("quick" if options.quick else "")
+    options.venvs = options.data.resolve()
+    options.data = options.venvs / ("quick" if options.quick else "")
     options.data.mkdir(parents=True, exist_ok=True)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of packers come here, where they are counted
     run = Run(options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ def augmentation(work: Work) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The transform of one uint8 image (C, H, W) by torchvision's v2, antialiased; None where there is none."""
     if work.transform is None:
         return None
+    import_torchvision()
     from torchvision.transforms import v2
 
     assert work.crop is not None, "every transform here begins with a crop"
@@ -39,11 +42,39 @@ def augmentation(work: Work) -> Callable[[torch.Tensor], torch.Tensor] | None:
     return v2.Compose(steps)
 
 
-def decode(encoded: torch.Tensor) -> torch.Tensor:
-    """The pixels of a JPEG file, (3, H, W)."""
-    from torchvision.io import ImageReadMode, decode_jpeg
+def import_torchvision() -> bool:
+    """Imports torchvision; returns whether its compiled part is there.
 
-    return decode_jpeg(encoded, mode=ImageReadMode.RGB)
+    It is not where torch is a build for the CPU and torchvision one for CUDA, as an index may give them. Then two
+    operators, which nothing here uses, are declared to let its Python part be imported; its transforms are that part.
+    """
+    try:
+        import torchvision
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            _DECLARED.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]  # half imported
+        import torchvision
+    return bool(torchvision.extension._has_ops())
+
+
+_DECLARED = torch.library.Library("torchvision", "FRAGMENT")  # kept: what it declares goes with it
+
+
+def decoder() -> Callable[[NDArray[np.uint8]], torch.Tensor]:
+    """Decodes the bytes of a JPEG file to (3, H, W): torchvision's decoder, or Pillow where that is not there."""
+    if import_torchvision():
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        return lambda encoded: decode_jpeg(torch.from_numpy(encoded), mode=ImageReadMode.RGB)
+    from PIL import Image
+
+    def decode(encoded: NDArray[np.uint8]) -> torch.Tensor:
+        with Image.open(io.BytesIO(encoded)) as image:  # type: ignore[arg-type]
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+    return decode
 
 
 def image_files(data: Data) -> tuple[list[Path], NDArray[np.int64]]:

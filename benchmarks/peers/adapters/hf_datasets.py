@@ -54,7 +54,9 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
                 yield {"images": row, "labels": int(label)}
 
         cache = str(out.with_name(f"{out.name}-cache"))
-        made = datasets.Dataset.from_generator(rows, features=features, cache_dir=cache, writer_batch_size=100)
+        # Named by hand: else it pickles what the generator refers to, all of this package, to name it.
+        more = {"cache_dir": cache, "writer_batch_size": 100, "fingerprint": out.name}
+        made = datasets.Dataset.from_generator(rows, features=features, **more)
     made.save_to_disk(str(out))
 
 
@@ -66,6 +68,7 @@ class Loader(_torch.DataLoaderEpochs):
 
         table = datasets.load_from_disk(str(path))
         if work.encoding == "jpeg":
+            _torch.import_torchvision()
             from torchvision.transforms import v2
 
             steps: list[Any] = [v2.RandomResizedCrop(work.crop, SCALE, RATIO), v2.PILToTensor()]
@@ -77,7 +80,8 @@ class Loader(_torch.DataLoaderEpochs):
                 }
             )
         else:
-            table = table.with_format("numpy")
+            # Pixels come as int64 unless the type is named; the labels, as Python numbers, are not to be of that type.
+            table = table.with_format("numpy", columns=["images"], output_all_columns=True, dtype=np.uint8)
         super().__init__(Fetched(table, work), work, settings, seed)
 
 

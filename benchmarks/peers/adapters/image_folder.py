@@ -37,6 +37,8 @@ class Loader(_torch.DataLoaderEpochs):
     def __init__(self, work: Work, path: Path, settings: dict[str, Any], seed: int) -> None:
         import torch
         from torch.utils.data import default_collate
+
+        _torch.import_torchvision()
         from torchvision.datasets import ImageFolder
         from torchvision.transforms import v2
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from peers.adapters import _torch
 from peers.work import Data, Work
@@ -14,7 +13,7 @@ from peers.work import Data, Work
 REQUIREMENTS = ("lmdb==3.0.0", "torchvision==0.28.0", "pillow")
 PACKS = True
 ANTIALIASED = True
-MAP_BYTES = 1 << 40  # the most that the file may grow to
+MAP_BYTES = 1 << 36  # the most that the file may grow to
 
 
 def versions() -> dict[str, str]:
@@ -37,7 +36,7 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
     import lmdb
 
     out.mkdir(exist_ok=True)
-    with lmdb.open(str(out), map_size=MAP_BYTES, sync=False, writemap=True) as db:
+    with lmdb.open(str(out), map_size=MAP_BYTES, sync=False) as db:
         if encoding == "jpeg":
             values = (path.read_bytes() for path in _torch.image_files(data)[0])
         else:
@@ -60,10 +59,10 @@ class Loader(_torch.DataLoaderEpochs):
         read = _torch.in_each_process(
             lambda: lmdb.open(str(path), readonly=True, lock=False, readahead=False).begin(buffers=True)
         )
-        shape = work.data.shape
+        shape, decode = work.data.shape, _torch.decoder() if work.encoding == "jpeg" else None
 
         def fetch(row: int) -> Any:
             value = np.frombuffer(read().get(row.to_bytes(8, "big")), np.uint8)
-            return _torch.decode(torch.from_numpy(value.copy())) if work.encoding == "jpeg" else value.reshape(shape)
+            return value.reshape(shape) if decode is None else decode(value)
 
         super().__init__(_torch.Batches(work, fetch, np.load(work.data.labels)), work, settings, seed)

@@ -45,6 +45,7 @@ class Loader:
         self.torch, self.work, self.settings, self.seed = torch, work, settings, seed
         self.rows, self.labels = np.load(path, mmap_mode="c"), np.load(work.data.labels)
         self.flat = torch.from_numpy(self.rows.reshape(len(self.rows), -1))
+        torch.set_num_threads(settings.get("threads", 1))  # once: OpenMP would start threads anew at each change
         self.out = torch.empty((work.batch_size, self.flat.shape[1]), dtype=torch.uint8)
 
     def epoch(self, number: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -57,10 +58,7 @@ class Loader:
             if self.settings["gather"] == "np.take":
                 np.take(self.rows, rows, axis=0, out=out.reshape(size, *self.rows.shape[1:]), mode="clip")
             else:
-                before = torch.get_num_threads()
-                torch.set_num_threads(self.settings["threads"])
                 torch.index_select(self.flat, 0, torch.from_numpy(rows), out=self.out)
-                torch.set_num_threads(before)  # the net beside it has its own
             yield out.reshape(size, *self.rows.shape[1:]), self.labels[rows]
 
     def close(self) -> None:

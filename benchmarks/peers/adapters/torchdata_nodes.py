@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from peers.adapters import _torch
 from peers.work import Work
 
-REQUIREMENTS = ("torchdata==0.11.0", "torchvision==0.28.0")
+REQUIREMENTS = ("torchdata==0.11.0", "torchvision==0.28.0", "pillow")
 PACKS = False
 ANTIALIASED = True
 
@@ -75,7 +75,7 @@ class Loader:
 
         workers, method = settings["num_workers"], settings["method"]
         more = {"multiprocessing_context": "fork"} if method == "process" else {}
-        source = nodes.SamplerWrapper(self.sampler, initial_epoch=-1)
+        source = nodes.SamplerWrapper(self.sampler)
         mapped = nodes.ParallelMapper(source, make, num_workers=workers, method=method, **more)
         self.loader: Any = nodes.Loader(nodes.Prefetcher(mapped, prefetch_factor=2), restart_on_stop_iteration=True)
         torch.set_num_threads(1)  # in the mapper's threads: they are the parallel ones
@@ -101,7 +101,5 @@ def fetcher(work: Work, path: Path) -> Any:
     """A function from a row to its pixels: of the .npy, or of the JPEG file."""
     if work.encoding == "raw":
         return np.load(path, mmap_mode="c").__getitem__
-    from torchvision.io import read_file
-
-    files = [str(file) for file in _torch.image_files(work.data)[0]]
-    return lambda row: _torch.decode(read_file(files[row]))
+    files, decode = _torch.image_files(work.data)[0], _torch.decoder()
+    return lambda row: decode(np.fromfile(files[row], np.uint8))

@@ -33,7 +33,7 @@ def supports(work: Work) -> str:
 def settings(work: Work) -> list[dict[str, Any]]:
     """Both readers; tensorstore's threads are a resource of its context."""
     found: list[dict[str, Any]] = [{"reader": "tensorstore", "threads": count} for count in (2, 4, 1)]
-    return [*found, {"reader": "zarr", "threads": 2}, {"reader": "zarr", "threads": 4}]
+    return [*found, {"reader": "zarr", "threads": 2}]
 
 
 def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
