@@ -13,8 +13,8 @@ NAMES = {
     "fastload": "fastload", "memmap": "NumPy memmap, gathered by hand", "torchdata_nodes": "torchdata.nodes, memmap",
     "image_folder": "ImageFolder, DataLoader", "h5py_loader": "h5py, DataLoader", "lmdb_loader": "LMDB, DataLoader",
     "zarr_loader": "Zarr 3", "hf_datasets": "Hugging Face datasets", "ffcv": "FFCV", "dali": "DALI, on the CPU",
-    "webdataset": "WebDataset", "streaming": "MosaicML Streaming", "litdata": "LitData", "spdl": "SPDL",
-    "grain": "Grain", "tf_data": "tf.data",
+    "webdataset": "WebDataset", "streaming": "MosaicML Streaming", "litdata_loader": "LitData", "spdl_loader": "SPDL",
+    "grain_loader": "Grain", "tf_data": "tf.data",
 }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ class Run:
         name = f"{peer}/{work.name}"
         if self.options.quick:
             return self.ask(peer, work, ["search"], seconds=0.0)
-        if name not in self.searched or self.options.search:
+        if name not in self.searched or self.options.again:
             answer = self.ask(peer, work, ["search"], seconds=min(1.0, self.options.seconds))
             record = {key: answer[key] for key in ("candidates", "unsupported", "failed", "versions") if key in answer}
             record |= {"machine": self.about["machine"], "time": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -394,7 +394,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.5, help="of whole epochs in each part (default: 1.5)")
     parser.add_argument("--conditions", action="store_true", help="step, train and python also for the other rows")
-    parser.add_argument("--search", action="store_true", help="pack, and search settings anew, and nothing else")
+    parser.add_argument("--search", action="store_true", help="pack and search settings, and nothing else")
+    parser.add_argument("--again", action="store_true", help="search settings also where they are recorded")
     parser.add_argument("--here", action="store_true", help="all loaders in this Python's environment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=harness.ROOT / ".bench" / "peers", help="folder (.bench/peers)")

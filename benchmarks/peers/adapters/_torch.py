@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
-import os
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from peers.work import MEAN, RATIO, SCALE, STD, Data, Work
+from peers.adapters._files import decoded_rows, image_files, versions_of, worker_settings
+from peers.work import MEAN, RATIO, SCALE, STD, Work
 
-
-def versions_of(*packages: str) -> dict[str, str]:
-    """Versions of packages and of what is beneath each adapter."""
-    return {name: version(name) for name in (*packages, "torch", "numpy")}
-
-
-def worker_settings(*counts: int) -> list[dict[str, Any]]:
-    """Candidates for `num_workers`; workers stay from epoch to epoch, as the manual of torch advises."""
-    return [{"num_workers": count} for count in counts]
+__all__ = ["decoded_rows", "image_files", "versions_of", "worker_settings"]  # for adapters that import torch anyway
 
 
 def augmentation(work: Work) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -62,36 +53,24 @@ def import_torchvision() -> bool:
 _DECLARED = torch.library.Library("torchvision", "FRAGMENT")  # kept: what it declares goes with it
 
 
-def decoder() -> Callable[[NDArray[np.uint8]], torch.Tensor]:
-    """Decodes the bytes of a JPEG file to (3, H, W): torchvision's decoder, or Pillow where that is not there."""
+def decode(encoded: torch.Tensor) -> torch.Tensor:
+    """The pixels of a JPEG file, (3, H, W), by torchvision's decoder, or by Pillow where that is not there."""
+    return _decoder()(encoded)
+
+
+@functools.cache
+def _decoder() -> Callable[[torch.Tensor], torch.Tensor]:
     if import_torchvision():
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        return lambda encoded: decode_jpeg(torch.from_numpy(encoded), mode=ImageReadMode.RGB)
+        return lambda encoded: decode_jpeg(encoded, mode=ImageReadMode.RGB)
     from PIL import Image
 
-    def decode(encoded: NDArray[np.uint8]) -> torch.Tensor:
-        with Image.open(io.BytesIO(encoded)) as image:  # type: ignore[arg-type]
+    def by_pillow(encoded: torch.Tensor) -> torch.Tensor:
+        with Image.open(io.BytesIO(encoded.numpy())) as image:
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
-    return decode
-
-
-def image_files(data: Data) -> tuple[list[Path], NDArray[np.int64]]:
-    """The files of a folder in the order of their rows, and their labels."""
-    return sorted(data.folder.glob("*/*")), np.load(data.labels)
-
-
-def decoded_rows(data: Data) -> Iterator[NDArray[np.uint8]]:
-    """The images that a packer has to store: rows, where there are any, else the decoded files."""
-    if data.rows is not None:
-        yield from np.load(data.rows, mmap_mode="r")
-        return
-    from PIL import Image
-
-    for path in image_files(data)[0]:
-        with Image.open(path) as file:
-            yield np.asarray(file.convert("RGB"))
+    return by_pillow
 
 
 class Batches(Dataset[Any]):
@@ -119,7 +98,7 @@ class Batches(Dataset[Any]):
         for row in rows:
             image = self.fetch(row)
             if not isinstance(image, torch.Tensor):
-                image = torch.from_numpy(image).permute(2, 0, 1)
+                image = torch.from_numpy(np.array(image)).permute(2, 0, 1)  # copied: torch wants what may be written
             made.append(self.augment(image))
         return torch.stack(made), labels
 
@@ -158,16 +137,3 @@ class DataLoaderEpochs:
     def close(self) -> None:
         """Ends the worker processes."""
         self.loader = None
-
-
-def in_each_process(open_it: Callable[[], Any]) -> Callable[[], Any]:
-    """What `open_it` opens, opened again in each process: its handles must not cross a fork."""
-    opened: dict[int, Any] = {}
-
-    def get() -> Any:
-        pid = os.getpid()
-        if pid not in opened:
-            opened[pid] = open_it()
-        return opened[pid]
-
-    return get

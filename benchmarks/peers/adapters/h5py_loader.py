@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from peers.adapters import _torch
+from peers.adapters import _files
 from peers.work import Data, Work
 
-REQUIREMENTS = ("h5py==3.16.0", "torchvision==0.28.0", "pillow")
+REQUIREMENTS = ("h5py==3.16.0", "torchvision==0.28.0", "pillow==13.0.0")
 PACKS = True
 ANTIALIASED = True
 
@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
     """Versions of h5py and its HDF5."""
     import h5py
 
-    return {**_torch.versions_of("h5py", "torchvision"), "hdf5": h5py.version.hdf5_version}
+    return {**_files.versions_of("h5py", "torchvision"), "hdf5": h5py.version.hdf5_version}
 
 
 def supports(work: Work) -> str:
@@ -29,7 +29,7 @@ def supports(work: Work) -> str:
 
 def settings(work: Work) -> list[dict[str, Any]]:
     """Worker processes: HDF5 has one lock a process, so threads never read at once."""
-    return _torch.worker_settings(2, 4, 1, 0)
+    return _files.worker_settings(2, 4, 1, 0)
 
 
 def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
@@ -41,19 +41,18 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
     with h5py.File(out / "images.h5", "w") as file:
         file["labels"] = labels
         images = None
-        for at, row in enumerate(_torch.decoded_rows(data)):
+        for at, row in enumerate(_files.decoded_rows(data)):
             if images is None:
                 images = file.create_dataset("images", (len(labels), *row.shape), np.uint8)
             images[at] = row
 
 
-class Loader(_torch.DataLoaderEpochs):
+def Loader(work: Work, path: Path, settings: dict[str, Any], seed: int) -> Any:
     """Rows as `dataset[row]`."""
+    import h5py
 
-    def __init__(self, work: Work, path: Path, settings: dict[str, Any], seed: int) -> None:
-        import h5py
+    from peers.adapters import _torch  # not above: packing has no use for torch
 
-        images = _torch.in_each_process(lambda: h5py.File(path / "images.h5", "r")["images"])
-        super().__init__(
-            _torch.Batches(work, lambda row: images()[row], np.load(work.data.labels)), work, settings, seed
-        )
+    images = _files.in_each_process(lambda: h5py.File(path / "images.h5", "r")["images"])
+    batches = _torch.Batches(work, lambda row: images()[row], np.load(work.data.labels))
+    return _torch.DataLoaderEpochs(batches, work, settings, seed)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from peers.adapters import _torch
+from peers.adapters import _files
 from peers.work import Data, Work
 
-REQUIREMENTS = ("lmdb==3.0.0", "torchvision==0.28.0", "pillow")
+REQUIREMENTS = ("lmdb==3.0.0", "torchvision==0.28.0", "pillow==13.0.0")
 PACKS = True
 ANTIALIASED = True
 MAP_BYTES = 1 << 36  # the most that the file may grow to
@@ -18,7 +18,7 @@ MAP_BYTES = 1 << 36  # the most that the file may grow to
 
 def versions() -> dict[str, str]:
     """Versions of the binding and torchvision."""
-    return _torch.versions_of("lmdb", "torchvision")
+    return _files.versions_of("lmdb", "torchvision")
 
 
 def supports(work: Work) -> str:
@@ -28,7 +28,7 @@ def supports(work: Work) -> str:
 
 def settings(work: Work) -> list[dict[str, Any]]:
     """Worker processes, and none: its reads do not wait for a lock."""
-    return _torch.worker_settings(0, 1, 2, 4)
+    return _files.worker_settings(0, 1, 2, 4)
 
 
 def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
@@ -38,9 +38,9 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
     out.mkdir(exist_ok=True)
     with lmdb.open(str(out), map_size=MAP_BYTES, sync=False) as db:
         if encoding == "jpeg":
-            values = (path.read_bytes() for path in _torch.image_files(data)[0])
+            values = (path.read_bytes() for path in _files.image_files(data)[0])
         else:
-            values = (np.ascontiguousarray(row).tobytes() for row in _torch.decoded_rows(data))
+            values = (np.ascontiguousarray(row).tobytes() for row in _files.decoded_rows(data))
         put = db.begin(write=True)
         for at, value in enumerate(values):
             put.put(at.to_bytes(8, "big"), value, append=True)
@@ -50,19 +50,22 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
         put.commit()
 
 
-class Loader(_torch.DataLoaderEpochs):
+def Loader(work: Work, path: Path, settings: dict[str, Any], seed: int) -> Any:
     """Values as buffers of the mapped file, copied once, into their batch."""
+    import lmdb
+    import torch  # not above: packing has no use for it
 
-    def __init__(self, work: Work, path: Path, settings: dict[str, Any], seed: int) -> None:
-        import lmdb
+    from peers.adapters import _torch
 
-        read = _torch.in_each_process(
-            lambda: lmdb.open(str(path), readonly=True, lock=False, readahead=False).begin(buffers=True)
-        )
-        shape, decode = work.data.shape, _torch.decoder() if work.encoding == "jpeg" else None
+    read = _files.in_each_process(
+        lambda: lmdb.open(str(path), readonly=True, lock=False, readahead=False).begin(buffers=True)
+    )
 
-        def fetch(row: int) -> Any:
-            value = np.frombuffer(read().get(row.to_bytes(8, "big")), np.uint8)
-            return value.reshape(shape) if decode is None else decode(value)
+    def fetch(row: int) -> Any:
+        value = read().get(row.to_bytes(8, "big"))
+        if work.encoding == "jpeg":
+            return _torch.decode(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+        return np.frombuffer(value, np.uint8).reshape(work.data.shape)
 
-        super().__init__(_torch.Batches(work, fetch, np.load(work.data.labels)), work, settings, seed)
+    batches = _torch.Batches(work, fetch, np.load(work.data.labels))
+    return _torch.DataLoaderEpochs(batches, work, settings, seed)

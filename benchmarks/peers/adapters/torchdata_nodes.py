@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from peers.adapters import _torch
 from peers.work import Work
 
-REQUIREMENTS = ("torchdata==0.11.0", "torchvision==0.28.0", "pillow")
+REQUIREMENTS = ("torchdata==0.11.0", "torchvision==0.28.0", "pillow==13.0.0")
 PACKS = False
 ANTIALIASED = True
 
@@ -101,5 +101,5 @@ def fetcher(work: Work, path: Path) -> Any:
     """A function from a row to its pixels: of the .npy, or of the JPEG file."""
     if work.encoding == "raw":
         return np.load(path, mmap_mode="c").__getitem__
-    files, decode = _torch.image_files(work.data)[0], _torch.decoder()
-    return lambda row: decode(np.fromfile(files[row], np.uint8))
+    files = _torch.image_files(work.data)[0]
+    return lambda row: _torch.decode(torch.from_numpy(np.fromfile(files[row], np.uint8)))

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peers.adapters import _torch
+from peers.adapters import _files
 from peers.work import Data, Work
 
-REQUIREMENTS = ("zarr==3.1.6", "tensorstore==0.1.86", "pillow")
+REQUIREMENTS = ("zarr==3.1.6", "tensorstore==0.1.86", "pillow==13.0.0")
 PACKS = True
 SHARD_ROWS = 256
 AHEAD = 2  # batches asked for before the one in hand
@@ -22,7 +22,7 @@ AHEAD = 2  # batches asked for before the one in hand
 
 def versions() -> dict[str, str]:
     """Versions of both readers."""
-    return _torch.versions_of("zarr", "tensorstore")
+    return _files.versions_of("zarr", "tensorstore")
 
 
 def supports(work: Work) -> str:
@@ -42,7 +42,7 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
 
     array, buffer, done = None, [], 0
     count = data.num_images
-    for row in _torch.decoded_rows(data):
+    for row in _files.decoded_rows(data):
         if array is None:
             shards = (SHARD_ROWS, *row.shape)
             array = zarr.create_array(
