@@ -403,12 +403,13 @@ def main() -> None:
     """Answer the request of the command line."""
     # A child whose parent ends comes to this process, not to init, so that its CPU seconds and memory stay counted.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    request = json.loads(Path(sys.argv[1]).read_text())
+    asked, out = map(Path, sys.argv[1:])
+    request = json.loads(asked.read_text())
     try:
         found = answer(request)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is this loader's answer
         found = {"failed": f"{type(error).__name__}: {error}"[:500]}
-    Path(sys.argv[2]).write_text(json.dumps(found))
+    out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class Run:
     def start(self, peer: str, request: Path, out: Path) -> subprocess.Popen[bytes]:
         """Starts `measure.py` in a session of its own."""
         python = sys.executable if self.options.here else str(environments.python_of(self.options.venvs, peer))
-        variables = environments.environment_of({"OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(self.scratch)})
+        variables = environments.environment_of({"TMPDIR": str(self.scratch)})
         command = [python, str(PEERS / "measure.py"), str(request), str(out)]
         with open(self.log, "wb") as log:
             return subprocess.Popen(
@@ -148,11 +148,12 @@ class Run:
         if self.options.quick:
             return self.ask(peer, work, ["search"], seconds=0.0)
         if name not in self.searched or self.options.again:
-            answer = self.ask(peer, work, ["search"], seconds=min(1.0, self.options.seconds))
+            answer = self.ask(peer, work, ["search"], seconds=min(0.7, self.options.seconds))
             record = {key: answer[key] for key in ("candidates", "unsupported", "failed", "versions") if key in answer}
             record |= {"machine": self.about["machine"], "time": datetime.now(UTC).isoformat(timespec="seconds")}
-            if "failed" in answer and "candidates" not in answer:
+            if best(record) is None and "unsupported" not in record:
                 return record  # asked again the next time
+            self.searched = json.loads(SETTINGS.read_text()) if SETTINGS.exists() else {}
             self.searched[name] = record
             SETTINGS.write_text(json.dumps(dict(sorted(self.searched.items())), indent=1) + "\n")
             print(f"search {name}: {told(best(record)) or record.get('unsupported')}", flush=True)
@@ -392,7 +393,7 @@ def main() -> None:
     parser.add_argument("--work", nargs="+", choices=WORKS, default=list(WORKS), metavar="WORK", help=", ".join(WORKS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of whole epochs in each part (default: 1.5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of whole epochs in each part (default: 1)")
     parser.add_argument("--conditions", action="store_true", help="step, train and python also for the other rows")
     parser.add_argument("--search", action="store_true", help="pack and search settings, and nothing else")
     parser.add_argument("--again", action="store_true", help="search settings also where they are recorded")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,14 @@ def supports(work: Work) -> str:
 
 
 def settings(work: Work) -> list[dict[str, Any]]:
-    """Its defaults; the search may take them or not, so they stand alone unless the decoding takes all threads."""
+    """Its defaults alone."""
     return [{}]
 
 
 def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
-    """The command line in a process of its own, as its users run it; it syncs what it wrote."""
+    """What the command line runs; it syncs what it wrote."""
+    from fastload.cli import main
+
     source = data.folder
     out.mkdir(exist_ok=True)
     if encoding == "raw" and data.rows is not None:
@@ -48,11 +51,17 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
             link = source / f"{name}.npy"
             if not link.exists():
                 link.symlink_to(path)
-    words = ["pack", str(source), str(out / "images.h5"), "--store", "source" if encoding == "jpeg" else "raw"]
-    if workers:
-        words += ["--workers", str(workers)]
-    run = [sys.executable, "-c", "from fastload.cli import main; main()", *words]
-    subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+    store = "source" if encoding == "jpeg" else "raw"
+    words = ["fastload", "pack", str(source), str(out / "images.h5"), "--store", store, "--workers", str(workers)]
+    before, sys.argv = sys.argv, words
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            main()
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"fastload pack ended with {end.code}") from end
+    finally:
+        sys.argv = before
 
 
 class Loader:
