@@ -199,7 +199,6 @@ class Measurement:
         self.files = [self.path] if adapter.PACKS else [self.path, work.data.folder]
         self.numbers = itertools.count()
         self.loader: Any = None
-        self.busy: dict[str, Busy] = {}
 
     def open(self, settings: dict[str, Any]) -> Any:
         """A new Loader, whose epochs count from 0."""
@@ -275,27 +274,19 @@ class Measurement:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the trained net must not occupy the core that reads
         try:
-            return self.beside("train")
+            return self.beside(train_step())
         finally:
             torch.set_num_threads(threads)
 
     def python(self) -> dict[str, Any]:
-        return self.beside("python")
+        return self.beside(python_step)
 
-    def beside(self, kind: str) -> dict[str, Any]:
-        busy = self.busy[kind]
+    def beside(self, step: Callable[[], None]) -> dict[str, Any]:
+        """Epochs beside steps whose own time is taken just before, while the loader has read ahead all it may."""
+        time.sleep(0.2)
+        busy = Busy(step, np.ones(self.work.batch_shape, self.work.dtype))
         found = self.epochs(self.seconds, busy)
         return {**found, "share": busy.alone_s * found["batches"] / found["seconds"], "alone_s": busy.alone_s}
-
-    def calibrate(self) -> None:
-        """Measures the steps of `train` and `python` while there is no loader yet."""
-        import torch
-
-        like = np.ones(self.work.batch_shape, self.work.dtype)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        self.busy = {"train": Busy(train_step(), like), "python": Busy(python_step, like)}
-        torch.set_num_threads(threads)
 
     def memory(self) -> dict[str, Any]:
         with peak_memory() as peak:
@@ -380,8 +371,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     read_in(measurement.files)
     if request["parts"] == ["search"]:
         return {**found, "candidates": search(measurement)}
-    if {"train", "python"} & set(request["parts"]):
-        measurement.calibrate()
     for part in request["parts"]:
         try:
             if measurement.loader is None and part not in ("cold", "first"):
