@@ -152,7 +152,8 @@ class Page:
         passes = max(len(runs) for runs in self.records.runs.values())
         commands = sorted({one["command"] for runs in self.records.runs.values() for one in runs})
         commits = sorted({one["commit"] for runs in self.records.runs.values() for one in runs})
-        repeated = sum(bool(one.get("repeated")) for runs in self.records.runs.values() for one in runs)
+        measured = [one for runs in self.records.runs.values() for one in runs]
+        repeated = sum(bool(one.get("repeated")) for one in measured)
         lines += [
             "",
             *prose(
@@ -161,7 +162,7 @@ class Page:
                 machine gives other numbers: with more cores, loaders that need more processes gain."""
             ),
             "",
-            *prose(f"{METHOD} {repeated} were."),
+            *prose(f"{METHOD} {repeated} of {len(measured)} were."),
             "",
             *prose("The commands of these records: " + "; ".join(f"`{command}`" for command in commands) + "."),
         ]
@@ -377,7 +378,7 @@ class Page:
                     rows.append(row)
             lines += ["", f"### {title}", "", *table(["loader", *columns.values()], rows)]
         lines += ["", "### What the cells rest on", ""]
-        lines += [f"{number}. `{source}`" for number, source in enumerate(sources, 1)]
+        lines += [f"{number}. {source}" for number, source in enumerate(sources, 1)]
         read = "; ".join(f"{name} at {commit}" for name, commit in self.features["read"].items())
         return [*lines, "", *prose(f"Repositories as read: {read}.")]
 
@@ -409,6 +410,7 @@ def draw(records: Records) -> None:
         axes.set_ylim(len(peers) - 0.4, -0.6)
         axes.set_xlim(0, 1.15 * max(max(values) for values in rates.values()))
         axes.set_xlabel("images/s")
+        axes.xaxis.set_major_formatter(lambda value, _: whole(value))
         axes.set_title(title)
         figure.tight_layout()
         figure.savefig(RESULTS / f"peers_{work}.png", metadata={"Software": None})
