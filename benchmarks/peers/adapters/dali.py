@@ -3,7 +3,7 @@
 Raw images come by fn.external_source from a memory-mapped array, as views that are not copied (`no_copy=True`), and
 fn.copy or the crop reads them in DALI's threads. JPEGs come by fn.readers.file with `shuffle_after_epoch=True`, are
 decoded with fn.decoders.image_random_crop, which decodes no more rows than the crop needs, and go through fn.resize.
-Both shuffles are full ones. Two batches and more are made ahead by `prefetch_queue_depth`. Shrinking is antialiased, its
+fn.copy or the crop reads them in its threads. JPEGs come by fn.readers.file with `shuffle_after_epoch=True`, are
 default.
 
 Slower here, and left out: fn.readers.numpy and fn.readers.file with one file an image for raw images (0.55 and 0.45 of
@@ -91,7 +91,9 @@ class Loader:
         with pipeline:
             if work.encoding == "raw":
                 source = Source(self.path, work, self.seed)
-                images, labels = fn.external_source(source, num_outputs=2, no_copy=True, batch_info=True, layout=["HWC", ""])
+                images, labels = fn.external_source(
+                    source, num_outputs=2, no_copy=True, batch_info=True, layout=["HWC", ""]
+                )
                 if work.crop is None:
                     images = fn.copy(images)
                 else:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from peers.adapters import _torch
 from peers.work import MEAN, RATIO, SCALE, STD, Data, Work
 
-REQUIREMENTS = ("ffcv==1.0.2", "pillow")
+REQUIREMENTS = ("ffcv==1.0.2", "pillow==13.0.0")
 PACKS = True
 ANTIALIASED = True
 

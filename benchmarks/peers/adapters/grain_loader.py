@@ -1,6 +1,6 @@
 """Grain: a MapDataset over a memory-mapped array or the files, read by threads of one process, or by processes.
 
-`MapDataset.shuffle` is a full shuffle, by an index that is computed and not stored; `seed` and the epoch give its order.
+`MapDataset.shuffle` is a full one, by an index that is computed and not stored; `seed` and the epoch give its order.
 For rows without a transform a batch is one element: the shuffled row numbers are batched, and `map` gathers them. JPEGs
 are decoded and cropped by OpenCV, whose bilinear resize is not antialiased.
 """

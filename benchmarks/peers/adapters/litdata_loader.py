@@ -1,6 +1,6 @@
 """LitData: chunks written by `optimize`, StreamingDataset in its StreamingDataLoader, from a local folder.
 
-Pixels are NumPy arrays; JPEG files go through its JPEG serializer, which stores a file's own bytes and decodes them with
+Pixels are NumPy arrays; JPEGs go through its JPEG serializer, which stores a file's own bytes and decodes them with
 torchvision. `shuffle=True` shuffles the chunks, and the samples within each chunk, so images of one chunk (64 MB) come
 near each other. torchvision crops.
 """

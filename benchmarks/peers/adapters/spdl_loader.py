@@ -119,7 +119,9 @@ class Loader:
 
         order = np.random.default_rng((self.seed, number)).permutation(len(self.labels))
         size, count = self.work.batch_size, self.work.batches
-        make = self.decoded if self.work.encoding == "jpeg" else self.gather if self.augment is None else self.transformed
+        make = (
+            self.decoded if self.work.encoding == "jpeg" else self.gather if self.augment is None else self.transformed
+        )
         pipeline = (
             PipelineBuilder()
             .add_source(order[at * size : (at + 1) * size] for at in range(count))

@@ -8,6 +8,7 @@ dataset, as it asks. It is packed by processes, each with a folder of its own, a
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +71,7 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
     edges = np.linspace(0, data.num_images, workers + 1).astype(int).tolist()
     out.mkdir()
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        pool.starmap(write, [(data, out, encoding, *edge) for edge in zip(edges[:-1], edges[1:], strict=True)])
+        pool.starmap(write, [(data, out, encoding, *edge) for edge in itertools.pairwise(edges)])
     merge_index(str(out), keep_local=True)
 
 

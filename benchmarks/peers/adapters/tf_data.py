@@ -12,6 +12,7 @@ An iterator can be saved in a tf.train.Checkpoint, buffers and all; that is not 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -57,7 +58,7 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
     rows = np.load(data.rows, mmap_mode="r") if data.rows is not None and encoding == "raw" else None
     files = sorted(data.folder.glob("*/*")) if rows is None else []
     edges = np.linspace(0, data.num_images, SHARDS + 1).astype(int)
-    for shard, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for shard, (first, last) in enumerate(itertools.pairwise(edges)):
         if encoding == "jpeg":
             with tf.io.TFRecordWriter(str(out / f"{shard:03}.tfrecord")) as writer:
                 for at in range(first, last):
