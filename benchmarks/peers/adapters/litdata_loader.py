@@ -1,8 +1,8 @@
 """LitData: chunks written by `optimize`, StreamingDataset in its StreamingDataLoader, from a local folder.
 
-Pixels are NumPy arrays; JPEGs go through its JPEG serializer, which stores a file's own bytes and decodes them with
-torchvision. `shuffle=True` shuffles the chunks, and the samples within each chunk, so images of one chunk (64 MB) come
-near each other. torchvision crops.
+Pixels are NumPy arrays; JPEG files are stored as bytes and decoded as in the other adapters, since its JPEG serializer
+fails without torchvision's compiled part. `shuffle=True` shuffles the chunks, and the samples within each chunk, so
+images of one chunk (64 MB) come near each other. torchvision crops.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Sample:
         if rows is not None:
             image: Any = np.ascontiguousarray(rows[at])
         elif self.encoding == "jpeg":
-            image = Image.open(files[at])
+            image = files[at].read_bytes()
         else:
             with Image.open(files[at]) as opened:
                 image = np.asarray(opened.convert("RGB"))
@@ -98,8 +98,8 @@ class Loader:
                     return image, sample["label"]
                 if raw:
                     image = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-                elif image.shape[0] == 1:
-                    image = image.expand(3, -1, -1)
+                else:
+                    image = _torch.decode(torch.frombuffer(bytearray(image), dtype=torch.uint8))
                 return augment(image), sample["label"]
 
         self.loader: Any = StreamingDataLoader(
