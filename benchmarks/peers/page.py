@@ -64,7 +64,7 @@ looked for, which proves no absence; what an empty cell would say is not establi
 
 GIVES_UP = {
     "memmap": "nothing is read ahead, so in training its time adds to the step's; no transform, rank or resuming",
-    "ffcv": "its crops are not antialiased, no resuming within an epoch was found, and it has to be compiled",
+    "ffcv": "no resuming within an epoch was found, and it has to be compiled",
     "dali": "its pipelines are written in operators of its own",
     "torchdata_nodes": "the gather and its transforms are one's own code",
     "lmdb_loader": "the order, its resuming and what a value holds are one's own code",
