@@ -71,10 +71,12 @@ def environment_of(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join((str(ROOT), str(PEERS.parent))), **(extra or {})}
 
 
-def make(folder: Path, name: str) -> dict[str, Any]:
-    """Makes an environment anew; returns its record."""
+def make(folder: Path, name: str, *, again: bool = True) -> dict[str, Any]:
+    """Makes an environment, unless it is there and not to be made again; returns its record."""
     venv = python_of(folder, name).parents[1]
-    shutil.rmtree(venv, ignore_errors=True)
+    there = python_of(folder, name).exists() and not again
+    if not there:
+        shutil.rmtree(venv, ignore_errors=True)
     begin = time.perf_counter()
     wanted = requirements(name)
     record: dict[str, Any] = {"requirements": wanted, "python": platform.python_version()}
@@ -86,7 +88,7 @@ def make(folder: Path, name: str) -> dict[str, Any]:
         [python, "-c", f"import json; from peers.adapters import {name} as m; print(json.dumps(m.versions()))"],
     )
     said = ""
-    for step in steps:
+    for step in steps[2:] if there else steps:
         try:
             done = subprocess.run(
                 step, capture_output=True, text=True, env=environment_of(), timeout=LONGEST_S, check=False
@@ -97,7 +99,8 @@ def make(folder: Path, name: str) -> dict[str, Any]:
             return {**record, "failed": reason(done.stdout + done.stderr)}
         said = done.stdout
     record["versions"] = json.loads(said.splitlines()[-1])
-    record["seconds"] = round(time.perf_counter() - begin)
+    if not there:
+        record["seconds"] = round(time.perf_counter() - begin)
     record["mib"] = sum(path.lstat().st_size for path in venv.rglob("*") if not path.is_dir()) >> 20
     if wanted and name != "fastload":
         record["built"] = built(python, wanted[0])
@@ -140,7 +143,7 @@ def main() -> None:
     for name in options.only:
         if not options.again and python_of(options.data, name).exists() and "versions" in records.get(name, {}):
             continue
-        records[name] = make(options.data, name)
+        records[name] = make(options.data, name, again=options.again or "failed" in records.get(name, {}))
         records[name]["made"] = datetime.now(UTC).date().isoformat()
         INSTALLED.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
         print(f"{name}: {records[name].get('versions') or records[name].get('failed')}", flush=True)
