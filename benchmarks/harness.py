@@ -30,6 +30,7 @@ import fastload
 from fastload.format.writer import writer_name
 from fastload.profiling.bench.passes import Spread, Way, compare, spread, touch
 from fastload.profiling.meter.sampler import peak_memory, process_memory
+from fastload.system import native
 
 # Measured by the product alike.
 __all__ = ["Spread", "Way", "compare", "peak_memory", "process_memory", "spread", "touch"]
@@ -66,6 +67,7 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "absent"
+    found["native"] = "absent" if native.library() is None else "with JPEG" if native.decodes_jpeg() else "without JPEG"
     return found
 
 

@@ -29,6 +29,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import build_native
+
 PEERS = Path(__file__).resolve().parent
 ROOT = PEERS.parents[1]
 INSTALLED = PEERS.parent / "results" / "peers_installed.json"
@@ -101,6 +105,8 @@ def make(folder: Path, name: str, *, again: bool = True) -> dict[str, Any]:
     record["versions"] = json.loads(said.splitlines()[-1])
     if not there:
         record["seconds"] = round(time.perf_counter() - begin)
+    if name == "fastload":
+        record["compiled loops"] = build_native.build(build_native.LIBRARY) or "built"
     record["mib"] = sum(path.lstat().st_size for path in venv.rglob("*") if not path.is_dir()) >> 20
     if wanted and name != "fastload":
         record["built"] = built(python, wanted[0])
