@@ -368,6 +368,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     found: dict[str, Any] = {"versions": adapter.versions(), "torch_threads": torch.get_num_threads()}
     measurement = Measurement(adapter, work, request)
+    measurement.open(measurement.settings or adapter.settings(work)[0])  # whose imports are no part of what is measured
+    measurement.close()
     read_in(measurement.files)
     if request["parts"] == ["search"]:
         return {**found, "candidates": search(measurement)}
