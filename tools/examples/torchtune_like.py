@@ -85,6 +85,8 @@ class Recipe:
         if self.args.seen:
             Path(f"{self.args.seen}.{self.rank}").write_text(json.dumps(list(self.seen.values())))
         if self.distributed:
+            # First: else the model keeps the group, whose end waits for gloo's threads while they may wait for the GIL.
+            del self.model, self.optimizer
             dist.destroy_process_group()
 
 
