@@ -98,10 +98,10 @@ other_pythons() {
 }
 
 # Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
-# their own, and types, docs, the other Pythons and then the benchmarks' tests, so that all three end at about the same
+# their own, and types, docs, the other Pythons and then tests of two folders, so that all three end at about the same
 # time. What the other two say comes at the end.
 mostly_processes=(tests/faults tests/profiling/doctor tests/test_readme.py tests/tools)
-of_benchmarks=(tests/benchmarks)
+after_checks=(tests/benchmarks tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
 tests_of() {
@@ -117,8 +117,8 @@ checks() {
     say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
     other_pythons || code=1
-    say "tests of the benchmarks"
-    tests_of "${of_benchmarks[@]}" "$@" || code=1
+    say "tests of the benchmarks and of transforms"
+    tests_of "${after_checks[@]}" "$@" || code=1
     return "$code"
 }
 
@@ -131,11 +131,11 @@ trap 'kill "$processes_job" "$checks_job" 2>/dev/null || true' EXIT
 
 failed=()
 say "tests against the wheel"
-tests_of "${mostly_processes[@]/#/--ignore=}" "${of_benchmarks[@]/#/--ignore=}" "$@" || failed+=("tests")
+tests_of "${mostly_processes[@]/#/--ignore=}" "${after_checks[@]/#/--ignore=}" "$@" || failed+=("tests")
 wait "$processes_job" || failed+=("tests that start processes")
 say "tests that start processes"
 cat dist/test/processes.log
-wait "$checks_job" || failed+=("types, docs, another Python or tests of the benchmarks")
+wait "$checks_job" || failed+=("types, docs, another Python, or tests of the benchmarks or transforms")
 cat dist/test/checks.log
 say "done"
 if ((${#failed[@]})); then
