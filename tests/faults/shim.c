@@ -36,7 +36,8 @@ enum { CREATED = 1, TRUNCATED = 2 };
 
 static char below[PATH_MAX];
 static size_t below_length;
-static int failing = -1, fail_errno, log_fd = -1;
+static char log_path[PATH_MAX];
+static int failing = -1, fail_errno;
 static long fail_at, fail_many;
 static long counts[KINDS];
 
@@ -44,13 +45,12 @@ static int is_fork;
 
 static void configure(void) {
     const char *control = getenv("FAULTS_CONTROL");
-    char text[3 * PATH_MAX], kind[16], path[PATH_MAX];
+    char text[3 * PATH_MAX], kind[16];
     memset(counts, 0, sizeof counts);
     int others = 0;
     failing = -1;
     below_length = 0;
-    if (log_fd >= 0) syscall(SYS_close, log_fd);
-    log_fd = -1;
+    log_path[0] = 0;
     if (!control) return;
     int fd = syscall(SYS_openat, AT_FDCWD, control, O_RDONLY | O_CLOEXEC, 0);
     if (fd < 0) return;
@@ -63,8 +63,7 @@ static void configure(void) {
             for (int k = 0; k < KINDS; k++)
                 if (!strcmp(kind, NAMES[k])) failing = k;
         if (sscanf(line, "only %15s", kind) == 1) others = is_fork == !strcmp(kind, "started");
-        if (sscanf(line, "log %4095s", path) == 1)
-            log_fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+        sscanf(line, "log %4095s", log_path);
     }
     if (others) failing = -1;
 }
@@ -107,8 +106,10 @@ static int fails(int kind) {
 /* Appends a call: kind, lengths of its two paths, offset or flags, length; the paths; the data. */
 static void record(int kind, const char *path, const char *other, int64_t offset, int64_t length, const struct iovec *data,
                    int pieces) {
-    if (log_fd < 0) return;
+    if (!log_path[0]) return;
     int before = errno;
+    /* Opened for each call: a worker of the packer that was forked closes what it inherits. */
+    int log_fd = syscall(SYS_openat, AT_FDCWD, log_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     struct { uint32_t kind, path, other, data; int64_t offset, length; } head = {kind, strlen(path), strlen(other), !!pieces,
                                                                                   offset, length};
     size_t total = pieces ? (size_t)length : 0, at = sizeof head;
@@ -125,6 +126,7 @@ static void record(int kind, const char *path, const char *other, int64_t offset
         if (count < 0) abort();
         done += count;
     }
+    syscall(SYS_close, log_fd);
     free(all);
     errno = before;
 }
