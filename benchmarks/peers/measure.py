@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from peers.work import Epoch, Work, consume, from_json, in_memory_order
 
 STEP_S = 0.010
+LONG_S = 30  # a first epoch after which no other is waited for
 PR_SET_CHILD_SUBREAPER = 36
 After = Callable[[NDArray[Any]], object]
 
@@ -346,7 +347,7 @@ def search(measurement: Measurement) -> list[dict[str, Any]]:
         try:
             measurement.open(settings)
             rates = measurement.epochs(0.0)
-            if rates["seconds"] < 5 * measurement.seconds:  # else the first epoch says enough
+            if rates["seconds"] < LONG_S:  # else it says enough, whatever is compiled within
                 rates = measurement.epochs(measurement.seconds)
             found.append({"settings": settings, **{key: rates[key] for key in ("images_per_s", "other_cpus")}})
         except Exception as error:  # noqa: BLE001  # another candidate may work

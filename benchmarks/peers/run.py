@@ -25,6 +25,7 @@ import filecmp
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -70,7 +71,11 @@ class Run:
         self.scratch.mkdir(exist_ok=True)
         self.searched: dict[str, Any] = json.loads(SETTINGS.read_text()) if SETTINGS.exists() else {}
         self.expected: dict[str, Any] = {}
-        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        # Without the folders of this machine.
+        words = [
+            Path(sys.argv[0]).name,
+            *re.sub(r" --(data|photos|out)[ =]\S+", "", " " + " ".join(sys.argv[1:])).split(),
+        ]
         self.about = {
             "run": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join(["python benchmarks/peers/" + words[0], *words[1:]]),

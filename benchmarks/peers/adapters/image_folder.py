@@ -18,7 +18,7 @@ ANTIALIASED = True
 
 def versions() -> dict[str, str]:
     """Versions of torchvision and Pillow."""
-    return _torch.versions_of("torchvision", "pillow==13.0.0")
+    return _torch.versions_of("torchvision", "pillow")
 
 
 def supports(work: Work) -> str:
