@@ -159,7 +159,11 @@ class FillThreads:
         dropped: list[Request] = []
         with suppress(queue.Empty):
             while True:
-                if (request := self._requests.get_nowait()) is not None and request.last_part():
+                if (request := self._requests.get_nowait()) is None:
+                    continue
+                if request.parts > 1:
+                    request.error = RuntimeError("the batch was taken back before all of it was read")
+                if request.last_part():
                     dropped.append(request)
         return dropped
 
@@ -222,36 +226,45 @@ def _work(
         if following is not None and request.parts > 1:
             following.start()
             following = None
-        if stopwatch is not None:
-            stopwatch.begin()
-        if request.parts > 1:
-            try:
-                if request.group is not None:
-                    request.fill(request, request.group, part)
-            except BaseException:  # noqa: BLE001  # it comes again, when the whole is filled
-                request.failed = True
+        if request.parts > 1 and _measured(request, stopwatch, functools.partial(_fill_part, request, part)):
+            request.failed = True  # for an error that comes again when the whole is filled
         if request.last_part():
-            try:
-                if request.group is not None:
-                    if request.parts == 1 or request.failed:
-                        request.copied.clear()
-                        request.fill(request, request.group, None)
-                    if request.draw is not None:
-                        with span("draw"):
-                            request.drawn = request.draw(
-                                request.group.epoch, request.group.whole, request.slot.arrays[WORDS]
-                            )
-                if stopwatch is not None:
-                    request.works.append(stopwatch.end())
-            except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
-                request.error = error
+            request.error = request.error or _measured(request, stopwatch, functools.partial(_complete, request))
             request.finish()
-        elif stopwatch is not None:
-            request.works.append(stopwatch.end())
         del request, taken
         if following is not None:
             following.start()
             following = None
+
+
+def _measured(request: Request, stopwatch: Stopwatch | None, work: Callable[[], None]) -> BaseException | None:
+    """Does some of a request's work, and notes what it cost; returns the error that came of it."""
+    try:
+        if stopwatch is not None:
+            stopwatch.begin()
+        work()
+        if stopwatch is not None:
+            request.works.append(stopwatch.end())
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the training loop has to hear of it
+        return error
+    return None
+
+
+def _fill_part(request: Request, part: int) -> None:
+    if request.group is not None:
+        request.fill(request, request.group, part)
+
+
+def _complete(request: Request) -> None:
+    """Fills what the parts have not, and draws the transforms' numbers."""
+    if request.group is None:
+        return
+    if request.parts == 1 or request.failed:
+        request.copied.clear()
+        request.fill(request, request.group, None)
+    if request.draw is not None:
+        with span("draw"):
+            request.drawn = request.draw(request.group.epoch, request.group.whole, request.slot.arrays[WORDS])
 
 
 def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) -> tuple[Request, int] | None:
@@ -265,7 +278,7 @@ def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) 
         if part == 0:
             try:
                 request.group = next(request.coming, None)
-            except BaseException as error:  # noqa: BLE001  # as in `_work`
+            except BaseException as error:  # noqa: BLE001  # as in `_measured`
                 request.error = error
     return request, part
 

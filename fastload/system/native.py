@@ -106,6 +106,7 @@ def make_images(
     Raises:
         MemoryError: there is too little memory.
     """
+    assert (constants is None) == (output.dtype == np.uint8), "levels are normalized on their way into other dtypes"
     count, height, width, channels = output.shape
     table = np.concatenate([sources, windows], axis=1, dtype=np.int64)
     made, decoding_ns = np.zeros(count, np.bool_), ctypes.c_int64(0)

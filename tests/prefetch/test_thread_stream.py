@@ -283,3 +283,50 @@ def test_what_comes_out_of_a_group_is_what_was_planned(num_rows, batch_size, siz
         np.testing.assert_array_equal(batch.planned.valid, planned.valid)
         assert (batch.planned.step, batch.planned.global_valid) == (planned.step, planned.global_valid)
         assert batch.bytes_read == 8 * batch_size
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_first_batch_is_cut_among_the_threads_and_the_others_are_not(workers):
+    filled = []
+
+    def noting(epoch, planned, arrays):
+        filled.append((planned.step, len(planned.rows)))
+        return fill(epoch, planned, arrays)
+
+    ring = Ring([FIELD, LABELS], 4)
+    batches = ThreadStream(coalesced([(0, plan(5))], 1), noting, ring, FillThreads(workers), parts=3)
+    steps, labels, num_bytes = [], [], []
+    for batch in batches:
+        assert is_right(batch)
+        steps.append(batch.planned.step)
+        labels += batch.arrays["labels"].tolist()
+        num_bytes.append(batch.bytes_read)
+    assert steps == list(range(5)) and labels == list(range(5 * B))
+    assert sorted(filled) == [(0, 1), (0, 1), (0, 2), *((step, B) for step in range(1, 5))]
+    assert num_bytes == [FIELD.nbytes + LABELS.nbytes] * 5
+
+
+def test_an_error_in_a_part_is_that_of_the_whole_batch():
+    def failing(epoch, planned, arrays):
+        if 2 in planned.rows:
+            raise ValueError(f"{len(planned.rows)} rows")
+        return fill(epoch, planned, arrays)
+
+    batches = ThreadStream(coalesced([(0, plan(5))], 1), failing, Ring([FIELD], 4), FillThreads(2), parts=4)
+    with pytest.raises(ValueError, match=f"{B} rows"):
+        next(batches)
+
+
+def test_a_stream_that_is_closed_while_a_part_is_filled_gives_back_its_slots():
+    begun, go_on, ring = threading.Event(), threading.Event(), Ring([FIELD], 4)
+
+    def waiting(epoch, planned, arrays):
+        begun.set()
+        go_on.wait()
+        return fill(epoch, planned, arrays)
+
+    batches = ThreadStream(coalesced([(0, plan(9))], 1), waiting, ring, FillThreads(1), parts=2)
+    begun.wait()
+    threading.Timer(0.1, go_on.set).start()
+    batches.close()
+    assert go_on.is_set() and len(ring.free) == 4
