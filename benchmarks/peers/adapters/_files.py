@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peers.work import Data
+from peers.work import RATIO, SCALE, Data
 
 
 def versions_of(*packages: str) -> dict[str, str]:
@@ -52,3 +52,14 @@ def in_each_process(open_it: Callable[[], Any]) -> Callable[[], Any]:
         return opened[pid]
 
     return get
+
+
+def random_crop(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random part, drawn as torchvision does."""
+    for _ in range(10):
+        area, ratio = height * width * rng.uniform(*SCALE), np.exp(rng.uniform(*np.log(RATIO)))
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            return int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1)), h, w
+    w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    return (height - h) // 2, (width - w) // 2, h, w

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peers.work import MEAN, RATIO, SCALE, STD, Work
+from peers.adapters import _files
+from peers.work import MEAN, STD, Work
 
 REQUIREMENTS = ("grain==0.2.18", "opencv-python-headless==5.0.0.93")
 PACKS = False
@@ -64,7 +65,7 @@ class Augmented:
 
         cv2.setNumThreads(1)
         image = self.rows[row] if self.rows is not None else cv2.imread(self.files[row], cv2.IMREAD_COLOR_RGB)
-        top, left, height, width = crop(rng, *image.shape[:2])
+        top, left, height, width = _files.random_crop(rng, *image.shape[:2])
         assert self.work.crop is not None, "every transform here begins with a crop"
         size = (self.work.crop, self.work.crop)
         image = cv2.resize(image[top : top + height, left : left + width], size, interpolation=cv2.INTER_LINEAR)
@@ -74,17 +75,6 @@ class Augmented:
             image = image * self.scale
             image += self.shift
         return image, int(self.labels[row])
-
-
-def crop(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random part, drawn as torchvision does."""
-    for _ in range(10):
-        area, ratio = height * width * rng.uniform(*SCALE), np.exp(rng.uniform(*np.log(RATIO)))
-        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-        if 0 < w <= width and 0 < h <= height:
-            return int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1)), h, w
-    w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
-    return (height - h) // 2, (width - w) // 2, h, w
 
 
 class Loader:

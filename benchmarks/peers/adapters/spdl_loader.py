@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peers.adapters import _files
-from peers.work import RATIO, SCALE, Work
+from peers.work import Work
 
 REQUIREMENTS = ("spdl==0.8.0", "spdl-io==0.8.0", "torchvision==0.28.0", "pillow==13.0.0")
 PACKS = False
@@ -50,17 +50,6 @@ def supports(work: Work) -> str:
 def settings(work: Work) -> list[dict[str, Any]]:
     """Threads."""
     return [{"threads": count} for count in (2, 1, 4)]
-
-
-def crop(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random part, drawn as torchvision does."""
-    for _ in range(10):
-        area, ratio = height * width * rng.uniform(*SCALE), np.exp(rng.uniform(*np.log(RATIO)))
-        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-        if 0 < w <= width and 0 < h <= height:
-            return int(rng.integers(0, height - h + 1)), int(rng.integers(0, width - w + 1)), h, w
-    w, h = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
-    return (height - h) // 2, (width - w) // 2, h, w
 
 
 class Loader:
@@ -108,7 +97,7 @@ class Loader:
         rng, size, frames = np.random.default_rng(rows), self.work.crop, []
         for row in rows:
             packets = spdl.io.demux_image(self.files[row])
-            top, left, height, width = crop(rng, packets.codec.height, packets.codec.width)
+            top, left, height, width = _files.random_crop(rng, packets.codec.height, packets.codec.width)
             filters = f"crop={width}:{height}:{left}:{top}:exact=1,scale={size}:{size}:flags=bilinear,format=rgb24"
             frames.append(spdl.io.decode_packets(packets, filter_desc=filters))
         return spdl.io.to_numpy(spdl.io.convert_frames(frames)), self.labels[rows]
