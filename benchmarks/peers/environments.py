@@ -75,6 +75,40 @@ def environment_of(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join((str(ROOT), str(PEERS.parent))), **(extra or {})}
 
 
+def unpacked(folder: Path, name: str) -> dict[str, str]:
+    """Variables for pip to compile an adapter with the DEBIAN_PACKAGES it names, unpacked here; none if installed.
+
+    Needs `apt-get download` and `dpkg`, but not root.
+    """
+    packages, links = literal(name, "DEBIAN_PACKAGES", ()), literal(name, "PKG_CONFIG", {})
+    if not packages or subprocess.run(["pkg-config", "--exists", *links], check=False).returncode == 0:
+        return {}
+    prefix = folder / "debian" / name
+    lib, include, at = prefix / "lib", prefix / "include", prefix / "root" / "usr"
+    shutil.rmtree(prefix, ignore_errors=True)
+    for made in (lib / "pkgconfig", include, prefix / "root"):
+        made.mkdir(parents=True)
+    subprocess.run(["apt-get", "download", "-q", *packages], cwd=prefix, capture_output=True, text=True, check=True)
+    for package in prefix.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", str(package), str(prefix / "root")], check=True)
+    # All in one folder: blas and lapack lie in folders of their own, libz beside libc.
+    for library in (one for one in (prefix / "root").rglob("*.so*") if not one.is_dir()):
+        shutil.copy2(library, lib / library.name, follow_symlinks=False)
+    shutil.copytree(at / "include", include, dirs_exist_ok=True)
+    for architecture in at.glob("include/*-linux-*"):
+        shutil.copytree(architecture, include, dirs_exist_ok=True)
+    shutil.copytree(include / "opencv4", include, dirs_exist_ok=True)
+    # Names the modules whose headers opencv.hpp includes: those that are here, and not what other packages bring.
+    (include / "opencv2" / "opencv_modules.hpp").write_text("#define HAVE_OPENCV_CORE\n#define HAVE_OPENCV_IMGPROC\n")
+    for library_name, linked in links.items():
+        (lib / "pkgconfig" / f"{library_name}.pc").write_text(
+            f"Name: {library_name}\nDescription: {library_name}\nVersion: 4.6.0\n"
+            f"Libs: -L{lib} {linked}\nCflags: -I{include}\n"
+        )
+    flags = f"-Wl,--disable-new-dtags -Wl,-rpath,{lib} -Wl,-rpath-link,{lib}"
+    return {"PKG_CONFIG_PATH": str(lib / "pkgconfig"), "LDFLAGS": flags}
+
+
 def make(folder: Path, name: str, *, again: bool = True) -> dict[str, Any]:
     """Makes an environment, unless it is there and not to be made again; returns its record."""
     venv = python_of(folder, name).parents[1]
@@ -92,11 +126,13 @@ def make(folder: Path, name: str, *, again: bool = True) -> dict[str, Any]:
         [python, "-c", f"import json; from peers.adapters import {name} as m; print(json.dumps(m.versions()))"],
     )
     said = ""
+    try:
+        environment = environment_of({} if there else unpacked(folder, name))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return {**record, "failed": reason(f"unpacking Debian packages: {error} {getattr(error, 'stderr', '')}")}
     for step in steps[2:] if there else steps:
         try:
-            done = subprocess.run(
-                step, capture_output=True, text=True, env=environment_of(), timeout=LONGEST_S, check=False
-            )
+            done = subprocess.run(step, capture_output=True, text=True, env=environment, timeout=LONGEST_S, check=False)
         except subprocess.TimeoutExpired:
             return {**record, "failed": f"not done after {LONGEST_S} s"}
         if done.returncode:

@@ -8,10 +8,8 @@ Its RGBImageField encodes every JPEG anew, at quality 90. Here a field of ours s
 layout, so that all loaders decode the same JPEGs; reading is FFCV's own.
 
 `pip install` compiles a C++ module, and needs pkg-config with opencv4 and libturbojpeg: on Debian
-`apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev`. Without root, the headers and libraries of OpenCV's
-core and imgproc, of libturbojpeg and of what they link to can be unpacked from the same packages (`apt-get download`,
-`dpkg -x`), with two small .pc files that name them (PKG_CONFIG_PATH) and the linker's --disable-new-dtags and -rpath in
-LDFLAGS; an opencv_modules.hpp of two lines keeps the other OpenCV modules out.
+`apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev`. Where those are absent, `environments.py` unpacks the
+same packages, as Debian 12 names them, into a folder of its own and builds with that.
 
 It cannot be stopped and resumed within an epoch.
 """
@@ -29,6 +27,13 @@ from peers.adapters import _torch
 from peers.work import MEAN, RATIO, SCALE, STD, Data, Work
 
 REQUIREMENTS = ("ffcv==1.0.2", "pillow==13.0.0")
+# The headers and libraries of OpenCV's core and imgproc, of libturbojpeg, and of what these link to.
+DEBIAN_PACKAGES = (
+    "libopencv-core-dev", "libopencv-imgproc-dev", "libopencv-core406", "libopencv-imgproc406", "libturbojpeg0-dev",
+    "libturbojpeg0", "libjpeg62-turbo", "libtbb12", "libtbbmalloc2", "libblas3", "liblapack3", "libgfortran5",
+    "libquadmath0", "zlib1g",
+)  # fmt: skip
+PKG_CONFIG = {"opencv4": "-lopencv_imgproc -lopencv_core", "libturbojpeg": "-lturbojpeg"}  # what links to them
 PACKS = True
 ANTIALIASED = True
 
