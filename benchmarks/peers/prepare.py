@@ -21,7 +21,7 @@ from peers.work import Data
 
 PHOTOS = harness.ROOT.parent / "shared" / "data" / "clothing" / "clothing.tar"
 FULL = {"faces": 8192, "small": 24576, "squares": 2048, "photos": 2496}
-QUICK = {"faces": 512, "small": 2048, "squares": 256, "photos": 128}
+QUICK = {"faces": 128, "small": 384, "squares": 64, "photos": 32}
 CLASSES = 10
 
 

@@ -401,6 +401,13 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("drawn")
 
 
+# Of figures that the same method takes beside something else, one.
+ONE_OF_EACH = {
+    "workers": ("workers", "workers-list", "folder", "cold", "two-ranks", "state-dict"),
+    "loader": ("take", "between", "check", "opening", "h5py", "jpeg", "first-batch", "info", "plan", "memory"),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", "loader pack sources shuffle workers augment echo accelerator meter next".split())
 def test_benchmarks_run_and_write_records(run, drawn, tmp_path, what):
@@ -410,6 +417,8 @@ def test_benchmarks_run_and_write_records(run, drawn, tmp_path, what):
         words += ["--data", drawn]
     if what == "pack":
         words += ["--tmpfs", tmp_path]
+    if what in ONE_OF_EACH:
+        words += ["--only", *ONE_OF_EACH[what]]
     run(ROOT / f"benchmarks/bench_{what}.py", *words, cwd=tmp_path)
     assert '"figure"' in out.read_text()
 
