@@ -170,19 +170,13 @@ def device_step(images: NDArray[Any]) -> None:
 class Busy:
     """So many steps on the main thread after each batch that they take 10 ms when nothing runs beside them."""
 
-    def __init__(self, step: Callable[[], None], like: NDArray[Any]) -> None:
+    def __init__(self, step: Callable[[], None]) -> None:
         for _ in range(5):
             step()
         begin = time.perf_counter()
         for _ in range(20):
             step()
         self.step, self.count = step, max(1, round(STEP_S / ((time.perf_counter() - begin) / 20)))
-        alone = []
-        for _ in range(9):
-            begin = time.perf_counter()
-            self(like)
-            alone.append(time.perf_counter() - begin)
-        self.alone_s = statistics.median(alone)
 
     def __call__(self, images: NDArray[Any]) -> None:
         consume(images)
@@ -266,8 +260,7 @@ class Measurement:
         return self.epochs(self.seconds)
 
     def step(self) -> dict[str, Any]:
-        found = self.epochs(self.seconds, device_step)
-        return {**found, "share": found["images_per_s"] * STEP_S / self.work.batch_size}
+        return self.beside(device_step)
 
     def train(self) -> dict[str, Any]:
         import torch
@@ -275,19 +268,24 @@ class Measurement:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the trained net must not occupy the core that reads
         try:
-            return self.beside(train_step())
+            return self.beside(Busy(train_step()))
         finally:
             torch.set_num_threads(threads)
 
     def python(self) -> dict[str, Any]:
-        return self.beside(python_step)
+        return self.beside(Busy(python_step))
 
-    def beside(self, step: Callable[[], None]) -> dict[str, Any]:
+    def beside(self, after: After) -> dict[str, Any]:
         """Epochs beside steps whose own time is taken just before, while the loader has read ahead all it may."""
         time.sleep(0.2)
-        busy = Busy(step, np.ones(self.work.batch_shape, self.work.dtype))
-        found = self.epochs(self.seconds, busy)
-        return {**found, "share": busy.alone_s * found["batches"] / found["seconds"], "alone_s": busy.alone_s}
+        ready, alone = np.ones(self.work.batch_shape, self.work.dtype), []
+        for _ in range(9):
+            begin = time.perf_counter()
+            after(ready)
+            alone.append(time.perf_counter() - begin)
+        alone_s = statistics.median(alone)
+        found = self.epochs(self.seconds, after)
+        return {**found, "share": alone_s * found["batches"] / found["seconds"], "alone_s": alone_s}
 
     def memory(self) -> dict[str, Any]:
         with peak_memory() as peak:

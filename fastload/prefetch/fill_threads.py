@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.ring import INNER, Slot
+from fastload.system.threads import run_as_batch
 from fastload.timing.probe import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
@@ -220,6 +221,7 @@ def _work(
     requests: queue.SimpleQueue[Request | None], turn: threading.Lock, following: threading.Thread | None, timed: bool
 ) -> None:
     """Fills requested slots until None is requested; the body of a thread, which starts the following one."""
+    run_as_batch()
     stopwatch = Stopwatch("reading", by_threads=True).start() if timed else None
     while (taken := _planned(requests, turn)) is not None:
         request, part = taken

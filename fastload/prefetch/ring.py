@@ -145,7 +145,8 @@ class Ring:
         # No Python code runs in the callback (put takes the reference for `block`): Ctrl-C cannot get lost in it.
         slot.loan = weakref.ref(loan, functools.partial(put, number))
         self.num_lent += 1
-        memory, arrays = np.asarray(loan), dict[str, NDArray[Any]]()
+        memory = np.asarray(loan)
+        arrays: dict[str, NDArray[Any]] = {}
         for name, shape, dtype, offset, copied in self._places:
             array: NDArray[Any] = np.ndarray(shape, dtype, memory, offset)
             arrays[name] = array.copy() if copied else array

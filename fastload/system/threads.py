@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from contextvars import copy_context
 from itertools import islice
 from typing import TypeVar
@@ -82,6 +83,19 @@ class ShortSwitchInterval:
             is_ours = abs(sys.getswitchinterval() - min(_before_s, SWITCH_INTERVAL_S)) < 2e-6
             if not _users and is_ours:
                 sys.setswitchinterval(_before_s)
+
+
+def run_as_batch() -> None:
+    """Lets the calling thread, and those that it starts, not interrupt others when they wake, as on Linux.
+
+    A thread that works ahead can wait until a core is idle. Else the kernel lets it have the core of the training loop,
+    which woke it, for some milliseconds, whether or not another one is idle. Measured on two cores, beside a step of 10
+    ms on a device: the loop waited 1.0 to 1.3 ms for a batch that lay ready, and 0.4 ms with this.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user chose
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def end_with_input() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from contextlib import closing
@@ -173,6 +174,21 @@ def test_the_next_batches_are_read_while_the_user_works_on_one():
     assert begun[1].wait(600) and begun[2].wait(600)
     assert is_right(first)
     batches.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_threads_do_not_interrupt_the_loop_and_the_loop_stays_as_it_is():
+    before, policies = os.sched_getscheduler(0), set()
+
+    def noting(epoch, planned, arrays):
+        policies.add(os.sched_getscheduler(0))
+        return fill(epoch, planned, arrays)
+
+    with closing(stream(Ring([FIELD], 4), fill=noting)) as batches:
+        next(batches)
+    # Another policy is the user's choice.
+    assert policies == {os.SCHED_BATCH if before == os.SCHED_OTHER else before}
+    assert os.sched_getscheduler(0) == before
 
 
 def test_coming_rows_are_announced_before_they_are_read_and_not_too_far_ahead():
