@@ -229,7 +229,8 @@ class DeviceStage(Iterator[DeviceBatch]):
     def __next__(self) -> DeviceBatch:
         if self._backend is None:
             batch = next(self._source)
-            return DeviceBatch(batch, fields_on_cpu(batch.arrays, self._source.views))
+            made = fields_on_cpu(batch.arrays, self._source.views) if batch.tensors is None else batch.tensors
+            return DeviceBatch(batch, made)
         try:
             return self._next_copied(self._backend)
         except BaseException:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import DamagedRowError
 from fastload.plan import PlannedBatch
-from fastload.prefetch.ring import INNER, Slot
+from fastload.prefetch.ring import INNER, Ring, Slot
 from fastload.system.threads import run_as_batch
 from fastload.timing.probe import span
 from fastload.timing.results import BatchWork
@@ -53,6 +53,21 @@ ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
 """Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
 
 
+Present = Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]]
+"""Turns arrays as filled into arrays as handed over, views or copies."""
+
+Tensors = Callable[[dict[str, NDArray[Any]]], dict[str, Any]]
+"""Makes tensors of arrays, over the same memory."""
+
+
+class Ready(NamedTuple):
+    """A slot that was filled, as it is handed over, made by the thread that filled it."""
+
+    lent: dict[str, NDArray[Any]]  # by `Ring.lend`; they keep the slot lent, also where the parts are copies
+    # For each batch of its group, its arrays as handed over, and the same as tensors.
+    parts: list[tuple[dict[str, NDArray[Any]], dict[str, Any] | None]]
+
+
 @dataclass(eq=False)
 class Request:
     """A slot that a thread is to fill with the next batches that are planned, and what came of it."""
@@ -62,6 +77,8 @@ class Request:
     fill: Callable[[Any, Group, int | None], None]  # is given the request, what was planned, and which part; None: all
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
     draw: Draw | None = None  # None: nothing is drawn beforehand
+    make_ready: Callable[[Slot, Group], Ready] | None = None  # None: who takes the batch does it
+    ready: Ready | None = None
     group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
     copied: list[int] = field(default_factory=list)  # bytes that the parts copied into the slot
@@ -258,7 +275,7 @@ def _fill_part(request: Request, part: int) -> None:
 
 
 def _complete(request: Request) -> None:
-    """Fills what the parts have not, and draws the transforms' numbers."""
+    """Fills what the parts have not, draws the transforms' numbers, and makes the arrays ready."""
     if request.group is None:
         return
     if request.parts == 1 or request.failed:
@@ -267,6 +284,8 @@ def _complete(request: Request) -> None:
     if request.draw is not None:
         with span("draw"):
             request.drawn = request.draw(request.group.epoch, request.group.whole, request.slot.arrays[WORDS])
+    if request.make_ready is not None:
+        request.ready = request.make_ready(request.slot, request.group)
 
 
 def _planned(requests: queue.SimpleQueue[Request | None], turn: threading.Lock) -> tuple[Request, int] | None:
@@ -319,6 +338,28 @@ def joined(epoch: int, members: list[PlannedBatch]) -> Group:
         step=members[0].step,
     )
     return Group(epoch, members, whole)
+
+
+def made_ready(ring: Ring, present: Present | None, tensors: Tensors, slot: Slot, group: Group) -> Ready:
+    """Returns the arrays of a slot that was filled, as they are handed over, and as tensors.
+
+    For the thread that filled it: the training loop has nothing of this in its core's caches after a step, and would
+    take 0.2 ms for it.
+    """
+    try:
+        lent = ring.lend(slot)
+        arrays = present(lent) if present is not None else lent
+        return Ready(lent, [(part, tensors(part)) for part in split(arrays, group)])
+    except BaseException:
+        slot.loan = None  # it was not lent
+        raise
+
+
+def split(arrays: dict[str, NDArray[Any]], group: Group) -> list[dict[str, NDArray[Any]]]:
+    """Returns the part of the arrays that belongs to each batch of a group."""
+    size = len(group.members[0].rows)
+    firsts = range(0, len(group.members) * size, size)
+    return [{name: array[first : first + size] for name, array in arrays.items()} for first in firsts]
 
 
 def _fill_slot(fill: Fill, request: Request, group: Group, some: slice) -> None:

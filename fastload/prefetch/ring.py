@@ -111,6 +111,7 @@ class Ring:
         # Laid out once, and not for each batch.
         offsets, self.slot_bytes = _offsets(self.fields)
         self._places = [(*field, offsets[field.name], field.nbytes <= SMALL_BYTES) for field in self.fields]
+        self._all_small = all(field.nbytes <= SMALL_BYTES for field in self.fields)
         self.slots: list[Slot] = []
         self._pin = pin
         self.free: deque[Slot] = deque()  # those that nobody refers to, as far as `collect` knows; the first is next
@@ -133,18 +134,23 @@ class Ring:
         return self.free.popleft() if self.free else None
 
     def give_back(self, slot: Slot) -> None:
-        """Returns a slot that nobody refers to any more."""
+        """Returns a slot that nobody refers to any more, but for arrays of `lend` that were not handed over."""
+        slot.loan = None  # the end of those arrays means nothing
         # The most recently used first, since its memory is the most likely to be in a cache: up to 1.4 times the
         # images/s of taking the slots in turn (218x178x3, batch 256; it varied with the machine).
         self.free.appendleft(slot)
 
     def lend(self, slot: Slot) -> dict[str, NDArray[Any]]:
-        """Returns arrays over a slot that was taken; it comes back when no reference to any of them is left."""
+        """Returns arrays over a slot that was taken; it comes back when no reference to any of them is left.
+
+        Any thread may call it, ahead of `hand_over`. If all are small they are copies, and nothing is lent.
+        """
+        if self._all_small:
+            return {name: array.copy() for name, array in slot.arrays.items()}
         loan = _Loan(slot.memory)
         put, number = self._returned.put, slot.number
         # No Python code runs in the callback (put takes the reference for `block`): Ctrl-C cannot get lost in it.
         slot.loan = weakref.ref(loan, functools.partial(put, number))
-        self.num_lent += 1
         memory = np.asarray(loan)
         arrays: dict[str, NDArray[Any]] = {}
         for name, shape, dtype, offset, copied in self._places:
@@ -153,16 +159,30 @@ class Ring:
         return arrays
 
     def hand_over(
-        self, slot: Slot, planned: PlannedBatch, num_bytes: int, work: BatchWork | None = None
+        self,
+        slot: Slot,
+        planned: PlannedBatch,
+        num_bytes: int,
+        work: BatchWork | None = None,
+        *,
+        lent: dict[str, NDArray[Any]] | None = None,
     ) -> FilledBatch:
-        """Returns the batch that a slot was filled with; copied if the user holds so many that filling would wait."""
+        """Returns the batch that a slot was filled with; copied if the user holds so many that filling would wait.
+
+        `lent`: the arrays of `lend`, or others over them, if it was called already. Unless the batch has them, nobody
+        may use them any more.
+        """
         if self.manual_release:
             give_back = functools.partial(self.give_back, slot)
             arrays = dict(slot.arrays)
             return FilledBatch(arrays, planned, num_bytes, work=work, memory=slot.memory, _give_back=give_back)
         self.collect()
-        if self.num_lent < min(SLACK, len(self.slots) - 1):
-            arrays = self.lend(slot)
+        if self._all_small:
+            arrays = self.lend(slot) if lent is None else lent
+            self.give_back(slot)
+        elif self.num_lent < min(SLACK, len(self.slots) - 1):
+            arrays = self.lend(slot) if lent is None else lent
+            self.num_lent += 1
         else:
             arrays = {name: private_copy(array) for name, array in slot.arrays.items()}
             self.give_back(slot)
@@ -175,7 +195,6 @@ class Ring:
                 slot = self.slots[self._returned.get_nowait()]
             except queue.Empty:
                 return len(self.free)
-            slot.loan = None
             self.num_lent -= 1
             self.give_back(slot)
 
@@ -249,6 +268,7 @@ class FilledBatch:
     # The slot's, uint8 (slot_bytes,), with manual release: arrays are views of it, but for those that were converted.
     memory: NDArray[np.uint8] | None = None
     drawn: Any = None  # by transforms, for the batch's samples, when it was filled; see `Pipeline.draw`
+    tensors: dict[str, Any] | None = None  # of the arrays, where whoever filled the slot has made them already
     _give_back: Callable[[], None] | None = None
 
     def add_facts(self, *, always: bool) -> None:

@@ -29,17 +29,22 @@ from fastload.device import Backend, Pins
 from fastload.errors import WorkerTimeoutError
 from fastload.plan import PlannedBatch
 from fastload.prefetch.device_decoder import DeviceDecoder
-from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs
+from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, fields_on_cpu
 from fastload.prefetch.fill_threads import (
     WORDS,
     Draw,
     Fill,
     FillThreads,
     Group,
+    Present,
+    Ready,
     ReplaceDamaged,
     Request,
+    Tensors,
     fill_slot,
     joined,
+    made_ready,
+    split,
 )
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.own_sizes import OwnSizeRows
@@ -135,7 +140,8 @@ class ThreadFeed:
 
         `timed`: whether batches say what they cost to make.
         """
-        reader, transformer, group = self._reader, self._transformer, self._group
+        reader, transformer, group, options = self._reader, self._transformer, self._group, self._options
+        views = transformer.views if transformer is not None else {}
         if timed != self._threads.timed:
             self._threads.close()
             self._threads = FillThreads(self._threads.number, timed=timed)
@@ -160,13 +166,12 @@ class ThreadFeed:
                 group=group,
                 parts=self._parts,
                 present=self._present,
+                tensors=functools.partial(fields_on_cpu, views=views) if options.backend is None else None,
                 draw=self._options.draw if WORDS in self._ring.slots[0].arrays else None,
                 patience=self._options.patience(),
                 replace_damaged=self._options.replace_damaged,
             )
-            if transformer is not None:
-                stream.views = transformer.views
-            stream.resources = resources.pop_all()
+            stream.views, stream.resources = views, resources.pop_all()
         self._stream = stream
         return stream
 
@@ -223,6 +228,7 @@ class ThreadStream(BatchStream):
         group: batches that are filled at a time; see `group_size`.
         parts: in which the first one is filled, each by a thread.
         present: turns arrays as filled into arrays as handed over, views or copies; None: they stay as they are.
+        tensors: makes tensors of arrays as handed over, in the thread that filled them; None: whoever takes the batch.
         draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
         patience: of who waits for a batch; None: it is endless.
         replace_damaged: lets a batch with damaged rows be filled without them; None: they are an error.
@@ -237,7 +243,8 @@ class ThreadStream(BatchStream):
         *,
         group: int = 1,
         parts: int = 1,
-        present: Callable[[dict[str, NDArray[Any]]], dict[str, NDArray[Any]]] | None = None,
+        present: Present | None = None,
+        tensors: Tensors | None = None,
         draw: Draw | None = None,
         patience: Patience | None = None,
         replace_damaged: ReplaceDamaged | None = None,
@@ -249,6 +256,7 @@ class ThreadStream(BatchStream):
         self._threads = threads
         self._group, self._parts = group, parts
         self._present = present
+        self._make_ready = functools.partial(made_ready, ring, present, tensors) if tensors is not None else None
         self._draw = draw
         self._patience = patience or Patience()
         self._begun: deque[Request] = deque()  # with a slot, in order; the first is handed over next
@@ -273,22 +281,24 @@ class ThreadStream(BatchStream):
             if (group := self._begun[0].group) is None:
                 raise StopIteration
             request = self._begun.popleft()
-            members, whole = group.members, group.whole
-            batch = self._ring.hand_over(request.slot, whole, request.bytes_read, request.work)
+            ready, lent = request.ready, request.ready and request.ready.lent
+            batch = self._ring.hand_over(request.slot, group.whole, request.bytes_read, request.work, lent=lent)
             batch.extra, batch.drawn = request.extra, request.drawn
-            if self._present is not None:
-                batch.arrays = self._present(batch.arrays)
+            if ready is None or batch.arrays is not lent:  # on a device, or copied
+                arrays = self._present(batch.arrays) if self._present is not None else batch.arrays
+                parts = [arrays] if self._group == 1 else split(arrays, group)
+                ready = Ready(arrays, [(part, None) for part in parts])
         except BaseException:
             self.close()
             raise
         if self._group == 1:
+            batch.arrays, batch.tensors = ready.parts[0]
             return batch
         # Each member has its part of the arrays, and the slot returns when all parts are gone.
-        size, count = len(members[0].rows), len(members)
+        count = len(group.members)
         work = request.work / count if request.work is not None else None
-        for first, planned in zip(range(0, count * size, size), members, strict=True):
-            arrays = {name: array[first : first + size] for name, array in batch.arrays.items()}
-            self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work))
+        for (arrays, tensors), planned in zip(ready.parts, group.members, strict=True):
+            self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work, tensors=tensors))
         return self._split.popleft()
 
     def _wait_for(self, request: Request) -> None:
@@ -349,7 +359,8 @@ class ThreadStream(BatchStream):
                 self._split.clear()
                 if self._threads.settle(self._begun, self._done_one):  # else the feed does before its next stream
                     while self._begun:
-                        self._ring.give_back(self._begun.popleft().slot)
+                        request = self._begun.popleft()  # which has the arrays, until its slot is not lent any more
+                        self._ring.give_back(request.slot)
         finally:
             self._threads.close_resources(self.resources)
 
@@ -360,8 +371,9 @@ class ThreadStream(BatchStream):
         for _ in range(0 if self._closed else self._ring.collect()):
             slot = self._ring.free.popleft()
             parts, self._parts = self._parts, 1
-            self._begun.append(Request(self._coming, slot, self._fill, self._done_one, self._draw, parts=parts))
-            self._threads.put(self._begun[-1])
+            request = Request(self._coming, slot, self._fill, self._done_one, self._draw, self._make_ready, parts=parts)
+            self._begun.append(request)
+            self._threads.put(request)
 
 
 def fact_fields(batch_size: int) -> list[SlotField]:

@@ -89,8 +89,8 @@ def run_as_batch() -> None:
     """Lets the calling thread, and those that it starts, not interrupt others when they wake, as on Linux.
 
     A thread that works ahead can wait until a core is idle. Else the kernel lets it have the core of the training loop,
-    which woke it, for some milliseconds, whether or not another one is idle. Measured on two cores, beside a step of 10
-    ms on a device: the loop waited 1.0 to 1.3 ms for a batch that lay ready, and 0.4 ms with this.
+    which woke it, for some milliseconds, whether or not another one is idle. Measured on two cores, with steps of 10 ms
+    on a device: the loop waited 1.0 to 1.3 ms for a batch that lay ready, and 0.4 ms with this.
     """
     if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):

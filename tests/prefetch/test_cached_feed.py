@@ -296,11 +296,11 @@ def test_an_interrupted_load_leaves_nothing_half_used(packed, cache, error, monk
     loader = FastLoader(packed, 8, cache=cache, device=device, seed=3)
     hand_over, calls = Ring.hand_over, []
 
-    def failing(*args):
+    def failing(*args, **words):
         calls.append(args)
         if len(calls) == 3:  # of eight batches
             raise error("now")
-        return hand_over(*args)
+        return hand_over(*args, **words)
 
     with monkeypatch.context() as patch:
         patch.setattr(Ring, "hand_over", failing)

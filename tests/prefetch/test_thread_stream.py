@@ -127,6 +127,36 @@ def test_held_batches_keep_their_slots_through_the_next_stream_of_the_same_ring(
     assert len(kept) == SLACK and all(is_right(batch) for batch in kept)
 
 
+@pytest.mark.parametrize("num_bytes", [8, 100_000])  # of arrays so small that they are copied, and of others
+@pytest.mark.parametrize("copied", [False, True])
+def test_arrays_that_were_made_ready_ahead_hold_their_slot_until_they_are_handed_over(num_bytes, copied):
+    ring = Ring([SlotField("images", (B, num_bytes), np.dtype(np.uint8))], 4)
+
+    def present(arrays):
+        return {name: array.copy() for name, array in arrays.items()} if copied else arrays
+
+    def batches():
+        return ThreadStream(
+            coalesced([(0, plan(30))], 1),
+            fill,
+            ring,
+            FillThreads(2),
+            present=present,
+            tensors=lambda arrays: {"made": 1},
+        )
+
+    with closing(batches()) as stream:
+        for _ in range(3):
+            assert is_right(next(stream))
+    assert ring.collect() == 4 and len({slot.number for slot in ring.free}) == 4, "each once"
+    with closing(batches()) as stream:
+        kept = [next(stream) for _ in range(30)]
+    assert all(map(is_right, kept)) and len(kept) == 30, "also those beyond the slots"
+    assert [batch.tensors is not None for batch in kept[:2]] == [True, True]
+    del kept
+    assert ring.collect() == 4 and len({slot.number for slot in ring.free}) == 4
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_after_close_no_thread_writes_and_all_slots_are_back_and_the_threads_serve_the_next_stream(group):
     ring = Ring([SlotField("images", (group * B, WIDTH), np.dtype(np.uint8))], 5)
