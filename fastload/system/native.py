@@ -55,6 +55,13 @@ def decodes_jpeg() -> bool:
     return library() is not None and any(library().fastload_use_jpeg(path) for path in _libjpegs())
 
 
+def described() -> str:
+    """Returns in a few words what is there of it."""
+    if library() is None:
+        return "none: installed without a C compiler"
+    return "built" if decodes_jpeg() else "built without JPEG decoding: no jpeglib.h when it was installed"
+
+
 def _libjpegs() -> Iterable[bytes]:
     """Yields where libjpeg-turbo may be: what Pillow's wheel brings, and the system's by its usual names."""
     try:

@@ -128,3 +128,11 @@ def test_a_library_of_another_release_is_not_used(monkeypatch, caplog):
         assert "another release" in caplog.text
     finally:
         native.library.cache_clear()
+
+
+def test_what_is_there_is_said_in_words(monkeypatch):
+    assert native.described().startswith("built")
+    monkeypatch.setattr(native, "decodes_jpeg", lambda: False)
+    assert "no jpeglib.h" in native.described()
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert native.described().startswith("none: ")

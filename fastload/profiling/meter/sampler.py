@@ -19,6 +19,7 @@ from fastload.distributed.ranks import local_world_size
 from fastload.errors import OptionError
 from fastload.format.writer import writer_name
 from fastload.profiling.meter.gpus import Gpus, reason_of
+from fastload.system import native
 from fastload.system.machine import available_cpus
 from fastload.timing.stopwatch import process_cpu_s
 
@@ -317,6 +318,7 @@ def environment() -> dict[str, str]:
         "load (1 min)": f"{os.getloadavg()[0]:.2f}",
         "Python": platform.python_version(),
         "fastload": writer_name().removeprefix("fastload "),
+        "its compiled loops": native.described(),
     }
     for package in ("torch", "numpy", "h5py", "pillow", "simplejpeg"):
         with suppress(PackageNotFoundError):

@@ -145,6 +145,7 @@ def test_a_meter_reads_the_driver_it_is_given_or_says_that_it_reads_nothing(monk
 
 def test_the_environment_names_no_host_and_no_user():
     found = environment()
+    assert found["its compiled loops"]
     assert {"CPU", "CPUs for this process", "memory", "system", "Python"} <= set(found)
     assert all(isinstance(value, str) for value in found.values())
     assert os.uname().nodename not in " ".join(found.values()) or len(os.uname().nodename) < 3
