@@ -78,6 +78,46 @@ EXPORT void fastload_gather(const uint8_t *from, const int64_t *rows, int64_t co
 #endif
 }
 
+/* ---- Permuting -----------------------------------------------------------------------------------------------------
+ * The rounds of plan/permutation.py, which says what they are: value by value, each until it falls below n.
+ */
+static inline uint64_t hashed(uint64_t digit, uint64_t key, uint64_t word, uint64_t final_word, uint64_t base)
+{
+    uint64_t step = (digit ^ key) * word;
+    step = (step ^ step >> 32) * final_word >> 32;
+    return step * base >> 32; /* in [0, base), without dividing */
+}
+
+/* The rounds come in pairs: one adds to the high digit, the next one to the low digit. */
+EXPORT void fastload_permute(uint64_t *values, int64_t count, uint64_t n, uint64_t a, uint64_t b, const uint64_t *keys,
+                             int one_key, const uint64_t *words, int rounds, uint64_t final_word, int backwards)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint64_t key = keys[one_key ? 0 : i];
+        uint64_t value = values[i];
+        do {
+            uint64_t high = value / b, low = value % b;
+            if (backwards) {
+                for (int at = rounds - 2; at >= 0; at -= 2) {
+                    low -= hashed(high, key, words[at + 1], final_word, b);
+                    low += b & -(low >> 63);
+                    high -= hashed(low, key, words[at], final_word, a);
+                    high += a & -(high >> 63);
+                }
+            } else {
+                for (int at = 0; at < rounds; at += 2) {
+                    high += hashed(low, key, words[at], final_word, a);
+                    high -= a & -(uint64_t)(high >= a);
+                    low += hashed(high, key, words[at + 1], final_word, b);
+                    low -= b & -(uint64_t)(low >= b);
+                }
+            }
+            value = high * b + low;
+        } while (value >= n);
+        values[i] = value;
+    }
+}
+
 /* ---- Resizing ------------------------------------------------------------------------------------------------------
  * Antialiased and bilinear, axis by axis: an output level is a mean of the window's levels, weighted by a triangle
  * around its centre that is as wide as the window is larger than the output (Pillow's and torchvision's filter).
@@ -538,7 +578,7 @@ static int decode_window(struct jpeg_decompress_struct *info, Errors *errors, Bu
 /* Increased with every change of these functions; native.py expects the same number. */
 EXPORT int fastload_native_version(void)
 {
-    return 1;
+    return 2;
 }
 
 /* Loads libjpeg-turbo from a path; 0: it cannot be loaded, or has another interface. Not for several threads. */

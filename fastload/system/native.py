@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 1  # of native.c's functions
+_VERSION = 2  # of native.c's functions
+_PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
 STREAMED_BYTES = 1 << 22
 """Batches of so many bytes are written past the CPU's cache, which they would push themselves out of."""
+
+HELD_VALUES = 1 << 14
+"""Values up to which a permutation, of some 20 ns each, keeps the GIL: to get it back could take 5 ms."""
 
 _log = logging.getLogger("fastload")
 
@@ -29,24 +33,32 @@ _log = logging.getLogger("fastload")
 @functools.cache
 def library() -> Any:
     """Returns the compiled functions, which release the GIL; None where they were not built."""
-    path = Path(__file__).with_name("libfastload.so")
-    if not path.exists():
+    if not _PATH.exists():
         return None
     try:
-        found = ctypes.CDLL(str(path))
+        found = ctypes.CDLL(str(_PATH))
         version = found.fastload_native_version()
     except (OSError, AttributeError) as exc:
-        _log.warning("%s cannot be used (%s): fastload is slower without it. Install fastload again.", path, exc)
+        _log.warning("%s cannot be used (%s): fastload is slower without it. Install fastload again.", _PATH, exc)
         return None
     if version != _VERSION:
-        _log.warning("%s is of another release: fastload is slower without it. Install fastload again.", path)
+        _log.warning("%s is of another release: fastload is slower without it. Install fastload again.", _PATH)
         return None
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.fastload_gather.argtypes = (pointer, pointer, number, number, pointer, small)
     found.fastload_gather.restype = None
     numbers = (number, number, number, small)
+    # Once as a function that keeps the GIL, and once as one that releases it.
+    for permute in (found.fastload_permute, _keeping_the_gil().fastload_permute):
+        permute.argtypes = (pointer, *[ctypes.c_uint64] * 4, pointer, small, pointer, small, ctypes.c_uint64, small)
+        permute.restype = None
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
     return found
+
+
+@functools.cache
+def _keeping_the_gil() -> ctypes.PyDLL:
+    return ctypes.PyDLL(str(_PATH))
 
 
 @functools.cache
@@ -80,6 +92,32 @@ def gather(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.u
     library().fastload_gather(
         source.ctypes.data, rows.ctypes.data, len(rows), source.shape[1], out.ctypes.data, out.nbytes >= STREAMED_BYTES
     )
+
+
+def permute(
+    values: NDArray[np.uint64],
+    n: int,
+    bases: tuple[int, int],
+    keys: NDArray[np.uint64],
+    round_words: NDArray[np.uint64],
+    final_word: int,
+    *,
+    backwards: bool,
+) -> None:
+    """Replaces each value by where a keyed permutation of range(n) takes it, or by what it takes there.
+
+    The rounds of `plan.permutation`, one for each of the words.
+
+    Args:
+        values: uint64, C-contiguous, each below n.
+        bases: of the two digits; their product is n or more.
+        keys: uint64, C-contiguous: () for all values, or as many as they are.
+    """
+    function = library() if values.size > HELD_VALUES else _keeping_the_gil()
+    function.fastload_permute(
+        values.ctypes.data, values.size, n, *bases, keys.ctypes.data, not keys.ndim, round_words.ctypes.data,
+        len(round_words), final_word, backwards,
+    )  # fmt: skip
 
 
 def can_make(dtype: np.dtype[Any]) -> bool:

@@ -8,12 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastload.errors import OptionError
+from fastload.plan import permutation
 from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key, mix64, permute, subkeys, unpermute
 
 # Numbers alone are quickly made: more examples than elsewhere.
 EXAMPLES = settings().max_examples
 
 KEYS = st.integers(0, 2**64 - 1)
+
+
+@pytest.fixture(scope="module", params=["compiled", "NumPy"], autouse=True)
+def _with_the_compiled_loops_and_without(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "NumPy":
+            patch.setattr(permutation.native, "library", lambda: None)
+        elif permutation.native.library() is None:
+            pytest.skip("fastload was installed without its compiled loops")
+        yield
 
 
 @settings(max_examples=3 * EXAMPLES)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_part
+from fastload.plan.permutation import permute, unpermute
 from fastload.system import native
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="fastload was installed without its compiled loops")
@@ -31,6 +32,23 @@ def test_rows_are_copied_as_numpy_copies_them(row_bytes, seed, streamed_bytes):
         native.gather(source, rows, out)
     assert np.array_equal(out, source[rows])
     assert (around[:first] == 7).all() and (around[first + out.size :] == 7).all()
+
+
+@given(
+    n=st.one_of(st.integers(1, 2000), st.integers(1, 2**48)),
+    size=st.sampled_from([0, 1, 7, 3 * native.HELD_VALUES]),
+    seed=st.integers(0, 1000),
+    function=st.sampled_from([permute, unpermute]),
+    own_keys=st.booleans(),
+)
+def test_values_are_permuted_as_numpy_permutes_them(n, size, seed, function, own_keys):
+    rng = np.random.default_rng(seed)
+    positions, keys = rng.integers(0, n, size), rng.integers(0, 2**64, size, np.uint64)
+    key = keys[::-1] if own_keys else int(rng.integers(0, 2**64, dtype=np.uint64))
+    compiled = function(positions, n, key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        assert np.array_equal(compiled, function(positions, n, key))
 
 
 def photo(height: int, width: int, channels: int, seed: int) -> np.ndarray:
