@@ -1,4 +1,4 @@
-"""The compiled loops of native.c, where they were built: rows copied, and images made, in one call without the GIL.
+"""The compiled loops of native.c, where they were built: rows copied and images made without the GIL, values permuted.
 
 Optional: `library` is None where the package was installed without a C compiler, and every caller does the same in
 NumPy, simplejpeg and torch then. A checkout has it after `python tools/build_native.py`. No torch here.
