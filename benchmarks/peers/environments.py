@@ -120,19 +120,22 @@ def make(folder: Path, name: str, *, again: bool = True) -> dict[str, Any]:
     record: dict[str, Any] = {"requirements": wanted, "python": platform.python_version()}
     python, pip = str(python_of(folder, name)), [str(python_of(folder, name)), "-m", "pip", "install", "--no-compile"]
     constraints = ["-q", "-c", str(ROOT / "tools" / "constraints.txt")]
+    try:
+        extra = {} if there else unpacked(folder, name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return {**record, "failed": reason(f"unpacking Debian packages: {error} {getattr(error, 'stderr', '')}")}
+    uncached = ["--no-cache-dir"] if extra else []  # a wheel of before may name libraries that are gone
     steps = (
         [sys.executable, "-m", "venv", str(venv)],
-        [*pip, *constraints, *COMMON, *wanted],
+        [*pip, *constraints, *uncached, *COMMON, *wanted],
         [python, "-c", f"import json; from peers.adapters import {name} as m; print(json.dumps(m.versions()))"],
     )
     said = ""
-    try:
-        environment = environment_of({} if there else unpacked(folder, name))
-    except (OSError, subprocess.CalledProcessError) as error:
-        return {**record, "failed": reason(f"unpacking Debian packages: {error} {getattr(error, 'stderr', '')}")}
     for step in steps[2:] if there else steps:
         try:
-            done = subprocess.run(step, capture_output=True, text=True, env=environment, timeout=LONGEST_S, check=False)
+            done = subprocess.run(
+                step, capture_output=True, text=True, env=environment_of(extra), timeout=LONGEST_S, check=False
+            )
         except subprocess.TimeoutExpired:
             return {**record, "failed": f"not done after {LONGEST_S} s"}
         if done.returncode:

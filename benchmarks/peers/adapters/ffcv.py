@@ -40,6 +40,8 @@ ANTIALIASED = True
 
 def versions() -> dict[str, str]:
     """Versions of FFCV and of the compiler behind it."""
+    import ffcv  # noqa: F401  # else its compiled part would first be missed when it is measured
+
     return _torch.versions_of("ffcv", "numba")
 
 
