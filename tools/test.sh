@@ -93,10 +93,10 @@ other_pythons() {
 }
 
 # Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
-# their own, and types, docs, the other Pythons and then tests of two folders, so that all three end at about the same
+# their own, and types, docs, the other Pythons and then tests of three folders, so that all three end at about the same
 # time. What the other two say comes at the end.
-mostly_processes=(tests/faults tests/profiling/doctor tests/test_readme.py tests/tools)
-after_checks=(tests/benchmarks tests/transforms)
+mostly_processes=(tests/faults tests/profiling/doctor tests/test_readme.py)
+after_checks=(tests/benchmarks tests/tools tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
 tests_of() {
@@ -112,7 +112,7 @@ checks() {
     say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
     other_pythons || code=1
-    say "tests of the benchmarks and of transforms"
+    say "tests of the benchmarks, tools and transforms"
     tests_of "${after_checks[@]}" "$@" || code=1
     return "$code"
 }
@@ -130,7 +130,7 @@ tests_of "${mostly_processes[@]/#/--ignore=}" "${after_checks[@]/#/--ignore=}" "
 wait "$processes_job" || failed+=("tests that start processes")
 say "tests that start processes"
 cat dist/test/processes.log
-wait "$checks_job" || failed+=("types, docs, another Python, or tests of the benchmarks or transforms")
+wait "$checks_job" || failed+=("types, docs, another Python, or tests of the benchmarks, tools or transforms")
 cat dist/test/checks.log
 say "done"
 if ((${#failed[@]})); then
