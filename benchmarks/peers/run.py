@@ -286,7 +286,7 @@ class Run:
         remove(out)
         found = {"left_bytes": left, "kill_after_s": kill_after_s, "same_bytes": equal}
         if "failed" in again:
-            return {**found, "how": "refused", "said": again["failed"]}
+            return {**found, "how": "refused", "said": again["failed"].replace(f"{self.scratch}/", "")}
         return {**found, "how": "packed", "seconds": again["seconds"], "over_whole": again["seconds"] / seconds}
 
     def note(self, record: dict[str, Any]) -> None:
