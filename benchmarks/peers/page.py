@@ -152,6 +152,7 @@ class Page:
             return [*lines, "", "There are no records yet."]
         machine = any_record["machine"]
         passes = max(len(runs) for runs in self.records.runs.values())
+        often = "one pass" if passes == 1 else f"up to {passes} passes"
         commands = sorted({one["command"] for runs in self.records.runs.values() for one in runs})
         commits = sorted({one["commit"] for runs in self.records.runs.values() for one in runs})
         measured = [one for runs in self.records.runs.values() for one in runs]
@@ -160,8 +161,8 @@ class Page:
             "",
             *prose(
                 f"""Measured on {machine["cores"]} cores ({machine["cpu"]}), {machine["memory_gib"]} GiB of memory,
-                {machine["system"]}, without a GPU, at fastload {", ".join(commits)}, in up to {passes} passes. Another
-                machine gives other numbers: with more cores, loaders that need more processes gain."""
+                {machine["system"]}, without a GPU, at fastload {", ".join(commits)}, in {often}.
+                Another machine gives other numbers: with more cores, loaders that need more processes gain."""
             ),
             "",
             *prose(f"{METHOD} {repeated} of {len(measured)} were."),

@@ -177,14 +177,14 @@ class Ring:
             arrays = dict(slot.arrays)
             return FilledBatch(arrays, planned, num_bytes, work=work, memory=slot.memory, _give_back=give_back)
         self.collect()
-        if self._all_small:
+        lends = not self._all_small and self.num_lent < min(SLACK, len(self.slots) - 1)
+        if lends or self._all_small:
             arrays = self.lend(slot) if lent is None else lent
-            self.give_back(slot)
-        elif self.num_lent < min(SLACK, len(self.slots) - 1):
-            arrays = self.lend(slot) if lent is None else lent
-            self.num_lent += 1
         else:
             arrays = {name: private_copy(array) for name, array in slot.arrays.items()}
+        if lends:
+            self.num_lent += 1
+        else:
             self.give_back(slot)
         return FilledBatch(arrays, planned, num_bytes, work=work)
 

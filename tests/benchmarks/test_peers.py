@@ -32,18 +32,19 @@ def test_the_page_is_what_its_records_make(in_benchmarks):
 def test_the_hand_written_gather_and_fastload_give_the_same_images(tmp_path):
     out = tmp_path / "peers.jsonl"
     words = ["--quick", "--here", "--only", "memmap", "--data", str(tmp_path), "--out", str(out)]
-    words += ["--work", "rows_32", "pack_faces", "--photos", str(tmp_path / "none")]
+    words += ["--work", "rows_32", "jpeg_faces", "pack_faces", "--photos", str(tmp_path / "none")]
     command = [sys.executable, str(PEERS / "run.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     found = {(one["work"], one["peer"]): one for one in map(json.loads, out.read_text().splitlines())}
-    assert len(found) == 4
+    assert len(found) == 6
     for peer in ("fastload", "memmap"):
         one = found["rows_32", peer]
         told = one["verify"].pop("expected")
         assert one["verify"] == pytest.approx(told) and told["distinct"] == told["images"] == 384
         assert one["alone"]["images_per_s"] > 0 and one["memory"]["bytes"] > 0
-    assert found["pack_faces", "memmap"]["unsupported"]
+    assert found["jpeg_faces", "fastload"]["verify"]["images"] == 128
+    assert found["jpeg_faces", "memmap"]["unsupported"] and found["pack_faces", "memmap"]["unsupported"]
     packed = found["pack_faces", "fastload"]
     assert packed["bytes"] > 128 * 218 * 178 * 3 and packed["cpu_s"] > 0
     assert packed["killed"]["how"] == "packed" and packed["killed"]["same_bytes"]
