@@ -39,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
 sys.path.insert(0, str(ROOT / "tools"))  # sample files and the training script, imported after this module
 PACKAGES = ("numpy", "h5py", "torch", "pillow", "simplejpeg")
+# Commands that are measured start from bytecode, as with a package that pip installed.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def machine() -> dict[str, Any]:

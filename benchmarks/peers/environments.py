@@ -69,8 +69,9 @@ def python_of(folder: Path, name: str) -> Path:
 
 def environment_of(extra: dict[str, str] | None = None) -> dict[str, str]:
     """The variables for a process in such an environment: only the checkout is on its path beside it."""
-    # OpenMP as a user has it: with OMP_WAIT_POLICY=PASSIVE torch gathers in two threads at a fifth of its rate.
-    without = ("PYTHONSAFEPATH", "PYTHONHOME", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    # As a user has it: with OMP_WAIT_POLICY=PASSIVE torch gathers in two threads at a fifth of its rate, and without
+    # bytecode fastload's modules, which are no package installed here, would be compiled at each start.
+    without = ("PYTHONSAFEPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "PYTHONPATH": os.pathsep.join((str(ROOT), str(PEERS.parent))), **(extra or {})}
 

@@ -34,7 +34,7 @@ _IMAGE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
 def ade20k_evidence(tree: Tree) -> list[str]:
     """Returns the first image of a tree that is named as SceneParsing's are, and its two text files."""
     image = next((name for name in tree.names if "ADE_" in name and _IMAGE.search(name)), None)
-    texts = [name for name in tree.names if name.endswith((OBJECTS, SCENES))]
+    texts = [name for _, name in tree.not_images if name.endswith((OBJECTS, SCENES))]
     return [key_of(name) for name in ([image] if image else []) + texts]
 
 

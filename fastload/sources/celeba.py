@@ -62,8 +62,7 @@ _ARCHIVES = tuple(stem + suffix for stem in IMAGE_FOLDERS for suffix in (".zip",
 
 def celeba_evidence(tree: Tree) -> list[str]:
     """Returns the files and folders of a tree, three folders deep at most, that are named as CelebA's."""
-    images = set(tree.images().tolist())
-    names = [name for i, name in enumerate(tree.names) if i not in images and name.count("/") <= 3]
+    names = [name for _, name in tree.not_images if name.count("/") <= 3]
     known = {stem + suffix for stem in list(_TEXTS)[:3] for suffix in (".txt", ".csv")}
     found = [name for name in names if _base(name) in known]
     archives = [name for name in names if _base(name).startswith(tuple(f"{stem}." for stem in IMAGE_FOLDERS))]
@@ -146,7 +145,7 @@ def list_celeba(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 def _find_texts(tree: Tree, draft: Draft) -> dict[str, int]:
     """Returns stem -> position of the text files; a .txt is preferred to a .csv, then the outermost."""
     found = defaultdict[str, list[int]](list)
-    for i, name in enumerate(tree.names):
+    for i, name in tree.not_images:
         if name.lower().endswith((".txt", ".csv")) and (stem := stem_of(name).lower()) in _TEXTS:
             found[stem].append(i)
     for positions in found.values():
@@ -165,7 +164,7 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
     by_folder = defaultdict[str, list[int]](list)
     for i in tree.images().tolist():
         by_folder[tree.names[i].rpartition("/")[0]].append(i)
-    packed = [name for name in tree.names if _base(name).startswith(IMAGE_FOLDERS) and not is_image(name)]
+    packed = [name for _, name in tree.not_images if _base(name).startswith(IMAGE_FOLDERS)]
     archive = next((name for name in packed if _base(name) in _ARCHIVES), "")
     folders = [folder for folder in by_folder if _base(folder) in IMAGE_FOLDERS]
     if archive and not folders:

@@ -115,7 +115,7 @@ def list_cifar(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 def _find(tree: Tree) -> list[tuple[_Version, str, dict[str, int]]]:
     """Returns each CIFAR dataset in a tree: version, folder (ending in `/`), and file name -> position, in order."""
     folders: dict[str, dict[str, int]] = {}
-    for i, name in enumerate(tree.names):
+    for i, name in tree.not_images:
         folder, base = split_path(name)
         folders.setdefault(folder, {})[base] = i
     found = []

@@ -27,7 +27,7 @@ SPLIT, BOXES = "train_test_split.txt", "bounding_boxes.txt"
 
 def cub_evidence(tree: Tree) -> list[str]:
     """Returns the two lists of a tree that only CUB-200 has."""
-    found = {split_path(name)[1]: name for name in tree.names if name.endswith((IMAGES, LABELS))}
+    found = {split_path(name)[1]: name for _, name in tree.not_images if name.endswith((IMAGES, LABELS))}
     return [key_of(found[IMAGES]), key_of(found[LABELS])] if {IMAGES, LABELS} <= found.keys() else []
 
 

@@ -80,9 +80,7 @@ def list_exported(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 def _find(tree: Tree) -> str:
     """Returns the name of the only fastload.json, at the top or one folder below (archives of a folder); else ""."""
-    # The ending rules most names out quickly: there may be a million.
-    named = [name for name in tree.names if name.endswith(SIDECAR)]
-    found = [name for name in named if split_path(name)[1] == SIDECAR and name.count("/") <= 1]
+    found = [name for _, name in tree.not_images if split_path(name)[1] == SIDECAR and name.count("/") <= 1]
     return found[0] if len(found) == 1 else ""
 
 

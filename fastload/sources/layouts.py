@@ -214,8 +214,8 @@ def unread_annotations(tree: Tree) -> list[str]:
     read: Counter[tuple[str, str]] = Counter()
     for i, name in enumerate(tree.names):
         folder, _, base = name.rpartition("/")
-        # The last letter rules most names out quickly: there may be a million images.
-        if base[-1:] not in "tnlg":
+        # The suffix rules most names out quickly: there may be a million images.
+        if not base.endswith((".txt", ".json", ".xml", ".png")):
             continue
         form = next((form for pattern, form in _BY_NAME if pattern.fullmatch(base)), "")
         if not form and base.endswith((".txt", ".json", ".xml")) and read[folder, base[-5:]] < 2:
@@ -235,7 +235,7 @@ def unread_annotations(tree: Tree) -> list[str]:
 
 def _unread_tables(tree: Tree) -> list[str]:
     """Returns a note for each table with a column called like one of images; it says whether this names any."""
-    tables = [i for i, name in enumerate(tree.names) if image_tables.is_table(name) and name.count("/") <= 1]
+    tables = [i for i, name in tree.not_images if image_tables.is_table(name) and name.count("/") <= 1]
     if not tables:
         return []
     index, notes = ImageIndex(tree), []

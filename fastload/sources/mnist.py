@@ -61,9 +61,7 @@ class _Idx(NamedTuple):
 
 def mnist_evidence(tree: Tree) -> list[str]:
     """Returns the files of a tree that are idx files of images or labels by their names."""
-    # Most trees are large and have no such name: this spares them the regular expression.
-    names = (name for name in tree.names if "idx" in name or "IDX" in name)
-    return [key_of(name) for name in names if _NAME.fullmatch(name.rpartition("/")[2])]
+    return [key_of(name) for _, name in tree.not_images if _NAME.fullmatch(name.rpartition("/")[2])]
 
 
 def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:

@@ -69,6 +69,11 @@ class Tree:
         found.flags.writeable = False
         return found
 
+    @cached_property
+    def not_images(self) -> list[tuple[int, str]]:
+        """Positions and names of the other files, in walk order: layouts look for their own files only among these."""
+        return [(i, self.names[i]) for i in np.setdiff1d(np.arange(len(self.names)), self._images).tolist()]
+
     def read_text(self, i: int) -> bytes:
         """Returns the content of file i, which the whole dataset depends on; SourceError says why it cannot be read."""
         try:

@@ -132,7 +132,7 @@ def _label_files(tree: Tree) -> dict[tuple[str, ...], int]:
     """Returns the text files below folders `labels`, by the key of their image."""
     if not any(folder.rpartition("/")[2] == "labels" for folder in tree.folders):
         return {}
-    return {key: i for i, name in enumerate(tree.names) if name.endswith(".txt") and (key := _key(name, "labels"))}
+    return {key: i for i, name in tree.not_images if name.endswith(".txt") and (key := _key(name, "labels"))}
 
 
 def _others(tree: Tree, images: list[int]) -> list[str]:
@@ -170,7 +170,7 @@ def _object(line: Line, names: tuple[str, ...], *, keypoints: bool) -> tuple[int
 def _class_names(draft: Draft, tree: Tree) -> tuple[tuple[str, ...], bool]:
     """Returns the names of the classes, () if no file says them; and whether objects have keypoints."""
     at_top = min((name.count("/") for name in tree.names), default=0) + 1
-    yamls = [i for i, name in enumerate(tree.names) if name.endswith((".yaml", ".yml")) and name.count("/") <= at_top]
+    yamls = [i for i, name in tree.not_images if name.endswith((".yaml", ".yml")) and name.count("/") <= at_top]
     for i in yamls:
         content = _read_yaml(tree, i)
         names = content.get("names")

@@ -41,7 +41,7 @@ def hdf5_evidence(tree: Tree) -> list[str]:
     """Returns the HDF5 files of a tree without images; none for any other tree."""
     if len(tree.images()):
         return []
-    return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
+    return [key_of(name) for _, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
 
 
 def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:

@@ -43,7 +43,7 @@ def arrays_evidence(tree: Tree) -> list[str]:
     """Returns the .npy and .npz files of a tree without images that is no WebDataset shard; none for any other tree."""
     if len(tree.images()) or webdataset_evidence(tree):
         return []
-    return [key_of(name) for name in tree.names if name.lower().endswith(_SUFFIXES)]
+    return [key_of(name) for _, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
 
 
 def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:

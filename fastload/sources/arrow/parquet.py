@@ -158,11 +158,11 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
 
 def _table_positions(tree: Tree) -> list[int]:
     """Returns the positions of the Parquet files; without any, of the Arrow files next to a state.json."""
-    found = [i for i, name in enumerate(tree.names) if name[-1:] in "tT" and name.lower().endswith(".parquet")]
+    found = [i for i, name in tree.not_images if name.lower().endswith(".parquet")]
     if found:
         return found
-    saved = {name.rpartition("/")[0] for name in tree.names if name.rpartition("/")[2] == "state.json"}
-    return [i for i, name in enumerate(tree.names) if name.endswith(".arrow") and name.rpartition("/")[0] in saved]
+    saved = {name.rpartition("/")[0] for _, name in tree.not_images if name.rpartition("/")[2] == "state.json"}
+    return [i for i, name in tree.not_images if name.endswith(".arrow") and name.rpartition("/")[0] in saved]
 
 
 def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: list[str]) -> str:

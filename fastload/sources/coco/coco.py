@@ -48,7 +48,7 @@ class _InstancesFile(NamedTuple):
 
 def coco_evidence(tree: Tree) -> list[str]:
     """Returns the files instances_*.json, or _annotations.coco.json, of a tree."""
-    return [key_of(name) for name in tree.names if name.endswith(".json") and _INSTANCES.search(name)]
+    return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _INSTANCES.search(name)]
 
 
 def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -72,7 +72,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     drawn = options.masks if options.masks in ("semantic", "instance") else ""
     draft.leave_out_broken(tree)
     notes = draft.notes
-    if ignored := [key_of(name) for name in tree.names if name.endswith(".json") and _OTHERS.search(name)]:
+    if ignored := [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _OTHERS.search(name)]:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
     parts = _read_parts(tree, bool(drawn), draft)
     first = parts[0].instances

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from fastload.errors import MissingExtraError, SourceError
 from fastload.sources.assemble import Draft, stem_of
-from fastload.sources.tree import Line, Tree, is_image, key_of
+from fastload.sources.tree import Line, Tree, key_of
 
 WNID = re.compile(r"n\d{8}")
 DEVKIT = re.compile(r"ILSVRC2012_devkit_t12\.(tar\.gz|tgz|tar)", re.IGNORECASE)
@@ -49,7 +49,7 @@ class GroundTruth:
 
     def __init__(self, draft: Draft, tree: Tree) -> None:
         self.tree = tree
-        self.at = {name.rpartition("/")[2]: i for i, name in enumerate(tree.names) if not is_image(name)}
+        self.at = {name.rpartition("/")[2]: i for i, name in tree.not_images}
         devkit = next((i for base, i in self.at.items() if DEVKIT.fullmatch(base)), None)
         self.devkit = {} if devkit is None else read_devkit(tree, devkit)
         self.devkit |= {base: tree.read_text(self.at[base]) for base in (META, GROUND_TRUTH) if base in self.at}

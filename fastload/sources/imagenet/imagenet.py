@@ -63,7 +63,7 @@ def imagenet_evidence(tree: Tree) -> list[str]:
     """Returns the files of a tree that are ImageNet's archives or tables; else class folders, if all are wnids."""
     if tree.file:
         return []
-    bases = {name.rpartition("/")[2]: name for name in tree.names if not is_image(name)}
+    bases = {name.rpartition("/")[2]: name for _, name in tree.not_images}
     found = [name for base, name in bases.items() if _ARCHIVE.fullmatch(base) or base in (SYNSETS[0], SOLUTION, TINY)]
     found += [name for base, name in bases.items() if _CLASS_ARCHIVE.fullmatch(base)][:3]
     if not found and not tree.folders:
@@ -142,7 +142,7 @@ def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
     draft.leave_out_broken(tree)
     own = _Part("", tree, tree.images())
     parts = [own] if len(own.rows) else []
-    files = [(i, name, split_path(name)[1]) for i, name in enumerate(tree.names) if not is_image(name)]
+    files = [(i, name, split_path(name)[1]) for i, name in tree.not_images]
     unpacked, classes, others = set(tree.folders), list[int](), list[str]()
     have = {image.split for image in _named_images(own)} if any(_of_split(base) for _, _, base in files) else set()
     for i, name, base in files:

@@ -179,7 +179,7 @@ def text_cells(column: Iterable[Any]) -> list[str]:
 def _table_positions(tree: Tree) -> list[int]:
     """Returns the positions of tables in the outermost folder that holds more than one, and of metadata tables."""
     around = split_path(os.path.commonprefix(tree.names))[0]  # noqa: RUF071  # it is cut at the last `/`
-    tables = [(i, name, name.count("/", len(around))) for i, name in enumerate(tree.names) if is_table(name)]
+    tables = [(i, name, name.count("/", len(around))) for i, name in tree.not_images if is_table(name)]
     found = [i for i, name, depth in tables if not depth or (_stem(name) == METADATA and depth <= 2)]
     return found[:_MOST_TABLES]
 

@@ -68,7 +68,7 @@ def _open_shards(draft: Draft, tree: Tree) -> list[tuple[str, Tree]]:
 
     shards = [("", tree)]
     if not tree.archive:
-        positions = [i for i, name in enumerate(tree.names) if name.lower().endswith(".tar")]
+        positions = [i for i, name in tree.not_images if name.lower().endswith(".tar")]
         if not positions:
             packed = [name for name in tree.names if name.lower().endswith((".tar.gz", ".tgz"))]
             fix = f"Unpack them first (`gunzip {key_of(packed[0])}`)." if packed else "Is it the right folder?"
