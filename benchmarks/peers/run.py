@@ -14,7 +14,7 @@ and then a second of whole ones with each candidate of its adapter, and the fast
 others used more CPU than DISTURBED is repeated, twice at most, and its record says so.
 
 `pack_faces` packs the JPEG files of the faces into pixels: the whole process by an outer clock, then the time to sync
-its files, their bytes on disk, its CPU seconds; and what becomes of it when it is killed half way and started again.
+its files, their bytes on disk, its CPU seconds; and what becomes of it when it is killed on its way and started again.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class Run:
             "machine": harness.machine(),
             "commit": harness.commit(),
         }
+        self.first_pass = 0
+        if options.add:
+            records = [json.loads(line) for line in options.out.read_text().splitlines()]
+            self.about["run"] = max(record["run"] for record in records)
+            self.first_pass = 1 + max(record["pass"] for record in records if record["run"] == self.about["run"])
 
     def usable(self) -> list[str]:
         """The loaders asked for whose environment is there, fastload among them."""
@@ -209,7 +214,7 @@ class Run:
         return dict(self.expected[work.name])
 
     def pack(self, peer: str, work: Work, number: int) -> dict[str, Any]:
-        """The whole command of packing, in the first pass also killed half way and started again."""
+        """The whole command of packing, in the first pass also killed on its way and started again."""
         if not environments.literal(peer, "PACKS"):
             return {"unsupported": "reads what is there: it has no packing step"}
         out = self.scratch / "packing"
@@ -222,7 +227,7 @@ class Run:
             if found["other_cpus"] <= DISTURBED or len(disturbed) == REPEATS or self.options.quick:
                 break
             disturbed.append(round(found["other_cpus"], 2))
-        if number == 0 and "resume" in self.options.parts:
+        if number == self.first_pass and "resume" in self.options.parts:
             found["killed"] = self.killed(peer, work, out, found["seconds"])
         remove(out)
         return {**found, "settings": {"workers": os.cpu_count()}, "repeated": disturbed}
@@ -273,10 +278,10 @@ class Run:
         }
 
     def killed(self, peer: str, work: Work, whole: Path, seconds: float) -> dict[str, Any]:
-        """What a packer makes of what was left when it was killed half way."""
+        """What a packer makes of what was left when it was killed on its way."""
         out = self.scratch / "packing-killed"
         remove(out)
-        kill_after_s = seconds / 2
+        kill_after_s = 0.75 * seconds  # by then all of them are at their images
         first = self.pack_once(peer, work, out, kill_after_s)
         if "failed" not in first or same_tree(whole, out):
             return {"how": "was done before it could be killed"}
@@ -313,8 +318,8 @@ class Run:
 
     def passes(self) -> None:
         """Everything, in shuffled order."""
-        chance = random.Random(self.about["run"])
-        for number in range(self.options.passes):
+        chance = random.Random(f"{self.about['run']} {self.first_pass}")
+        for number in range(self.first_pass, self.first_pass + self.options.passes):
             for name in chance.sample(self.options.work, len(self.options.work)):
                 work = self.works[name]
                 for peer in chance.sample(self.peers, len(self.peers)):
@@ -398,6 +403,7 @@ def main() -> None:
     parser.add_argument("--work", nargs="+", choices=WORKS, default=list(WORKS), metavar="WORK", help=", ".join(WORKS))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--add", action="store_true", help="more passes of the newest run in --out")
     parser.add_argument("--seconds", type=float, default=1.0, help="of whole epochs in each part (default: 1)")
     parser.add_argument("--conditions", action="store_true", help="step, train and python also for the other rows")
     parser.add_argument("--search", action="store_true", help="pack and search settings, and nothing else")

@@ -24,6 +24,7 @@ from fastload.cli.pack import layouts, pack
 from fastload.cli.repack import append, export, merge, repack
 from fastload.cli.tune import tune
 from fastload.cli.verify import verify
+from fastload.system.threads import forked_workers
 
 __all__ = ["app", "main"]
 
@@ -78,8 +79,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    context.with_resource(forked_workers())

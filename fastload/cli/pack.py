@@ -138,9 +138,8 @@ def pack(
             _survey(**arguments)
             return
         from fastload.pack import pack_images
-        from fastload.pack.pool import forked_workers
 
-        with forked_workers(), progress_bar() as progress:
+        with progress_bar() as progress:
             report = pack_images(**arguments, progress=progress)
         print_packed(report, overwrite=overwrite)
 

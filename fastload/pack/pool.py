@@ -14,14 +14,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
@@ -34,7 +32,7 @@ from fastload.images.image_header import large_images, large_room
 from fastload.images.jpeg import has_libjpeg
 from fastload.pack.pack_worker import Unwritten, Worker
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
-from fastload.system.threads import in_threads
+from fastload.system.threads import in_threads, may_fork
 
 _EARLY_WORKERS = 2
 _SAMPLES_A_WORKER = 32
@@ -51,25 +49,13 @@ _LOW_PRIORITY = 10
 
 TaskT = TypeVar("TaskT")
 
-_forking: ContextVar[bool] = ContextVar("forking", default=False)
-
-
-@contextmanager
-def forked_workers() -> Iterator[None]:
-    """Within, workers are forks of this process, so that none imports a module: for a program that is only a packer."""
-    token = _forking.set(sys.platform == "linux")
-    try:
-        yield
-    finally:
-        _forking.reset(token)
-
 
 class PackPool:
     """Worker processes; with `workers=0` the same work in this process.
 
     Each is a fresh Python that never imports the caller's script, so that a script may call pack_images without the
     `if __name__ == "__main__"` that multiprocessing asks for, and never inherits the locks of the caller's threads; or,
-    within `forked_workers` and while this process has no other thread, a fork of it, 0.3 s of imports cheaper.
+    where it `may_fork`, a fork of this process, 0.3 s of imports cheaper.
     Leaving the `with` block ends them, also after an error or Ctrl-C. A worker ends by itself when this process
     does.
 
@@ -111,7 +97,7 @@ class PackPool:
         self._processes = {}
 
     def _start(self, count: int) -> None:
-        start = _fork if _forking.get() and threading.active_count() == 1 else _spawn
+        start = _fork if may_fork() else _spawn
         for _ in range(count):
             ours, theirs = Pipe()
             self._processes[ours] = start(theirs.fileno())

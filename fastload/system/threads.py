@@ -1,6 +1,6 @@
 """Threads whose work releases the GIL: a function mapped over a stream, and a shorter switch interval meanwhile.
 
-And one that ends a process with its parent.
+And one that ends a process with its parent; and whether processes may be forks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from contextvars import copy_context
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from itertools import islice
 from typing import TypeVar
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
+
+_forking: ContextVar[bool] = ContextVar("forking", default=False)
 
 
 def in_threads(
@@ -96,6 +98,21 @@ def run_as_batch() -> None:
         with suppress(OSError):
             if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user chose
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Within, packing processes are forks of this one, so that none imports a module: for programs of our own."""
+    token = _forking.set(sys.platform == "linux")
+    try:
+        yield
+    finally:
+        _forking.reset(token)
+
+
+def may_fork() -> bool:
+    """Whether this is within `forked_workers`, and this process has no other thread, whose locks a fork would keep."""
+    return _forking.get() and threading.active_count() == 1
 
 
 def end_with_input() -> None:

@@ -350,7 +350,8 @@ def test_the_odd_files_of_the_nasty_set_are_skipped_by_name_and_the_rest_packed(
 def test_a_forked_worker_holds_no_file_that_the_parent_has_open():
     code = """
 import os
-from fastload.pack.pool import PackPool, forked_workers
+from fastload.pack.pool import PackPool
+from fastload.system.threads import forked_workers
 
 ours, theirs = os.pipe()
 with forked_workers(), PackPool(1) as pool:
