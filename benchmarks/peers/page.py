@@ -442,6 +442,7 @@ def draw(records: Records) -> None:
         axes.set_ylim(len(peers) - 0.4, -0.6)
         axes.set_xlim(0, 1.15 * max(max(values) for values in rates.values()))
         axes.set_xlabel("images/s")
+        axes.locator_params(axis="x", nbins=5)
         axes.xaxis.set_major_formatter(lambda value, _: whole(value))
         axes.set_title(title)
         figure.tight_layout()
