@@ -75,7 +75,7 @@ WHY = {  # by the heading of a figure
     "images/s": "Small rows are copied in groups of 12 MB by two threads that sleep in between; a gather in the main "
     "thread finds its output in the cache, and its threads spin.",
     "main thread trains": "fastload's threads share two cores and their memory with the training.",
-    "main thread in pure Python": "They share Python's lock, too.",
+    "main thread in pure Python": "fastload's threads share two cores and Python's lock with it.",
     "first batch": "fastload first checks the file's header, about 10 ms, and starts its threads.",
     "memory, MB": "fastload has five batches: three that the user may hold without a copy, two that are being filled.",
     "bytes on disk, MB": "fastload keeps pixels as they are.",

@@ -47,7 +47,7 @@ def test_the_hand_written_gather_and_fastload_give_the_same_images(tmp_path):
     assert found["jpeg_faces", "memmap"]["unsupported"] and found["pack_faces", "memmap"]["unsupported"]
     packed = found["pack_faces", "fastload"]
     assert packed["bytes"] > 128 * 218 * 178 * 3 and packed["cpu_s"] > 0
-    # So few images may be packed before they are half way by the clock.
+    # So few images may be packed before the clock says so.
     killed = packed["killed"]
     assert killed["how"] == "was done before it could be killed" or (killed["how"] == "packed" and killed["same_bytes"])
 
