@@ -228,7 +228,7 @@ class Run:
                 break
             disturbed.append(round(found["other_cpus"], 2))
         if number == self.first_pass and "resume" in self.options.parts:
-            found["killed"] = self.killed(peer, work, out, found["seconds"])
+            found["killed"] = self.killed(peer, work, out, found["seconds"], found["cpu_s"])
         remove(out)
         return {**found, "settings": {"workers": os.cpu_count()}, "repeated": disturbed}
 
@@ -277,7 +277,7 @@ class Run:
             "other_cpus": others,
         }
 
-    def killed(self, peer: str, work: Work, whole: Path, seconds: float) -> dict[str, Any]:
+    def killed(self, peer: str, work: Work, whole: Path, seconds: float, cpu_s: float) -> dict[str, Any]:
         """What a packer makes of what was left when it was killed on its way."""
         out = self.scratch / "packing-killed"
         remove(out)
@@ -292,7 +292,8 @@ class Run:
         found = {"left_bytes": left, "kill_after_s": kill_after_s, "same_bytes": equal}
         if "failed" in again:
             return {**found, "how": "refused", "said": again["failed"].replace(f"{self.scratch}/", "")}
-        return {**found, "how": "packed", "seconds": again["seconds"], "over_whole": again["seconds"] / seconds}
+        over = {"over_whole": again["seconds"] / seconds, "cpu_over_whole": again["cpu_s"] / cpu_s}
+        return {**found, "how": "packed", "seconds": again["seconds"], **over}
 
     def note(self, record: dict[str, Any]) -> None:
         """Appends a record, and says it."""

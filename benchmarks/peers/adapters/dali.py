@@ -3,8 +3,8 @@
 Raw images come by fn.external_source from a memory-mapped array, as views that are not copied (`no_copy=True`), and
 fn.copy or the crop reads them in DALI's threads. JPEGs come by fn.readers.file with `shuffle_after_epoch=True`, are
 decoded with fn.decoders.image_random_crop, which decodes no more rows than the crop needs, and go through fn.resize.
-fn.copy or the crop reads them in its threads. JPEGs come by fn.readers.file with `shuffle_after_epoch=True`, are
-default.
+Both shuffles are full ones. Two batches and more are made ahead by `prefetch_queue_depth`. Shrinking is antialiased,
+its default.
 
 Slower here, and left out: fn.readers.numpy and fn.readers.file with one file an image for raw images (0.55 and 0.45 of
 the rate), and a source that gathers the batch itself (0.5). The dynamic executor is among the candidates.
