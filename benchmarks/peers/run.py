@@ -194,13 +194,13 @@ class Run:
         return {**found, "settings": chosen, "repeated": disturbed, "other_cpus": round(others, 2)}
 
     def parts(self, work: Work, number: int) -> list[str]:
-        """The parts of a work's measurement; what needs no repetition is taken in the first pass alone."""
+        """The parts of a work's measurement; what needs no repetition is taken in the first pass of a call."""
         conditions = CONDITIONS.get(work.name, ())
         if self.options.conditions and work.encoding == "raw" and work.transform is None:
             conditions = CONDITIONS["rows_218x178"]
         parts = ["cold"] if work.name in COLD else []
         parts += ["first", "alone", *conditions]
-        if number == 0:
+        if number == self.first_pass:
             parts.insert(parts.index("alone") + 1, "memory")
             parts += ["verify"] + (["resume"] if work.name in RESUMED else [])
         return [part for part in parts if part in self.options.parts]

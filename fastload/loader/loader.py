@@ -344,8 +344,8 @@ class FastLoader:
         """
         with self._alone():
             self._find_rank()
-            self._loaded = dict(state) if self._make is not None else None
             loaded = self._epochs.checked(state)
+            self._loaded = dict(state) if self._make is not None else None
             position = self._epochs.resumed(loaded, self._echo.schedule_of, keeps_all=self._options.cache == "device")
             self._end_active()
             self._epochs.load(position)

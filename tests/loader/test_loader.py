@@ -434,8 +434,9 @@ def test_a_state_of_another_file_or_a_newer_release_is_refused_and_changes_nothi
         ([here], "a dict of state_dict.., got list"),
         (None, "a dict of state_dict.., got NoneType"),
     ):
-        with pytest.raises(StateError, match=message):
-            loader.load_state_dict(state)
+        for begun_or_not in (loader, FastLoader(packed, 7)):
+            with pytest.raises(StateError, match=message):
+                begun_or_not.load_state_dict(state)
     assert loader.state_dict() == here
     assert seen + [batch.rows.tolist() for batch in batches] == expected
     with pytest.raises(StateError, match="does not fit this epoch"):
