@@ -95,7 +95,9 @@ other_pythons() {
 # Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
 # their own, and types, docs, the other Pythons and then tests of three folders, so that all three end at about the same
 # time. What the other two say comes at the end.
-mostly_processes=(tests/faults tests/profiling/doctor tests/test_readme.py)
+mostly_processes=(
+    tests/distributed tests/export tests/faults tests/inspection tests/profiling/doctor tests/test_readme.py
+)
 after_checks=(tests/benchmarks tests/tools tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
