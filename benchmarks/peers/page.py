@@ -28,9 +28,9 @@ PAGE = ROOT / "docs" / "comparison.md"
 OPENING = """
 This page sets fastload beside other ways to load images for training, at the same work: what each reaches, what it
 costs, what it can do. `benchmarks/peers/page.py` writes it from the records in `benchmarks/results/peers.jsonl`, so no
-figure on it is typed by hand. The best of a column is in bold, and whoever is ahead of fastload is named below, with
-the reason. Whoever knows how one of the adapters in `benchmarks/peers/adapters/` could do better is asked to send the
-change: the figures are taken again.
+figure in a table is typed by hand. The best of a column is in bold, and who is ahead of fastload is named below, with
+the reason where it is known. Whoever knows how one of the adapters in `benchmarks/peers/adapters/` could do better is
+asked to send the change: the figures are taken again.
 """
 METHOD = """
 Each loader runs in an environment of its own, one process a measurement; in each pass all of them in shuffled order. A
@@ -347,7 +347,7 @@ A + stands for changes that were not committed.
         found = every[-1]
         if found["how"] != "packed":
             return found["how"]
-        share = statistics.median(one["cpu_over_whole"] for one in every if "cpu_over_whole" in one)
+        share = found["cpu_over_whole"]
         what = "goes on" if share < 0.8 else "starts anew"
         same = "the same" if found["same_bytes"] else "other"
         return f"{what}, {share:.2f} of the CPU time; {same} bytes"
