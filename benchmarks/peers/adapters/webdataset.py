@@ -2,9 +2,9 @@
 
 As its documentation does: shards in a new order each epoch, then `shuffle(1000)`, a buffer of 1,000 samples in each
 worker, so the shuffle is a buffered one; batches are made in the workers (`batched`, then WebLoader with
-`batch_size=None`). Pixels are stored as bare bytes, which spares the header of .npy. There are eight shards or more, so
-that one, two and four workers get as many; each worker drops its own last batch if that is not full. torchvision
-decodes and crops.
+`batch_size=None`). Pixels are stored as bare bytes, which spares the header of .npy, with whole seconds as their time:
+the writer's default, fractions, costs a second header for each file. There are eight shards or more, so that one, two
+and four workers get as many; each worker drops its own last batch if that is not full. torchvision decodes and crops.
 
 It cannot resume within an epoch but by reading again what was read.
 """
@@ -55,7 +55,8 @@ def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
     else:
         contents, suffix = (np.ascontiguousarray(row).tobytes() for row in _torch.decoded_rows(data)), "bin"
     most = -(-data.num_images // SHARDS)
-    with webdataset.ShardWriter(str(out / "%06d.tar"), maxcount=most, maxsize=1 << 40, verbose=0) as writer:
+    limits = {"maxcount": most, "maxsize": 1 << 40}
+    with webdataset.ShardWriter(str(out / "%06d.tar"), **limits, mtime=0, verbose=0) as writer:
         for at, (content, label) in enumerate(zip(contents, labels, strict=True)):
             writer.write({"__key__": f"{at:09}", suffix: content, "cls": int(label)})
 
