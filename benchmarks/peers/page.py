@@ -137,12 +137,10 @@ def prose(text: str) -> list[str]:
 
 
 def bold_best(cells: dict[str, tuple[float | None, str]], more: bool) -> dict[str, str]:
-    """The cells, that of the best median in bold."""
-    known = [value for value, _ in cells.values() if value is not None]
-    best = (max if more else min)(known) if known else None
-    return {
-        peer: f"**{text}**" if value is not None and value == best else text for peer, (value, text) in cells.items()
-    }
+    """The cells, that of the best median in bold, and each whose median reads the same."""
+    known = [(value, text.partition(" (")[0]) for value, text in cells.values() if value is not None]
+    best = (max if more else min)(known)[1] if known else None
+    return {peer: f"**{text}**" if text.partition(" (")[0] == best else text for peer, (_, text) in cells.items()}
 
 
 def table(heads: list[str], rows: Iterable[list[str]]) -> list[str]:
@@ -184,8 +182,6 @@ class Page:
         if any_record is None:
             return [*lines, "", "There are no records yet."]
         machine = any_record["machine"]
-        passes = max(len(runs) for runs in self.records.runs.values())
-        often = "one pass" if passes == 1 else f"up to {passes} passes"
         commands = sorted({one["command"] for runs in self.records.runs.values() for one in runs})
         commits = sorted({one["commit"] for runs in self.records.runs.values() for one in runs})
         measured = [one for runs in self.records.runs.values() for one in runs]
@@ -194,9 +190,9 @@ class Page:
             "",
             *prose(
                 f"""Measured on {machine["cores"]} cores ({machine["cpu"]}), {machine["memory_gib"]} GiB of memory,
-                {machine["system"]}, without a GPU, at fastload {", ".join(commits)}, in {often}.
-A + stands for changes that were not committed.
-                Another machine gives other numbers: with more cores, loaders that need more processes gain."""
+                {machine["system"]}, without a GPU, at fastload {", ".join(commits)}; a + stands for changes that
+                were not committed. Passes were added at several times; fastload ran in all of them. Another machine
+                gives other numbers: with more cores, loaders that need more processes gain."""
             ),
             "",
             *prose(f"{METHOD} {repeated} of {len(measured)} were."),
@@ -222,9 +218,10 @@ A + stands for changes that were not committed.
         for peer in sorted(peers, key=lambda peer: -medians[peer]):
             one = self.records.runs[work, peer][0]
             ratio = "" if peer == "fastload" else spread(self.records.ratios(work, peer, RATE), "{:.2f}".format)
-            rows.append([NAMES[peer], cells[peer], ratio, told(one.get("settings")), self.agrees(work, peer)])
+            passes = str(len(self.records.values(work, peer, RATE)))
+            rows.append([NAMES[peer], cells[peer], ratio, passes, told(one.get("settings")), self.agrees(work, peer)])
         lines = [f"## {title}", "", f"{about[0].upper()}{about[1:]}; page cache warm, nothing beside.", ""]
-        lines += table(["loader", "images/s", "fastload over it", "settings", "the same images"], rows)
+        lines += table(["loader", "images/s", "fastload over it", "passes", "settings", "the same images"], rows)
         lines += ["", f"![Images per second: {title}](../benchmarks/results/peers_{work}.png)"]
         if unmeasured := self.records.unmeasured(work):
             lines += [
@@ -387,7 +384,7 @@ A + stands for changes that were not committed.
                 line = f"- {heading[0].upper()}{heading[1:]}: {'; '.join(found)}."
                 lines.append(f"{line} {WHY[heading]}" if heading in WHY else line)
         gives_up = [f"{NAMES[peer]}: {what}" for peer, what in GIVES_UP.items()]
-        text = "Or less than 5 % behind: how many times as good, the median within a pass; the first three."
+        text = "Or less than 5 % behind: how many times as good, the median within a pass."
         return lines and [
             "## Where others are ahead",
             "",
@@ -399,14 +396,14 @@ A + stands for changes that were not committed.
         ]
 
     def ahead(self, work: str, figure: Figure) -> list[str]:
-        """The loaders ahead of fastload, or close behind, and how many times as good they are; the first three."""
+        """The loaders ahead of fastload, or close behind, and how many times as good they are."""
         times = {}
         for peer in NAMES:
             ratios = self.records.ratios(work, peer, figure) if peer != "fastload" else []
             if ratios and (ratio := statistics.median(ratios)) > 0:
                 times[peer] = 1 / ratio if figure.more else ratio
         order = sorted((peer for peer in times if times[peer] >= 0.95), key=lambda peer: -times[peer])
-        return [f"{NAMES[peer]} {times[peer]:.2f} times" for peer in order[:3]]
+        return [f"{NAMES[peer]} {times[peer]:.2f}" for peer in order]
 
     def environments(self) -> list[str]:
         rows, failed = [], []

@@ -41,7 +41,9 @@ ChunkBytes = Annotated[
     Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
 ]
 ImageFile = Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples in a batch; by default 256.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Samples in a batch; by default 256, or an eighth of a small file.")
+]
 Split = Annotated[str | None, typer.Option(help="Load this split only.")]
 Size = Annotated[
     Any,

@@ -146,7 +146,7 @@ def print_report(
     if report.warned:
         what = "packed though libjpeg warns of them; `--strict` leaves such JPEGs out"
         pairs += _named("warned", f"{len(report.warned):,} {what}", report.warned)
-    alone = f"; without listing and finishing {report.decoded_per_s:,.0f}" if report.decoded_per_s else ""
+    alone = f"; decoding and writing alone {report.decoded_per_s:,.0f}" if report.decoded_per_s else ""
     name, speed = speed_pair(report.images_per_s, unit, report.seconds)
     pairs += [(name, speed + alone), *stored]
     if report.chunks_kept:

@@ -148,6 +148,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     """Prints what packing would do; ends with exit code 1 if it could not."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
+    from fastload.pack.survey import only_arrays
 
     options.pop("parents")
     workers = options["workers"]
@@ -174,6 +175,8 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
         pairs.append(("store", ", ".join(parts)))
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
     pairs += [("note", note) for note in survey.notes]
+    if not (survey.headers is None or only_arrays(survey.listing)):
+        pairs.append(("note", "Only headers were read: what cannot be decoded shows when it is packed."))
     print_pairs(pairs)
     if estimates is not None:
         print_encodings(estimates)

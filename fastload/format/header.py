@@ -202,8 +202,8 @@ def open_hdf5(path: Path) -> Hdf5File:
         raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {typed(path)}`.")
     if path.is_dir():
         raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {typed(path)} OUT.h5`.")
-    if path.name.endswith(".part"):
-        raise FormatError(f"{path}: an unfinished pack. Run the same `fastload pack` command again to complete it.")
+    if path.name.endswith((".part", ".journal")):
+        raise FormatError(f"{path}: of an unfinished pack. Run the same `fastload pack` command again to complete it.")
     if not path.is_file():
         raise FormatError(f"{path}: a pipe or device, not a file. Name a packed file.")
     try:

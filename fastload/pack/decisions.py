@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +21,10 @@ from fastload.format.ragged import MAX_ROW_BYTES
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS
 from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
-from fastload.sources.listing import Listing
+from fastload.sources.listing import Listing, first_few
 
 _FEW = 0.01  # of the images
+_LARGER = 5  # times the bytes of the files
 
 _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
 """Quality -> estimated bits a pixel, a quarter above 43 photos of 400x533 pixels (0.95, 1.1, 1.6, 2.1 and 3.4)."""
@@ -116,14 +118,20 @@ def jpegs_kept_and_made(plan: RaggedPlan, samples: Any, headers: Any) -> tuple[A
 
 
 def plan_rows(
-    headers: NDArray[np.void], options: PackOptions, source: str | Path, *, masks: bool, encoded: bool = False
+    headers: NDArray[np.void],
+    keys: Sequence[str],
+    options: PackOptions,
+    source: str | Path,
+    *,
+    masks: bool,
+    encoded: bool = False,
 ) -> RaggedPlan:
-    """Returns what the images with these headers become; masks are compressed only if the options say so.
+    """Returns what the images with these headers and keys become; masks are compressed only if the options say so.
 
     `masks`: there are some; `encoded`: rows to be kept are encoded ones. Raises SourceError if kinds of images
     cannot share one dataset, OptionError if they cannot be stored as the options say.
     """
-    channels, dtype = common_format(source, headers, options.mode, options.bits)
+    channels, dtype = common_format(source, headers, keys, options.mode, options.bits)
     option = options.store or EncodingOption()
     if option.kind in ("jpeg", "mixed"):
         _check_jpeg(options, channels, dtype, source)
@@ -167,30 +175,35 @@ def size_counts(headers: NDArray[np.void]) -> dict[tuple[int, int], int]:
 
 
 def common_format(
-    source: str | Path, headers: NDArray[np.void], mode: Mode | None, bits: Bits | None
+    source: str | Path, headers: NDArray[np.void], keys: Sequence[str], mode: Mode | None, bits: Bits | None
 ) -> tuple[int, np.dtype[Any]]:
     """Returns the channels and the dtype of all images; `mode` and `bits` choose them where images differ.
 
-    SourceError: they differ, and no option says what they should become.
+    SourceError: they differ, and no option says what they should become; it names the first that do.
     """
-    total, deep, alpha = len(headers), int(np.sum(headers["bits"] == 16)), int(np.sum(headers["channels"] == 4))
+    total, is_deep, has_alpha = len(headers), headers["bits"] == 16, headers["channels"] == 4
+    deep, alpha = int(np.sum(is_deep)), int(np.sum(has_alpha))
+
+    def first(which: NDArray[np.bool_]) -> str:
+        return first_few([keys[at] for at in np.flatnonzero(which)], 3)
+
     if bits == 16 and deep < total:
         raise SourceError(
-            f"{source}: {total - deep} of {total} images have 8 bits a channel, which are never passed off as 16. "
-            f"Leave `--bits 16` out, or pack the 16-bit images by themselves."
+            f"{source}: {total - deep} of {total} images have 8 bits a channel ({first(~is_deep)}), which are never "
+            f"passed off as 16. Leave `--bits 16` out, or pack the 16-bit images by themselves."
         )
     if bits is None and 0 < deep < total:
         raise SourceError(
-            f"{source}: {deep} of {total} images have 16 bits a channel, the others 8. Say that all should have 8: "
-            f"`--bits 8` keeps the high byte of the 16-bit ones."
+            f"{source}: {deep} of {total} images have 16 bits a channel ({first(is_deep)}), the others 8. Say that all "
+            f"should have 8: `--bits 8` keeps the high byte of the 16-bit ones."
         )
     dtype = np.dtype(np.uint16 if deep and bits != 8 else np.uint8)
     if mode is not None:
         return _CHANNELS[mode], dtype
     if 0 < alpha < total:
         raise SourceError(
-            f"{source}: {alpha} of {total} images have an alpha channel. Say what all should become: `--mode rgb` "
-            f"drops alpha, `--mode rgba` makes the others opaque."
+            f"{source}: {alpha} of {total} images have an alpha channel ({first(has_alpha)}). Say what all should "
+            f"become: `--mode rgb` drops alpha, `--mode rgba` makes the others opaque."
         )
     return (4 if alpha else 3 if np.any(headers["channels"] == 3) else 1), dtype
 
@@ -218,16 +231,18 @@ def _check_jpeg(options: PackOptions, channels: int, dtype: np.dtype[Any], sourc
         )
 
 
-def too_large(headers: NDArray[np.void], options: PackOptions, source: str | Path) -> dict[int, str]:
+def too_large(
+    headers: NDArray[np.void], keys: Sequence[str], options: PackOptions, source: str | Path
+) -> dict[int, str]:
     """Returns {sample: reason} of images larger than a row may be (4 GiB).
 
     Headers are zero where nothing is known. Raises OptionError if `size` makes every row that large, and
     SourceError.
     """
-    known = headers[headers["height"] > 0]
+    known = np.flatnonzero(headers["height"] > 0)
     if not len(known):
         return {}
-    channels, dtype = common_format(source, known, options.mode, options.bits)
+    channels, dtype = common_format(source, headers[known], [keys[at] for at in known], options.mode, options.bits)
     value_bytes = channels * dtype.itemsize
     if options.size is not None:
         if (found := math.prod(options.size) * value_bytes) > MAX_ROW_BYTES:
@@ -303,12 +318,28 @@ def source_exceptions(plan: RaggedPlan, samples: NDArray[np.int64], headers: NDA
 
 
 def notes_on_encoding(
-    plan: RaggedPlan, samples: NDArray[np.int64], headers: NDArray[np.void], *, strict: bool
+    plan: RaggedPlan,
+    samples: NDArray[np.int64],
+    headers: NDArray[np.void],
+    sizes: NDArray[np.int64],
+    options: PackOptions,
 ) -> list[str]:
-    """Returns notes if JPEG files are kept without having been decoded, and if a codec finds nothing to compress."""
+    """Returns notes on what an encoding costs, or leaves out.
+
+    Where JPEG files become far larger as pixels and nobody chose that, where such files are kept without having been
+    decoded, and where a codec finds nothing to compress. `sizes` are the bytes of all files.
+    """
     own, made = jpegs_kept_and_made(plan, samples, headers[samples])
     notes = []
-    if np.any(own) and not strict:
+    if options.store is None and np.mean(headers["jpeg"][samples] > 0) > 0.5:
+        pixels = np.prod(row_sizes(plan, headers)[samples], axis=1).sum() * plan.channels * plan.dtype.itemsize
+        times = pixels / max(1, sizes[samples].sum())
+        if times >= _LARGER:
+            notes.append(
+                f"Pixels take {times:.0f} times the bytes of these files: `--store source` keeps their JPEGs, to be "
+                f"decoded in each epoch; `--dry-run` shows size and loading rate of each choice."
+            )
+    if np.any(own) and not options.strict:
         notes.append("JPEGs kept as they are were not decoded: `--strict` leaves out those that libjpeg warns of.")
     if plan.image_codec != NONE and np.all(own | made):
         rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"

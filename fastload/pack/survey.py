@@ -209,7 +209,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
             kinds[KINDS[16][int(headers["channels"][sample])]] -= 1
         headers = headers.copy()
         headers[list(deep)] = 0
-    reasons |= too_large(headers, options, source)
+    reasons |= too_large(headers, listing.keys, options, source)
     notes = list[str]()
     if _looks_at_boxes(job):
         outside, clipped = boxes_outside(listing, headers), options.outside_boxes == "clip"
@@ -225,7 +225,8 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     if not len(samples) or (reasons and job.on_error == "fail"):
         raise SourceError(unreadable(job, skipped[-len(reasons) :], len(listing.keys)))
     encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
-    plan = plan_rows(headers[samples], options, source, masks=masks, encoded=encoded)
+    keys = [listing.keys[sample] for sample in samples]
+    plan = plan_rows(headers[samples], keys, options, source, masks=masks, encoded=encoded)
     _check_masks_and_coordinates(listing, options, source)
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
     kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
@@ -239,7 +240,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         larger = np.minimum(headers["height"], headers["width"])[samples] > options.max_size
         seen[f"larger than --max-size {options.max_size} -> shrunk"] = int(larger.sum())
     converted = {name: count for name, count in (conversions(kinds, plan.channels, plan.dtype) | seen).items() if count}
-    notes += notes_on_encoding(plan, samples, headers, strict=options.strict)
+    notes += notes_on_encoding(plan, samples, headers, listing.sizes, options)
     if options.codec == "auto" and masks and plan.option.kind != "keep":
         mask_codec, why = _choose_mask_codec(listing, plan, samples, headers)
         plan = replace(plan, mask_codec=mask_codec)

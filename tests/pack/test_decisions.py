@@ -35,15 +35,24 @@ def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
     return np.array(list(rows), HEADERS)
 
 
+NAMES = [f"{at}.png" for at in range(9)]
 VARIED = headers((400, 500, 3, 8, 1), (300, 200, 3, 8, 6), (40, 30, 1, 8, 1), (70, 90, 3, 8, 0))
 SAME = headers(*[(40, 50, 3, 8, 1)] * 3)
 
 
-def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> RaggedPlan:
+def chosen(**options: object) -> PackOptions:
     if "store" in options:
         options["store"] = parse_encoding(str(options["store"]))
-    chosen = PackOptions(**options)  # type: ignore[arg-type]
-    return plan_rows(rows, chosen, "SRC", masks=masks)
+    return PackOptions(**options)  # type: ignore[arg-type]
+
+
+def planned(rows: np.ndarray, *, masks: bool = False, **options: object) -> RaggedPlan:
+    return plan_rows(rows, NAMES, chosen(**options), "SRC", masks=masks)
+
+
+def notes(rows: np.ndarray, *, masks: bool = False, file_bytes: int = 10**6, **options: object) -> list[str]:
+    plan, sizes = planned(rows, masks=masks, **options), np.full(len(rows), file_bytes)
+    return notes_on_encoding(plan, np.arange(len(rows)), rows, sizes, chosen(**options))
 
 
 @pytest.mark.parametrize(
@@ -100,16 +109,20 @@ def test_files_that_are_no_jpeg_and_jpegs_of_other_channels_are_counted_separate
 
 
 def test_a_codec_without_anything_to_compress_is_noted():
-    rows = np.arange(4)
-    (said,) = notes_on_encoding(planned(VARIED, store="jpeg", codec="zstd"), rows, VARIED, strict=False)
+    (said,) = notes(VARIED, store="jpeg", codec="zstd")
     assert said == "Every image is stored as JPEG, which zstd makes no smaller: nothing is left to compress."
-    (said,) = notes_on_encoding(planned(VARIED, masks=True, store="jpeg", codec="zstd"), rows, VARIED, strict=False)
+    (said,) = notes(VARIED, masks=True, store="jpeg", codec="zstd")
     assert "only the masks" in said
-    kept = planned(VARIED, store="source", codec="zstd")
-    (said,) = notes_on_encoding(kept, rows, VARIED, strict=False)
+    (said,) = notes(VARIED, store="source", codec="zstd")
     assert "`--strict`" in said, "the PNG is compressed"
-    assert notes_on_encoding(kept, rows, VARIED, strict=True) == []
-    assert notes_on_encoding(planned(VARIED, store="jpeg"), rows, VARIED, strict=False) == []
+    assert notes(VARIED, store="source", codec="zstd", strict=True) == notes(VARIED, store="jpeg") == []
+
+
+def test_jpegs_that_grow_as_pixels_are_noted_unless_pixels_were_asked_for():
+    (said,) = notes(SAME, file_bytes=500)
+    assert said.startswith("Pixels take 12 times the bytes of these files: `--store source`")
+    assert notes(SAME, file_bytes=500, store="raw") == notes(SAME, file_bytes=5000) == []
+    assert notes(headers((40, 50, 3, 8, 0)), file_bytes=500) == [], "PNGs are stored as pixels anyway"
 
 
 def test_options_are_written_down_only_where_something_is_said():
@@ -156,14 +169,19 @@ def test_rows_take_the_bytes_of_their_pixels_or_of_their_file():
 
 def test_what_no_row_can_hold_is_named():
     large = headers((70_000, 30_000, 3, 8, 0), (10, 10, 3, 8, 0))
-    found = too_large(large, PackOptions(), "SRC")
+    found = too_large(large, NAMES, PackOptions(), "SRC")
     assert list(found) == [0] and "5.9 GiB" in found[0]
-    assert not too_large(large, PackOptions(max_size=500), "SRC") and not too_large(large, PackOptions((8, 8)), "SRC")
+    assert not too_large(large, NAMES, PackOptions(max_size=500), "SRC") and not too_large(
+        large, NAMES, PackOptions((8, 8)), "SRC"
+    )
     gray = headers((50_000, 40_000, 1, 8, 0))
-    assert not too_large(gray, PackOptions(), "SRC") and "5.6 GiB" in too_large(gray, PackOptions(mode="rgb"), "SRC")[0]
+    assert (
+        not too_large(gray, NAMES, PackOptions(), "SRC")
+        and "5.6 GiB" in too_large(gray, NAMES, PackOptions(mode="rgb"), "SRC")[0]
+    )
     with pytest.raises(OptionError, match=r"5.6 GiB"):
-        too_large(gray, PackOptions((50_000, 40_000), mode="rgb"), "SRC")
-    assert too_large(headers((0, 0, 0, 0, 0)), PackOptions(), "SRC") == {}
+        too_large(gray, NAMES, PackOptions((50_000, 40_000), mode="rgb"), "SRC")
+    assert too_large(headers((0, 0, 0, 0, 0)), NAMES, PackOptions(), "SRC") == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"store": "jpeg"}, {"codec": "gzip"}, {"mode": "gray"}])

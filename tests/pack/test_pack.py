@@ -134,7 +134,7 @@ def test_gray_stays_gray_colour_wins_and_alpha_and_16_bits_must_be_everywhere(tm
     kind, converted = packed("mixed")
     assert kind == (3, "uint8") and converted["L -> RGB of 8 bits"] == 1
     _save(tmp_path / "mixed/d.png", "RGBA")
-    with pytest.raises(SourceError, match=r"1 of 4 images have an alpha channel.*--mode rgb"):
+    with pytest.raises(SourceError, match=r"1 of 4 images have an alpha channel \(d.png\).*--mode rgb"):
         packed("mixed")
     assert [packed("mixed", mode=mode)[0][0] for mode in ("rgb", "rgba", "gray")] == [3, 4, 1]
     values = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
@@ -145,9 +145,9 @@ def test_gray_stays_gray_colour_wins_and_alpha_and_16_bits_must_be_everywhere(tm
         np.testing.assert_array_equal(file["images"][0, :, :, 0], values)
     _save(tmp_path / "deep/b.png", "L")
     for options, said in (
-        ({}, r"1 of 2 images have 16 bits a channel.*--bits 8"),
-        ({"mode": "gray"}, r"1 of 2 images have 16 bits a channel.*--bits 8"),
-        ({"bits": 16}, "1 of 2 images have 8 bits a channel"),
+        ({}, r"1 of 2 images have 16 bits a channel \(a.png\).*--bits 8"),
+        ({"mode": "gray"}, r"1 of 2 images have 16 bits a channel \(a.png\).*--bits 8"),
+        ({"bits": 16}, r"1 of 2 images have 8 bits a channel \(b.png\)"),
     ):
         with pytest.raises(SourceError, match=said):
             packed("deep", **options)

@@ -1,11 +1,13 @@
 """Hugging Face datasets: an Arrow table on disk, in torch's DataLoader, which asks it for whole batches.
 
-Pixels are an Array3D. As "numpy" they come as an array of the batch; as "arrow" as the table's own column, which is
-flattened here without its type being looked at row by row: faster where rows are small.
+Pixels are an Array3D, and come by its format "numpy" as an array of the batch. Where rows are small, its format "arrow"
+is tried, too: the table's own column, flattened here without its type being looked at row by row. Large rows come no
+faster that way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from peers.work import RATIO, SCALE, Data, Work
 REQUIREMENTS = ("datasets==5.2.0", "torchvision==0.28.0", "pillow==13.0.0")
 PACKS = True
 ANTIALIASED = True
+SMALL = 16_384  # bytes of a row
 
 
 def versions() -> dict[str, str]:
@@ -31,11 +34,10 @@ def supports(work: Work) -> str:
 
 
 def settings(work: Work) -> list[dict[str, Any]]:
-    """Worker processes, and for pixels both formats."""
+    """Worker processes; for small pixels the format "arrow", too."""
     workers = _files.worker_settings(2, 4, 1, 0)
-    if work.encoding == "jpeg":
-        return workers
-    return [{**some, "format": form} for form in ("numpy", "arrow") for some in workers]
+    small = work.encoding == "raw" and math.prod(work.data.shape or ()) < SMALL
+    return workers + [{**some, "format": "arrow"} for some in workers if small]
 
 
 def pack(data: Data, out: Path, *, encoding: str, workers: int) -> None:
@@ -85,8 +87,8 @@ def Loader(work: Work, path: Path, settings: dict[str, Any], seed: int) -> Any:
                 "labels": batch["labels"],
             }
         )
-    elif settings["format"] == "arrow":
-        table = table.with_format("arrow")
+    elif "format" in settings:
+        table = table.with_format(settings["format"])
     else:
         # Pixels come as int64 unless the type is named; the labels, as Python numbers, are not to be of that type.
         table = table.with_format("numpy", columns=["images"], output_all_columns=True, dtype=np.uint8)
