@@ -185,7 +185,7 @@ def common_format(
     deep, alpha = int(np.sum(is_deep)), int(np.sum(has_alpha))
 
     def first(which: NDArray[np.bool_]) -> str:
-        return first_few([keys[at] for at in np.flatnonzero(which)], 3)
+        return first_few([keys[at] for at in np.flatnonzero(which).tolist()], 3)
 
     if bits == 16 and deep < total:
         raise SourceError(
@@ -242,7 +242,9 @@ def too_large(
     known = np.flatnonzero(headers["height"] > 0)
     if not len(known):
         return {}
-    channels, dtype = common_format(source, headers[known], [keys[at] for at in known], options.mode, options.bits)
+    channels, dtype = common_format(
+        source, headers[known], [keys[at] for at in known.tolist()], options.mode, options.bits
+    )
     value_bytes = channels * dtype.itemsize
     if options.size is not None:
         if (found := math.prod(options.size) * value_bytes) > MAX_ROW_BYTES:

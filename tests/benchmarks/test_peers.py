@@ -100,7 +100,7 @@ def test_a_loader_that_wins_is_in_bold_and_its_ratio_is_taken_within_a_pass(in_b
     features = tomllib.loads((PEERS / "features.toml").read_text())
     text = page.Page(found, {"dali": {"failed": "no wheel", "python": "3.11"}}, features).text()
     assert "| FFCV | **150 (100 to 200)** | 0.50 |" in text
-    assert "Images/s: Pixels, 32x32x3, FFCV 2.00 times. " in text
+    assert "Images/s: Pixels, 32x32x3, FFCV 2.00. " in text
 
 
 def test_what_the_cells_of_features_rest_on_is_there(in_benchmarks):
