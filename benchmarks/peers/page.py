@@ -37,7 +37,7 @@ Each loader runs in an environment of its own, one process a measurement; in eac
 cell is the median, with the lowest and the highest unless they look alike; a ratio is taken within a pass, and its
 median is told. The main thread takes each batch and reads all of its bytes once, in memory order. Each loader has the
 settings that a short search found fastest, among the worker counts 0, 1, 2 and 4 and what its manual advises; fastload
-runs at its defaults, with its compiled loops, without which it is up to 2.4 times slower. A run during which others
+runs at its defaults, with its compiled loops, without which it takes up to twice as long. A run during which others
 used more than 0.2 CPUs is repeated:
 """
 SAME_WORK = """
