@@ -41,8 +41,10 @@ def start(folder, text, **words):
     for name, value in words.items():
         text = text.replace(name, str(value))
     (folder / "script.py").write_text(text)
+    # A Ctrl-C may come while psutil opens a file, of which Python then says that it was not closed.
+    warnings = ["-W", "error", "-W", "ignore::ResourceWarning:psutil._common"]
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "script.py"], env=child_environment(), cwd=folder, start_new_session=True,
+        [sys.executable, *warnings, "script.py"], env=child_environment(), cwd=folder, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -81,7 +81,7 @@ def test_the_lines_give_as_many_batches_of_the_same_shape_and_type(photos, lines
     images, labels = batches[0]
     wanted, numbers = next(iter(loader))
     assert (images.shape, images.dtype, labels.dtype) == (wanted.shape, wanted.dtype, numbers.dtype)
-    assert images.float().mean() == pytest.approx(float(wanted.float().mean()), rel=1), "0 to 1, or 0 to 255"
+    assert 1 / 20 < images.float().mean() / wanted.float().mean() < 20, "0 to 1, or 0 to 255; of other photos"
     assert len(batches) == len(loader)
     read = np.concatenate([batch.rows[batch.valid] for batch in batches])
     assert len(set(read)) == (16 if words.get("drop_last") else 20), "none is left out that was not"
