@@ -21,10 +21,11 @@ from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.identity import check_path
 from fastload.read.linear import Read
-from fastload.read.readahead import ReadAhead
+from fastload.read.readahead import ReadAhead, ShardedReadAhead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
+from fastload.read.sharded import ShardedReader
 from fastload.system.text import counted, object_html, object_text
 
 Sample = tuple[torch.Tensor, ...]
@@ -184,7 +185,7 @@ class PackedDataset(Dataset[Any]):
                     f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
-        if self.check is None and check is not None:
+        if self.check is None and check is not None and self.file.shards is None:  # those of shards when they are read
             with open_hdf5(self.path) as hdf5:
                 check_header(self.file, hdf5)
         self.check = "first" if check == "auto" else check
@@ -231,7 +232,8 @@ class PackedDataset(Dataset[Any]):
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
         rows = self.rows if isinstance(self.rows, range) else range(self.file.num_rows)
-        return ReadAhead(self.file, self._from_file, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
+        kind = ReadAhead if self.file.shards is None else ShardedReadAhead
+        return kind(self.file, self._from_file, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -303,7 +305,8 @@ class PackedDataset(Dataset[Any]):
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
-        return RowReader(
+        kind = RowReader if self.file.shards is None else ShardedReader
+        return kind(
             self.file,
             self._from_file,
             read,

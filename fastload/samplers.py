@@ -66,6 +66,7 @@ class _Feed:
         plan = EpochPlan(
             rows=self._data.plan_rows,
             chunk_rows=self._data.chunk_rows,
+            pieces=self._data.pieces,
             seed=seed,
             world_size=world_size,
             batch_size=batch_size,
@@ -88,7 +89,7 @@ class _Feed:
         """
         dataset, file, first_row = self._data.dataset, self._data.dataset.file, self._data.plan_rows.start
         fields = [file.fields[name] for name, _, _ in dataset.layout()]
-        row_bytes = sum(field.row_bytes for field in fields if field.offset is not None)
+        row_bytes = sum(field.row_bytes for field in fields if field.linear)
         with ExitStack() as resources:
             # In file order the kernel's own read-ahead is better.
             if row_bytes and self._shuffle is not False and has_read_ahead():

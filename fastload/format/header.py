@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fastload.errors import FastloadError, FormatError, MissingFileError, typed
+from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError, typed
 from fastload.format import valid
 from fastload.format.codecs import pipeline
 from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset, repaired_splits
 from fastload.format.ragged import RaggedExtent
+from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
@@ -47,6 +48,14 @@ class Field:
     # Extent of its encoded rows if they vary in length; dtype and shape are then those of a decoded row, with 0 where
     # rows differ, and offset is None
     ragged: RaggedExtent | None = None
+    # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
+    in_shards: bool = False
+    shard_bytes: tuple[int, ...] = ()  # of a ragged field of an index: the bytes of its rows in each shard
+
+    @property
+    def linear(self) -> bool:
+        """Whether all rows, or all those of a shard, lie back to back in native byte order and without a filter."""
+        return self.offset is not None or self.in_shards
 
     @property
     def varied(self) -> bool:
@@ -96,6 +105,7 @@ class PackedFile:
     attrs: dict[str, Any]  # root attributes as plain Python values
     # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
     left_out: tuple[str, ...] = ()
+    shards: Shards | None = None  # of an index; None for a file that holds its rows itself
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
@@ -111,6 +121,8 @@ def read_header(path: str | Path) -> PackedFile:
     path = Path(path)
     with open_hdf5(path) as file:
         identity = FileIdentity.of(os.stat(path))
+        if "fastload_index" in file.attrs:
+            return _index_header(path, file, identity)
         version, attrs = valid.root_attributes(path, file)
         packed = version is not None
         num_rows, fields = _fields(path, file, packed=packed, file_bytes=identity.size)
@@ -135,6 +147,84 @@ def read_header(path: str | Path) -> PackedFile:
             attrs=attrs,
             left_out=tuple(str(name) for name in islice(file, MOST_READ // 2) if name not in fields),
         )
+
+
+def _index_header(path: Path, file: h5py.File, identity: FileIdentity) -> PackedFile:
+    """Returns the header of an index, from its groups: its virtual datasets are for other programs."""
+    version, attrs = valid.root_attributes(path, file)
+    shards, described = read_shards(path, file)
+    num_rows = int(shards.rows.sum())
+    try:
+        fields = {name: _field_of_index(name, said, num_rows) for name, said in described.items()}
+        stops = np.cumsum(attrs["split_rows"]).tolist()
+        runs = zip(attrs["split_names"], [0, *stops[:-1]], stops, strict=True)
+        splits = {str(name): range(start, stop) for name, start, stop in runs}
+        if version is None or stops[-1:] != [num_rows]:
+            raise ValueError("its splits are not all of its rows")
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise FormatError(f"{path}: its fields or splits cannot be read ({exc}). {INDEX_AGAIN}") from exc
+    return PackedFile(
+        path=path,
+        version=version,
+        num_rows=num_rows,
+        fields=fields,
+        splits=splits,
+        header_digest=str(attrs["header_digest"]),
+        shuffled=bool(attrs.get("shuffled", False)),
+        seed=attrs.get("seed", 0),
+        identity=identity,
+        attrs=attrs,
+        shards=shards,
+    )
+
+
+def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
+    shape, chunk_rows, ragged = tuple(map(int, said["shape"])), int(said["chunk_rows"]), said["ragged"]
+    extent = RaggedExtent(0, sum(ragged["shard_bytes"]), int(ragged["chunk_bytes"]), num_rows) if ragged else None
+    return Field(
+        name=name,
+        dtype=np.dtype(said["dtype"]),
+        shape=shape,
+        chunks=(chunk_rows, *shape) if chunk_rows else None,
+        filters=tuple(map(str, said["filters"])),
+        names=tuple(map(str, said["names"])),
+        attrs={key: tuple(value) if isinstance(value, list) else value for key, value in said["attrs"].items()},
+        ragged=extent,
+        in_shards=bool(said["linear"]),
+        shard_bytes=tuple(map(int, ragged["shard_bytes"])) if ragged else (),
+    )
+
+
+def read_shard(index: PackedFile, number: int, *, checked: bool = True) -> PackedFile:
+    """Returns the header of a shard of an index; `checked`: its digests are compared with it, too.
+
+    Raises:
+        MissingFileError, FormatError: it is missing, cannot be read, is damaged, or leads out of the index's folder.
+        FileChangedError: it is not the file that the index was made of.
+    """
+    shards = index.shards
+    assert shards is not None, "an index"
+    name, folder = shards.names[number], index.path.absolute().parent
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise FormatError(f"{index.path}: its shard {name} is a link that leaves the index's folder; refused as unsafe.")
+    try:
+        found = read_header(path)
+    except MissingFileError as exc:
+        raise MissingFileError(
+            f"{index.path}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."
+        ) from exc
+    then = (int(shards.num_rows[number]), int(shards.num_bytes[number]), shards.digests[number])
+    if (found.num_rows, found.identity.size, found.header_digest) != then:
+        raise FileChangedError(
+            f"{index.path}: its shard {name} is not the one that the index was made of: {then[0]:,} rows, {then[1]:,} "
+            f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
+            f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
+        )
+    if checked:
+        with open_hdf5(path) as hdf5:
+            check_header(found, hdf5)
+    return found
 
 
 class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types

@@ -116,14 +116,14 @@ def create_file(
         OSError: the file may be larger than the limit of this process on the size of files.
     """
     check_size_limit(_most_bytes(num_rows, pixels, columns, attrs))
-    with _new_file(path) as file:
+    with new_file(path) as file:
         offsets = _create_pixels(file, path, num_rows, pixels)
         for name, column in columns.items():
             _create_column(file, name, column)
         hashed = {name: column.values for name, column in columns.items() if name != "digest"}
         _create_column(file, "digest_fields", Column(row_digests(hashed)))
-        _set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
-        _set_attrs(file, {"header_digest": header_digest(file)})
+        set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
+        set_attrs(file, {"header_digest": header_digest(file)})
     return offsets
 
 
@@ -133,7 +133,7 @@ def pixel_offsets(num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -
     Later datasets do not move the pixels. Raises as `create_file`.
     """
     check_size_limit(_most_bytes(num_rows, pixels, {}, {}))
-    with scratch_file() as (_, path), _new_file(path) as file:
+    with scratch_file() as (_, path), new_file(path) as file:
         return _create_pixels(file, path, num_rows, pixels)
 
 
@@ -156,7 +156,7 @@ def _most_bytes(
     return total + sum(2 * column.values.nbytes for column in columns.values())
 
 
-def _new_file(path: str | Path) -> h5py.File:
+def new_file(path: str | Path) -> h5py.File:
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
     access.set_alignment(4096, 4096)
@@ -198,7 +198,7 @@ def _create_pixels(
         plist.set_obj_track_times(False)
         dtype = h5t.py_create(element.newbyteorder("<"))
         h5d.create(file.id, name.encode(), dtype, h5s.create_simple(shape, shape), plist)
-        _set_attrs(file[name], attrs)
+        set_attrs(file[name], attrs)
         if codec_filter is None:
             offset = linear_offset(file[name])
             if offset is None or (name == "images" and offset != IMAGES_OFFSET):
@@ -215,10 +215,10 @@ def _create_column(file: h5py.File, name: str, column: Column) -> None:
     if values.dtype.kind == "S":
         # A plain NumPy S is ASCII to h5py, and HDF5 does not convert between that and UTF-8.
         values = values.view(h5py.string_dtype("utf-8", values.dtype.itemsize))
-    _set_attrs(file.create_dataset(name, data=values, track_times=False), column.attrs)
+    set_attrs(file.create_dataset(name, data=values, track_times=False), column.attrs)
 
 
-def _set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
+def set_attrs(item: Any, attrs: Mapping[str, Any]) -> None:
     for name, value in attrs.items():
         texts = [value] if isinstance(value, str) else value
         if isinstance(texts, (tuple, list)) and texts and isinstance(texts[0], str):

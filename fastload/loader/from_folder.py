@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -294,8 +294,9 @@ class _UnpackedReader(RowReader):
             copied += outs["images"].nbytes
         return copied
 
-    def check_identity(self) -> None:
+    def holding(self, rows: NDArray[np.int64]) -> AbstractContextManager[None]:
         """Does nothing: each file is checked when it is read."""
+        return nullcontext()
 
 
 class _UnpackedImages(RaggedReader):

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
 from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
-from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan.order import ChunkPieces, ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.plan.permutation import permute
 from fastload.plan.shares import rank_share
 
 __all__ = [
+    "ChunkPieces",
     "ChunkWindow",
     "Echo",
     "EchoHistory",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, StateError, is_whole
 from fastload.plan.order import (
+    ChunkPieces,
     ChunkWindow,
     Ends,
     ResolvedShuffle,
@@ -111,6 +112,7 @@ class EpochPlan:
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
         chunk_rows: rows of a chunk of the file; 0: the file has no chunks, so "chunk" is an error.
+        pieces: where the file's rows are cut into chunks anew, for one of several shards; None: nowhere.
         seed: 0 to 2**64 - 1; the same seed and epoch give the same order on every machine.
         epoch: 0 to 2**64 - 1.
         world_size: number of ranks, 1 or more.
@@ -141,6 +143,7 @@ class EpochPlan:
     segments: tuple[Segment, ...] = ()
     fixed_shares: bool = False
     groups: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
+    pieces: ChunkPieces | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         rows: object = self.rows
@@ -345,6 +348,7 @@ class EpochPlan:
             fixed_shares=self.fixed_shares,
             groups=self.groups,
             batch_size=batch_size,
+            pieces=self.pieces,
         )
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fastload.dataset import CheckOption, PackedDataset, as_handed_over
 from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
-from fastload.plan import ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan import ChunkPieces, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.reader import RowReader
 from fastload.timing.stopwatch import current
@@ -54,6 +54,11 @@ class PackedInput:
         # Rows of the chunks that shuffle windows are made of, which are those of one field; 0: there are none.
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
+        self.pieces: ChunkPieces | None = None  # where rows are cut into chunks anew
+        if file.shards is not None and self.chunk_rows:
+            # A shard whose chunks have another length is cut as if its piece began one.
+            shards, alike = file.shards, file.shards.chunk_rows[file.shards.shard] == self.chunk_rows
+            self.pieces = ChunkPieces(shards.begins, np.where(alike, shards.first % self.chunk_rows, 0))
         self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0
@@ -98,7 +103,7 @@ class PackedInput:
         (_, height, width), _ = self.image_spec()
         if self.dataset.file.fields["images"].ragged is None:
             return np.broadcast_to(np.array([height, width]), (len(rows), 2))
-        with closing(self._index_reader()) as reader, reader.held:
+        with closing(self._index_reader()) as reader, reader.holding(rows):
             return reader.ragged("images").part("shape", rows)[:, :2].astype(np.int64)
 
     def _index_reader(self) -> RowReader:
@@ -130,8 +135,8 @@ class PackedInput:
         file = self.dataset.file
         if "images" not in self.dataset.fields or file.fields["images"].ragged is None:
             return False
-        with closing(self._index_reader()) as reader, reader.held:
-            rows = np.asarray(self.dataset.rows, np.int64)
+        rows = np.asarray(self.dataset.rows, np.int64)
+        with closing(self._index_reader()) as reader, reader.holding(rows):
             return bool((reader.ragged("images").part("encoding", rows) == JPEG).any())
 
     def compression_ratio(self) -> float:
@@ -144,7 +149,7 @@ class PackedInput:
         if "images" not in dataset.fields or field is None or field.ragged is None or not len(dataset):
             return 0.0
         rows = np.asarray(dataset.rows[:: max(1, len(dataset) // _RATIO_ROWS)], np.int64)
-        with closing(self._index_reader()) as reader, reader.held:
+        with closing(self._index_reader()) as reader, reader.holding(rows):
             index = reader.ragged("images").index(rows)
         if (index.encoding == RAW).all():
             return 0.0
@@ -163,6 +168,7 @@ class OtherInput:
     selected = None
     compressed: Sequence[str] = ()
     chunk_rows = 0
+    pieces: ChunkPieces | None = None
     shuffled = False
     ignore_index = 0
     runs_python = True

@@ -105,7 +105,7 @@ class ThreadFeed:
         batch_bytes = sum(SlotField(name, (batch_size, *shape), dtype).nbytes for name, shape, dtype in fields)
         # To a device each batch is copied by itself, and its slot returns by itself; mixed samples are of one batch.
         # Where HDF5 decodes chunks, that takes the time, and a group would only make its first batch wait for the last.
-        linear = all(dataset.file.fields[name].offset is not None for name, _, _ in dataset.layout())
+        linear = all(dataset.file.fields[name].linear for name, _, _ in dataset.layout())
         one_by_one = backend is not None or (options.in_threads and augmentation.mixes) or not linear
         one_by_one = one_by_one or options.own_sizes
         self._group = 1 if one_by_one else group_size(batch_bytes, options.plan.num_steps)
@@ -149,7 +149,7 @@ class ThreadFeed:
         def fill(epoch: int, planned: PlannedBatch, arrays: dict[str, Any]) -> int:
             if transformer is None:
                 return reader.gather(planned.rows, arrays)
-            with reader.held:
+            with reader.holding(planned.rows):
                 return transformer.fill(epoch, planned, arrays)
 
         if self._stream is not None:

@@ -24,8 +24,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError
-from fastload.format.header import Field, PackedFile
+from fastload.errors import FastloadError, FileChangedError
+from fastload.format.header import Field, PackedFile, read_shard
 from fastload.format.ragged import index_names
 from fastload.read.identity import open_checked
 from fastload.read.linear import PreadRows
@@ -49,6 +49,8 @@ _JOINED_BYTES = 4096
 _PROBES = 8
 _QUIET_BATCHES = 16
 _QUIET_EVERY = 8
+
+_MOST_SHARDS = 32  # of an index that are announced at a time
 
 # For the thread to end. A call that waits for a disk that does not answer cannot be ended.
 _CLOSE_S = 10.0
@@ -189,6 +191,42 @@ class ReadAhead:
             return first, first
         new = np.concatenate(([True], first[1:] != stop[:-1]))
         return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
+
+
+class ShardedReadAhead:
+    """A `ReadAhead` for rows of an index: one for each of the shards used last.
+
+    Args: as those of `ReadAhead`.
+    """
+
+    def __init__(
+        self, file: PackedFile, names: Sequence[str], rows: range, *, chunk_rows: int = 0, recent_chunks: int = 64
+    ) -> None:
+        assert file.shards is not None, "an index"
+        self._file, self._names, self._shards = file, names, file.shards
+        self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
+        self._open: dict[int, ReadAhead] = {}
+
+    def announce(self, rows: NDArray[np.int64]) -> None:
+        """Announces rows of the index, int64 (B,), that will be read soon; calls come in the order of reading."""
+        numbers, there = self._shards.locate(rows)
+        for number in np.unique(numbers).tolist():
+            one = self._open.pop(number, None)
+            if one is None:
+                try:
+                    shard = read_shard(self._file, number, checked=False)
+                    one = ReadAhead(shard, self._names, range(shard.num_rows), **self._options)
+                except (FastloadError, OSError):
+                    continue  # whoever reads it gets the error
+            self._open[number] = one  # at the end: the first ones were used least recently
+            one.announce(there[numbers == number])
+        while len(self._open) > _MOST_SHARDS:
+            self._open.pop(next(iter(self._open))).close()
+
+    def close(self) -> None:
+        """Ends it, as `ReadAhead.close`."""
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 def announced_ahead(

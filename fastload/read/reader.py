@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +31,8 @@ class RowReader:
             the process (SIGBUS); "auto" is one of them, see `chosen`.
         cache_chunks, windows: as in `ChunkedRows`, for fields that are read chunk by chunk.
         verify: as in `RaggedReader`; called before Pillow decodes a JPEG that libjpeg refuses.
-        check: when `gather` compares rows with their digests, of a file that fastload wrote; None: never.
+        check: when `gather` compares rows with their digests, of a file that fastload wrote, or what remembers which it
+            compared; None: never.
 
     Raises:
         OptionError: unknown field or `read`.
@@ -47,12 +48,12 @@ class RowReader:
         cache_chunks: int = 8,
         windows: bool = False,
         verify: Callable[[PackedFile, int], None] | None = None,
-        check: Check | None = None,
+        check: Check | RowCheck | None = None,
     ) -> None:
         for name in fields:
             if name not in file.fields:
                 raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
-        self._check = RowCheck(file, fields, check) if check is not None else None
+        self._check = RowCheck(file, fields, check) if isinstance(check, str) else check
         if self._check is not None:
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
@@ -100,10 +101,21 @@ class RowReader:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
+        with self.holding(rows):
+            return self._gathered(rows, outs)
+
+    @contextmanager
+    def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
+        """Within it the mapping may be touched where it has these rows, and nobody writes there; may be nested.
+
+        Raises IndexError and FileChangedError as `gather` does.
+        """
         check_rows(rows, self.file.num_rows, self.file.path)
         with self.held:
-            self.check_identity()
-            return self._gathered(rows, outs)
+            # Touching a mapping of a truncated file kills the process, and 2 us is little beside a batch's copy. This
+            # sees writes and truncation; another file under the same name leaves the open one as it was.
+            check_open(self.file, self.fd)
+            yield
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied = sum(outs[name].nbytes for name in self._sources if name in outs)
@@ -127,9 +139,7 @@ class RowReader:
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
-        check_rows(rows, self.file.num_rows, self.file.path)
-        with self.held:
-            self.check_identity()
+        with self.holding(rows):
             return self._ragged[name].decoded(rows)
 
     def ragged(self, name: str) -> RaggedReader:
@@ -139,8 +149,7 @@ class RowReader:
     def mapped(self, name: str) -> NDArray[np.uint8] | None:
         """Returns all rows of a field as mapped, uint8 (N, row_bytes), read-only; None where they are not mapped.
 
-        Valid until `close`. For each batch the caller must, as `gather` does, check the range of rows, and call
-        `check_identity` within `held`.
+        Valid until `close`, and to be touched within `holding`.
         """
         source = self._sources.get(name)
         return source.rows(name) if isinstance(source, MappedRows) else None

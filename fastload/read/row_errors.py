@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FileChangedError, FormatError, ReadError, typed
 from fastload.format.codecs import load_filters
-from fastload.format.header import PackedFile, open_hdf5
+from fastload.format.header import PackedFile, open_hdf5, read_shard
 from fastload.read.identity import check_path
 from fastload.system.text import text_of
 
 
 def sample_name(file: PackedFile, row: int) -> str:
     """Returns what messages call a sample: its file, key and row; without the key where that cannot be read."""
+    if file.shards is not None:
+        numbers, rows = file.shards.locate(np.array([row]))
+        with suppress(FastloadError, OSError):
+            return sample_name(read_shard(file, int(numbers[0]), checked=False), int(rows[0]))
     field = file.fields.get("key")
     if field is None or field.dtype.kind != "S" or field.shape:
         return f"{file.path}: row {row}"

@@ -1,0 +1,218 @@
+"""The index of a dataset in shards: which packed files, its shards, make one array of rows, and in what order.
+
+`read_index` reads one, `write_index` writes one; `fastload.format` defines it. Nothing of N rows is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import h5py
+import numpy as np
+import xxhash
+from h5py import h5d, h5p, h5s, h5t
+from numpy.typing import NDArray
+
+from fastload.errors import FormatError
+from fastload.format.digests import attributes, plain
+
+INDEX_VERSION = 1
+
+INDEX_AGAIN = "Make the index again: `fastload index SHARD.h5 ... -o OUT.h5`."
+_GROUPS: dict[str, dict[str, str]] = {
+    "shards": {
+        **{"name": "S", "header_digest": "S"},
+        **dict.fromkeys(("num_rows", "bytes", "images_offset", "chunk_rows"), "i"),
+    },
+    "pieces": dict.fromkeys(("shard", "first", "rows"), "i"),
+}
+"""The groups of an index: the kind of each of their datasets."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """The shards of an index, and the pieces of them that follow one another in its rows.
+
+    Attributes:
+        names: path of each shard, relative to the folder of the index, with `/`.
+        digests: `header_digest` of each.
+        num_rows, num_bytes, images_offset, chunk_rows: int64 (S,), of each shard: its rows, its bytes, the byte at
+            which its images begin (-1: they do not lie in one piece), and the rows of a chunk of its images.
+        shard, first, rows: int64 (P,), of each piece: the number of its shard, its first row there, and its rows.
+    """
+
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+    num_rows: NDArray[np.int64]
+    num_bytes: NDArray[np.int64]
+    images_offset: NDArray[np.int64]
+    chunk_rows: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    first: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """The first row of each piece among those of the index, int64 (P,)."""
+        return np.cumsum(self.rows) - self.rows
+
+    def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns of each row of the index, checked to be in range, its shard and its row there: int64 (B,) each."""
+        piece = np.searchsorted(self.begins, rows, "right") - 1
+        return self.shard[piece], rows - (self.begins - self.first)[piece]
+
+    def rows_of(self, shard: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the rows of a shard in the order of the index, and the row of the index of each, int64 (n,)."""
+        mine = np.flatnonzero(self.shard == shard).tolist()
+        there = [np.arange(self.first[at], self.first[at] + self.rows[at]) for at in mine]
+        here = [np.arange(self.begins[at], self.begins[at] + self.rows[at]) for at in mine]
+        return np.concatenate(there), np.concatenate(here)
+
+    def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Returns the datasets of both groups, as they are written."""
+        return {
+            "shards": {
+                "name": np.array([name.encode() for name in self.names]),
+                "num_rows": self.num_rows,
+                "bytes": self.num_bytes,
+                "images_offset": self.images_offset,
+                "chunk_rows": self.chunk_rows,
+                "header_digest": np.array([digest.encode() for digest in self.digests]),
+            },
+            "pieces": {"shard": self.shard, "first": self.first, "rows": self.rows},
+        }
+
+
+def read_shards(path: Path, file: h5py.File) -> tuple[Shards, dict[str, dict[str, Any]]]:
+    """Returns the shards of an index, checked, and the description of each of its fields, by name.
+
+    FormatError: it is of a newer release, or was changed after it was written.
+    """
+    version = plain(file.attrs["fastload_index"])
+    if version != INDEX_VERSION:
+        raise FormatError(
+            f"{path}: an index of version {version!r}; this release reads {INDEX_VERSION}. Install a newer release."
+        )
+    found: dict[str, Any] = {}
+    for group, kinds in _GROUPS.items():
+        for name, kind in kinds.items():
+            item = file.get(f"{group}/{name}")
+            fits = isinstance(item, h5py.Dataset) and not item.is_virtual and not item.external
+            if not fits or len(item.shape) != 1 or item.dtype.kind != kind:
+                raise FormatError(f"{path}: `{group}/{name}` is missing or of another type. {INDEX_AGAIN}")
+            found[name] = item[()]
+    item = file.get("shards/fields")
+    if not isinstance(item, h5py.Dataset) or item.dtype != np.uint8 or len(item.shape) != 1:
+        raise FormatError(f"{path}: `shards/fields` is missing or of another type. {INDEX_AGAIN}")
+    text = item[()].tobytes()
+    names, digests = ([plain(one) for one in found.pop(name).tolist()] for name in ("name", "header_digest"))
+    numbers = {name: values.astype(np.int64) for name, values in found.items()}
+    numbers["num_bytes"] = numbers.pop("bytes")
+    shards = Shards(tuple(names), tuple(digests), **numbers)
+    if index_digest(shards, text, attributes(file)) != plain(
+        file.attrs.get("header_digest")
+    ):
+        raise FormatError(f"{path}: the index is not the one that was written: it was changed or damaged. {INDEX_AGAIN}")
+    _check(path, shards, int(plain(file.attrs["num_rows"])))
+    try:
+        described = json.loads(text)
+    except ValueError as exc:
+        raise FormatError(f"{path}: `shards/fields` is no JSON. {INDEX_AGAIN}") from exc
+    return shards, described
+
+
+def _check(path: Path, shards: Shards, num_rows: int) -> None:
+    """Raises FormatError unless each piece lies within its shard, and together they are all rows, each once."""
+    count = len(shards.names)
+    for name in shards.names:
+        check_name(path, name)
+    equal = {len(values) for values in (shards.digests, shards.num_rows, shards.num_bytes, shards.images_offset,
+                                        shards.chunk_rows)} == {count}  # fmt: skip
+    equal = equal and len(shards.shard) == len(shards.first) == len(shards.rows) and count > 0
+    if equal:
+        shard, first, rows = shards.shard, shards.first, shards.rows
+        equal = bool(((shard >= 0) & (shard < count) & (first >= 0) & (rows > 0)).all())
+        equal = equal and bool((first <= shards.num_rows[shard] - rows).all()) and int(rows.sum()) == num_rows
+    if not equal:
+        raise FormatError(f"{path}: its pieces are not rows of its shards. {INDEX_AGAIN}")
+
+
+def check_name(path: Path, name: str) -> None:
+    """Raises FormatError for the name of a shard that may lead out of the folder of its index."""
+    parts = PurePosixPath(name).parts
+    if not name or name.startswith("/") or "\\" in name or "\0" in name or ".." in parts:
+        raise FormatError(
+            f"{path}: names a shard {name!r}, which does not lie in the folder of the index or below it; refused as "
+            f"unsafe. {INDEX_AGAIN}"
+        )
+
+
+def index_digest(shards: Shards, fields: bytes, attrs: Mapping[str, Any]) -> str:
+    """Returns XXH3-128 in hex over the root attributes but `header_digest`, the fields' description, and both groups."""
+    said = {name: value for name, value in attrs.items() if name != "header_digest"}
+    digest = xxhash.xxh3_128(json.dumps(said, sort_keys=True, ensure_ascii=True, default=str).encode())
+    digest.update(fields)
+    for group in shards.tables().values():
+        for name in sorted(group):
+            digest.update(np.ascontiguousarray(group[name]).data)
+    return digest.hexdigest()
+
+
+def create_index(
+    file: h5py.File, shards: Shards, fields: Mapping[str, Mapping[str, Any]], own: Mapping[str, NDArray[Any]]
+) -> bytes:
+    """Writes both groups and the virtual datasets of an index into a new file; returns the fields' description.
+
+    Args:
+        fields: of each, what `read_shards` is to return, with `fill`, the value where a shard is missing.
+        own: the datasets that are not those of the shards one after another, (N,): `images_offset` and `masks_offset`
+            of ragged fields, and `split` where its numbers differ.
+    """
+    for group, values in shards.tables().items():
+        for name, array in values.items():
+            file.create_dataset(f"{group}/{name}", data=array, track_times=False)
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=True).encode()
+    file.create_dataset("shards/fields", data=np.frombuffer(text, np.uint8), track_times=False)
+    for name, field in fields.items():
+        if name in own:
+            file.create_dataset(name, data=own[name], track_times=False, compression="gzip" if name == "split" else None)
+        else:
+            _create_virtual(file, name, field, shards)
+    return text
+
+
+def _create_virtual(file: h5py.File, name: str, field: Mapping[str, Any], shards: Shards) -> None:
+    """Creates a virtual dataset over the rows of the pieces; of ragged fields, over all bytes of the shards in turn."""
+    plist = h5p.create(h5p.DATASET_CREATE)
+    plist.set_obj_track_times(False)
+    dtype = np.dtype(field["stored_dtype"])
+    if field["fill"]:
+        plist.set_fill_value(np.array(field["fill"], dtype))
+    if field["ragged"] is None:
+        row = tuple(field["stored_shape"])
+        total = int(shards.rows.sum())
+        parts = zip(shards.begins.tolist(), shards.shard.tolist(), shards.first.tolist(), shards.rows.tolist(),
+                    shards.num_rows[shards.shard].tolist(), strict=True)  # fmt: skip
+    else:
+        row, sizes = (), field["ragged"]["shard_bytes"]
+        total, at, spans = sum(sizes), 0, []
+        for number, size in enumerate(sizes):
+            spans.append((at, number, 0, size, size))
+            at += size
+        parts = iter(spans)
+    space = h5s.create_simple((total, *row))
+    zeros = (0,) * len(row)
+    for begin, shard, first, count, num_rows in parts:
+        space.select_hyperslab((begin, *zeros), (count, *row))
+        source = h5s.create_simple((num_rows, *row))
+        source.select_hyperslab((first, *zeros), (count, *row))
+        plist.set_virtual(space, shards.names[shard].encode(), name.encode(), source)
+    kind = h5t.py_create(dtype.newbyteorder("<"))
+    if dtype.kind == "S":
+        kind.set_cset(h5t.CSET_UTF8)
+    h5d.create(file.id, name.encode(), kind, h5s.create_simple((total, *row)), plist)

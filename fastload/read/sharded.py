@@ -1,0 +1,408 @@
+"""`ShardedReader`: reads the rows of an index from its shards, each by a `RowReader` of its own.
+
+Shards are opened when a row of theirs is asked for, and those used least recently are closed. Images of one size whose
+rows fill whole pages in each shard are mapped back to back into one reserved range of addresses (`JoinedRows`): there
+they are one array, as those of a single file are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import DamagedRowError, OptionError
+from fastload.format.header import PackedFile, read_shard
+from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
+from fastload.images.decode_part import DecodedPart, offset_in
+from fastload.read.linear import Read, chosen
+from fastload.read.ragged_rows import RaggedReader
+from fastload.read.reader import RowReader, check_rows
+from fastload.read.row_check import Check, RowCheck
+from fastload.system import native
+
+_MOST_OPEN = 64
+"""Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
+
+_MOST_JOINED = 30_000  # mappings; the system allows 65,530 a process (vm.max_map_count)
+
+
+class Part(NamedTuple):
+    """The rows of a batch that lie in one shard: their numbers there, and their positions in the batch, int64 (n,)."""
+
+    shard: int
+    rows: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+
+class ShardedReader(RowReader):
+    """Reads any rows of some fields of an index. Threads may share it, it survives a fork, and it cannot be pickled.
+
+    Args: as those of `RowReader`.
+
+    Raises:
+        OptionError: unknown field or `read`.
+        MissingFileError, FileChangedError, FormatError: (while reading) a shard is missing, or not the one that the
+            index was made of.
+    """
+
+    def __init__(
+        self,
+        file: PackedFile,
+        fields: Sequence[str],
+        read: Read = "auto",
+        *,
+        cache_chunks: int = 8,
+        windows: bool = False,
+        verify: Callable[[PackedFile, int], None] | None = None,
+        check: Check | None = None,
+    ) -> None:
+        for name in fields:
+            if name not in file.fields:
+                raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
+        assert file.shards is not None, "an index"
+        self.file, self.fd, self.held = file, -1, nullcontext()
+        self.shards = file.shards
+        self._fields, self._read, self._check_option = list(fields), chosen(file.path, read), check
+        self._options = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
+        self._headers: dict[int, PackedFile] = {}
+        self._checks: dict[int, RowCheck] = {}
+        self._lock = threading.RLock()
+        self._open: OrderedDict[int, RowReader] = OrderedDict()
+        self._users: dict[int, int] = {}
+        self._local = threading.local()
+        self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        self._joined: JoinedRows | None = None
+        if "images" in fields and self._read == "map":
+            self._joined = JoinedRows.of(file)
+        self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
+
+    def parts(self, rows: NDArray[np.int64]) -> list[Part]:
+        """Returns the rows of a batch shard by shard."""
+        shard, there = self.shards.locate(rows)
+        if not len(rows) or (shard == shard[0]).all():
+            return [Part(int(shard[0]), there, np.arange(len(rows)))] if len(rows) else []
+        order = np.argsort(shard, kind="stable")
+        cuts = np.flatnonzero(np.diff(shard[order])) + 1
+        return [Part(int(shard[at[0]]), there[at], at) for at in np.split(order, cuts)]
+
+    def reader(self, shard: int) -> RowReader:
+        """Returns the reader of a shard, within `holding` a row of it."""
+        return self._open[shard]
+
+    @contextmanager
+    def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
+        """As that of `RowReader`: opens the shards that these rows lie in, and keeps them open."""
+        check_rows(rows, self.file.num_rows, self.file.path)
+        with self._holding(np.unique(self.shards.locate(rows)[0]).tolist()):
+            yield
+
+    @contextmanager
+    def _holding(self, numbers: list[int]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for number in numbers:
+                reader = self._taken(number)
+                stack.callback(self._released, number)
+                stack.enter_context(reader.holding(np.empty(0, np.int64)))
+            yield
+
+    def _taken(self, number: int) -> RowReader:
+        """Returns the open reader of a shard, which stays open until it is released as often as it was taken."""
+        with self._lock:
+            reader = self._open.get(number)
+            if reader is None:
+                reader = self._open[number] = self._opened(number)
+            self._open.move_to_end(number)
+            self._users[number] = self._users.get(number, 0) + 1
+            for old in list(self._open):
+                if len(self._open) <= self._most_open:
+                    break
+                if old not in self._users:
+                    self._open.pop(old).close()
+            return reader
+
+    def _released(self, number: int) -> None:
+        with self._lock:
+            self._users[number] -= 1
+            if not self._users[number]:
+                del self._users[number]
+
+    def _opened(self, number: int) -> RowReader:
+        header = self._headers.get(number)
+        if header is None:
+            header = self._headers[number] = read_shard(self.file, number, checked=self._check_option is not None)
+        check: RowCheck | Check | None = self._check_option
+        if check is not None:
+            check = self._checks.setdefault(number, RowCheck(header, self._fields, check))
+        reader = RowReader(header, self._fields, self._read, check=check, **self._options)
+        if self._joined is not None:
+            self._joined.join(number, reader.fd)
+        return reader
+
+    def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+        """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
+        check_rows(rows, self.file.num_rows, self.file.path)
+        parts = self.parts(rows)
+        with self._holding([part.shard for part in parts]):
+            joined = "images" in outs and self._joined is not None and not any(self._due(part) for part in parts)
+            apart = {name: out for name, out in outs.items() if not (joined and name == "images")}
+            copied = 0
+            if joined and self._joined is not None:
+                self._joined.gather(rows, outs["images"])
+                copied = outs["images"].nbytes
+            for part in parts if apart or self.compares else ():
+                copied += self._gather_part(part, rows, apart)
+            return copied
+
+    def _due(self, part: Part) -> bool:
+        check = self._checks.get(part.shard)
+        return check is not None and not check.all_seen and len(check.due(part.rows)) > 0
+
+    def _gather_part(self, part: Part, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+        """Copies the rows of one shard to where they belong in the arrays of a batch."""
+        reader, whole = self._open[part.shard], len(part.at) == len(rows)
+        known = {name: out for name, out in outs.items() if name in self.file.fields}
+        first, stop = int(part.at[0]), int(part.at[-1]) + 1
+        in_a_row = stop - first == len(part.at)
+        into = {
+            name: out if whole else out[first:stop] if in_a_row else np.empty((len(part.at), *out.shape[1:]), out.dtype)
+            for name, out in known.items()
+        }
+        try:
+            copied = reader.gather(part.rows, into)
+        except DamagedRowError as error:
+            there = dict(zip(part.rows.tolist(), rows[part.at].tolist(), strict=True))
+            error.rows = tuple(there[row] for row in error.rows if row in there)
+            raise
+        if not whole and not in_a_row:
+            for name, values in into.items():
+                known[name][part.at] = values
+        return copied
+
+    @property
+    def compares(self) -> bool:
+        """Whether there are rows that `gather` compares with their digests."""
+        if self._check_option is None:
+            return False
+        return len(self._checks) < len(self.shards.names) or not all(one.all_seen for one in self._checks.values())
+
+    def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
+        with self.holding(rows):
+            return self._ragged[name].decoded(rows)
+
+    def mapped(self, name: str) -> NDArray[np.uint8] | None:
+        """Returns all rows of a field as one array, uint8 (N, row_bytes), read-only; None where they are not one."""
+        return self._joined.rows if self._joined is not None and name == "images" else None
+
+    def check_identity(self) -> None:
+        """Raises FileChangedError if an open shard is not what it was when its header was read."""
+        with self._lock:
+            for reader in self._open.values():
+                reader.check_identity()
+
+    def close(self) -> None:
+        """Closes what it opened; no gather may be running. Calling it again does nothing."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+            self._joined = None
+
+    def __del__(self) -> None:
+        """Nothing: each shard's reader closes itself."""
+
+
+class ShardedRagged(RaggedReader):
+    """Reads rows of varying length of an index; used like a `RaggedReader`, within `ShardedReader.holding` them.
+
+    Offsets are of all shards' bytes, one shard after another.
+    """
+
+    def __init__(self, reader: ShardedReader, name: str) -> None:
+        self._file, self._field, self._reader, self._name = reader.file, reader.file.fields[name], reader, name
+        self.flat = self._view = None
+        self._ends = np.cumsum(np.array(reader.file.fields[name].shard_bytes, np.int64))
+        self._begins = np.append(0, self._ends[:-1])
+
+    def _of(self, shard: int) -> RaggedReader:
+        return self._reader.reader(shard).ragged(self._name)
+
+    def index(self, rows: NDArray[np.int64]) -> RaggedIndex:
+        return self._joined(rows, lambda ragged, there: ragged.index(there))
+
+    def look_up(self, rows: NDArray[np.int64]) -> RaggedIndex:
+        return self._joined(rows, lambda ragged, there: ragged.look_up(there))
+
+    def _joined(
+        self, rows: NDArray[np.int64], found: Callable[[RaggedReader, NDArray[np.int64]], RaggedIndex]
+    ) -> RaggedIndex:
+        whole = RaggedIndex(*(np.empty((len(rows), *shape), dtype) for dtype, shape in INDEX_DTYPES.values()))
+        for part in self._reader.parts(rows):
+            some = found(self._of(part.shard), part.rows)
+            for name, values in vars(some).items():
+                getattr(whole, name)[part.at] = values
+            whole.offset[part.at] += self._begins[part.shard]
+        return whole
+
+    def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        dtype, shape = INDEX_DTYPES[part]
+        whole = np.empty((len(rows), *shape), dtype)
+        with self._reader.holding(rows):
+            for some in self._reader.parts(rows):
+                whole[some.at] = self._of(some.shard).part(part, some.rows)
+                if part == "offset":
+                    whole[some.at] += self._begins[some.shard]
+        return whole
+
+    def _pieces(self, index: RaggedIndex) -> Iterator[tuple[RaggedReader, NDArray[np.int64], RaggedIndex]]:
+        """Yields of each shard its reader, which of the entries are of it, and those, with offsets of the shard."""
+        shard = np.minimum(np.searchsorted(self._ends, index.offset, "right"), len(self._ends) - 1)
+        for number in np.unique(shard).tolist():
+            at = np.flatnonzero(shard == number)
+            mine = index.part(at)
+            mine.offset[:] -= self._begins[number]
+            yield self._of(number), at, mine
+
+    def take(self, index: RaggedIndex, memory: NDArray[np.uint8] | None = None) -> list[memoryview]:
+        found: list[Any] = [b""] * len(index)
+        for ragged, at, mine in self._pieces(index):
+            for place, data in zip(at.tolist(), ragged.take(mine), strict=True):
+                found[place] = data
+        if memory is None:
+            return found
+        view, begin = memory.data, 0
+        for place, data in enumerate(found):
+            view[begin : begin + len(data)] = data
+            found[place] = view[begin : begin + len(data)]
+            begin += len(data)
+        return found
+
+    def make_images(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        windows: NDArray[np.int64],
+        factors: NDArray[np.int64],
+        output: NDArray[Any],
+        constants: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None,
+    ) -> NDArray[np.bool_]:
+        made = np.zeros(len(rows), np.bool_)
+        there = self._reader.shards.locate(rows)[1]
+        for ragged, at, mine in self._pieces(index):
+            whole = len(at) == len(rows)
+            out = output if whole else np.empty((len(at), *output.shape[1:]), output.dtype)
+            done = ragged.make_images(there[at], mine, windows[at], factors[at], out, constants)
+            made[at] = done
+            if not whole:
+                output[at[done]] = out[done]
+        return made
+
+    def decoded(
+        self, rows: NDArray[np.int64], outs: NDArray[Any] | Sequence[NDArray[Any]] | None = None
+    ) -> list[NDArray[Any]]:
+        found: list[Any] = [None] * len(rows)
+        for part in self._reader.parts(rows):
+            some = None if outs is None else [outs[at] for at in part.at.tolist()]
+            for at, image in zip(part.at.tolist(), self._of(part.shard).decoded(part.rows, some), strict=True):
+                found[at] = image
+        return found
+
+    def parts(
+        self,
+        rows: NDArray[np.int64],
+        index: RaggedIndex,
+        windows: NDArray[np.int64],
+        factors: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+    ) -> list[DecodedPart]:
+        found: list[Any] = [None] * len(rows)
+        there, used = self._reader.shards.locate(rows)[1], 0
+        for ragged, at, mine in self._pieces(index):
+            some = ragged.parts(there[at], mine, windows[at], factors[at], memory[used:])
+            for place, part in zip(at.tolist(), some, strict=True):
+                found[place] = part
+                begin = offset_in(memory, part.pixels)
+                used = used if begin < 0 else max(used, begin + part.pixels.nbytes)
+        return found
+
+    def close(self) -> None:
+        """Nothing: each shard's reader has its own."""
+
+
+class JoinedRows:
+    """The images of all shards as one array, mapped back to back; a shard's part is there once it was joined.
+
+    The mappings last as long as an array over them does.
+    """
+
+    def __init__(self, file: PackedFile, row_bytes: int) -> None:
+        assert file.shards is not None, "an index"
+        self._shards, self._row_bytes = file.shards, row_bytes
+        # Reserved, not backed by memory: touching what no shard is mapped to would end the process.
+        self._range = mmap.mmap(-1, _pages(file.num_rows * row_bytes), mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
+        self._address = np.frombuffer(self._range, np.uint8, 1).ctypes.data
+        self.rows = np.frombuffer(self._range, np.uint8, file.num_rows * row_bytes).reshape(file.num_rows, row_bytes)
+        self._joined = np.zeros(len(file.shards.names), np.bool_)
+
+    @classmethod
+    def of(cls, file: PackedFile) -> JoinedRows | None:
+        """Returns the joined images of an index, or None where they cannot be one array."""
+        field, shards = file.fields["images"], file.shards
+        assert shards is not None, "an index"
+        if not field.in_shards or field.ragged is not None or len(shards.shard) > _MOST_JOINED:
+            return None
+        starts = shards.begins * field.row_bytes
+        inside = shards.images_offset[shards.shard] + shards.first * field.row_bytes
+        if (shards.images_offset < 0).any() or (starts % mmap.PAGESIZE != inside % mmap.PAGESIZE).any():
+            return None
+        if (starts % mmap.PAGESIZE).any():  # two shards would share a page
+            return None
+        try:
+            return cls(file, field.row_bytes)
+        except OSError:  # more than there are addresses
+            return None
+
+    def join(self, number: int, fd: int) -> None:
+        """Maps the images of a shard, an open file, to their place."""
+        if self._joined[number]:
+            return
+        shards = self._shards
+        for at in np.flatnonzero(shards.shard == number).tolist():
+            offset = int(shards.images_offset[number] + shards.first[at] * self._row_bytes)
+            address = self._address + int(shards.begins[at]) * self._row_bytes
+            num_bytes = int(shards.rows[at]) * self._row_bytes
+            found = _mmap(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+            if found != address:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._joined[number] = True
+
+    def gather(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows, all of joined shards, into a C-contiguous array (B, ...)."""
+        target = out.reshape(-1).view(np.uint8).reshape(len(rows), self._row_bytes)
+        if native.library() is not None:
+            native.gather(self.rows, rows, target)
+        else:
+            np.take(self.rows, rows, axis=0, out=target, mode="clip")
+
+
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux, on x86-64 and ARM
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _mmap(address: int, num_bytes: int, prot: int, flags: int, fd: int, offset: int) -> int:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return int(function(address, num_bytes, prot, flags, fd, offset) or 0)

@@ -1,0 +1,261 @@
+"""The index of packed files: they stay where they are, and are read as one dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import OptionError, OutputError, SourceError
+from fastload.format.digests import attributes
+from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
+from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
+from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
+from fastload.repack.packed_listing import pack_options
+from fastload.sources.listing import first_few
+from fastload.system.files import check_new_file, save_bytes
+
+_MOST_SPLITS = 256
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What an index holds.
+
+    Attributes:
+        path: the index.
+        num_samples: rows of all shards.
+        splits: name -> number of rows.
+        num_shards: the shards.
+        num_bytes: bytes of all shards.
+    """
+
+    path: Path
+    num_samples: int
+    splits: dict[str, int]
+    num_shards: int
+    num_bytes: int
+
+
+def index_files(files: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> IndexReport:
+    """Writes an index of packed files, by which they are read as one dataset, without copying them.
+
+    Splits are joined by name: train holds the first file's rows, then the second's, and so on.
+
+    Args:
+        files: one or more packed files with the same fields, shapes, dtypes and classes, in the folder of the output
+            or below it.
+        output: the index.
+        overwrite: replace an output that exists.
+
+    Raises:
+        SourceError: two files differ in a way that one dataset cannot; or one was given twice.
+        OptionError: no files, or one outside of the output's folder.
+        MissingFileError, FormatError: a file is missing, or cannot be read.
+        OutputError: the output exists, or cannot be written.
+    """
+    output = Path(output)
+    check_new_file(output, force=overwrite)
+    if not files:
+        raise OptionError("an index needs at least one packed file.")
+    headers = [_header(Path(file), output) for file in files]
+    _check_alike(headers)
+    names = [_relative(header.path, output) for header in headers]
+    split_names = tuple(dict.fromkeys(name for header in headers for name in header.splits))
+    if len(split_names) > _MOST_SPLITS:
+        raise SourceError(f"{output}: {len(split_names)} different splits, more than the {_MOST_SPLITS} there can be.")
+    pieces = [
+        (number, header.splits[name].start, len(header.splits[name]))
+        for name in split_names
+        for number, header in enumerate(headers)
+        if name in header.splits
+    ]
+    shards = _shards(headers, names, np.array(pieces, np.int64))
+    split_rows = [sum(len(header.splits.get(name, ())) for header in headers) for name in split_names]
+    write_index(output, headers, shards, dict(zip(split_names, split_rows, strict=True)), overwrite=overwrite)
+    return IndexReport(
+        path=output,
+        num_samples=sum(split_rows),
+        splits=dict(zip(split_names, split_rows, strict=True)),
+        num_shards=len(headers),
+        num_bytes=int(shards.num_bytes.sum()),
+    )
+
+
+def write_index(
+    output: Path, headers: Sequence[PackedFile], shards: Shards, splits: dict[str, int], *, overwrite: bool
+) -> None:
+    """Writes the index of shards whose headers are these; each split's rows follow those of the one before."""
+    first = headers[0]
+    fields = {name: _described(name, headers) for name in first.fields}
+    ragged = [name for name, field in first.fields.items() if field.ragged is not None]
+    own = {f"{name}_offset": _offsets(f"{name}_offset", name, headers, shards) for name in ragged}
+    if any(header.fields["split"].names != tuple(splits) for header in headers):  # whose numbers mean other splits
+        own["split"] = np.repeat(np.arange(len(splits), dtype=np.uint8), list(splits.values()))
+    attrs: dict[str, Any] = {
+        "fastload_version": FORMAT_VERSION,
+        "fastload_index": INDEX_VERSION,
+        "fastload_writer": writer_name(),
+        "num_rows": sum(splits.values()),
+        "split_names": tuple(splits),
+        "split_rows": np.array(list(splits.values())),
+        "shuffled": all(header.shuffled for header in headers),
+        "seed": first.seed,
+        **{name: _joined(headers, name) for name in ("decoder", "source_layout") if name in first.attrs},
+        "pack_options": json.dumps(_same_options(headers), sort_keys=True, separators=(",", ":")),
+    }
+    with scratch_file() as (fd, path):
+        with new_file(path) as file:
+            text = create_index(file, shards, fields, own)
+            for name, said in fields.items():
+                texts = {"names": said["names"]} if said["names"] else {}
+                set_attrs(file[name], {**said["attrs"], **texts})
+            set_attrs(file, attrs)
+        with h5py.File(path, "r+", driver="stdio") as file:
+            set_attrs(file, {"header_digest": index_digest(shards, text, attributes(file))})
+        data = os.pread(fd, os.fstat(fd).st_size, 0)
+    save_bytes(data, output, force=overwrite)
+
+
+def _header(path: Path, output: Path) -> PackedFile:
+    """Returns the header of a file that fastload wrote, compared with its digests."""
+    if path.exists() and output.exists() and path.samefile(output):
+        raise OutputError(f"{output}: is one of the files to be indexed. Choose another name.")
+    header = read_header(path)
+    if header.version is None or header.shards is not None:
+        kind = "is an index itself" if header.shards is not None else "was not written by fastload"
+        raise SourceError(f"{path}: {kind}. An index is made of files of `fastload pack` or `repack`.")
+    with open_hdf5(path) as hdf5:
+        check_header(header, hdf5)
+    return header
+
+
+def _relative(path: Path, output: Path) -> str:
+    folder = output.absolute().parent.resolve()
+    found = path.absolute().resolve()
+    if not found.is_relative_to(folder):
+        raise OptionError(
+            f"{path}: lies outside of {folder}, the folder of the index, which names its shards relative to itself. "
+            f"Write the index to a folder above all of them."
+        )
+    return found.relative_to(folder).as_posix()
+
+
+def _shards(headers: Sequence[PackedFile], names: Sequence[str], pieces: NDArray[np.int64]) -> Shards:
+    images = [header.fields.get("images") for header in headers]
+    return Shards(
+        names=tuple(names),
+        digests=tuple(header.header_digest for header in headers),
+        num_rows=np.array([header.num_rows for header in headers]),
+        num_bytes=np.array([header.identity.size for header in headers]),
+        images_offset=np.array([-1 if one is None or one.offset is None else one.offset for one in images]),
+        chunk_rows=np.array([0 if one is None else one.chunk_rows for one in images]),
+        shard=pieces[:, 0].copy(),
+        first=pieces[:, 1].copy(),
+        rows=pieces[:, 2].copy(),
+    )
+
+
+def _check_alike(headers: Sequence[PackedFile]) -> None:
+    """Raises SourceError if files cannot be shards of one dataset; names the first difference."""
+    seen: dict[str, PackedFile] = {}
+    for header in headers:
+        if header.header_digest in seen:
+            raise SourceError(
+                f"{header.path}: holds the same as {seen[header.header_digest].path}: every row would be there twice."
+            )
+        seen[header.header_digest] = header
+    kinds = [{name: _kind(field) for name, field in header.fields.items()} for header in headers]
+    for header, other in zip(headers, kinds, strict=True):
+        differ = [name for name in dict.fromkeys([*kinds[0], *other]) if kinds[0].get(name) != other.get(name)]
+        if differ:
+            said = "; ".join(
+                f"`{name}`: {_in_words(kinds[0].get(name))} in {headers[0].path}, {_in_words(other.get(name))} in "
+                f"{header.path}"
+                for name in differ
+            )
+            raise SourceError(
+                f"Files that differ cannot be shards of one dataset: {said}. `fastload merge` joins classes by name and "
+                f"pads boxes; else pack them with the same options."
+            )
+
+
+def _kind(field: Field) -> tuple[Any, ...]:
+    """Returns what must be the same of a field in all shards."""
+    shape: tuple[Any, ...] = ("H", "W", *field.shape[2:]) if field.ragged is not None else field.shape
+    form = "rows of varying length" if field.ragged is not None else "rows"
+    if field.name == "key":
+        return "texts", (), "rows", (), {}
+    if field.name == "split":  # joined by name
+        return field.dtype.name, shape, form, (), {}
+    return field.dtype.name, shape, form, field.names, field.attrs
+
+
+def _in_words(kind: tuple[Any, ...] | None) -> str:
+    if kind is None:
+        return "absent"
+    dtype, shape, form, names, attrs = kind
+    more = f", names {first_few(names)}" if names else ""
+    return f"{form} of {dtype} ({', '.join(map(str, shape))}){more}" + (f", {attrs}" if attrs else "")
+
+
+def _described(name: str, headers: Sequence[PackedFile]) -> dict[str, Any]:
+    """Returns the description of a field of all shards, see `create_index`."""
+    fields = [header.fields[name] for header in headers]
+    first = fields[0]
+    dtype, shape = first.dtype, list(first.shape)
+    if dtype.kind == "S":
+        dtype = max((field.dtype for field in fields), key=lambda one: one.itemsize)
+    ragged = None
+    if first.ragged is not None:
+        shape = [n if all(field.shape[axis] == n for field in fields) else 0 for axis, n in enumerate(shape)]
+        extents = [field.ragged for field in fields if field.ragged is not None]
+        ragged = {"shard_bytes": [one.num_bytes for one in extents], "chunk_bytes": extents[0].chunk_bytes}
+    rows = [field.chunk_rows for field in fields if field.chunk_rows]
+    names = first.names
+    if name == "split":
+        names = tuple(dict.fromkeys(one for header in headers for one in header.splits))
+    return {
+        "dtype": dtype.str,
+        "shape": shape,
+        "stored_dtype": "|u1" if ragged else dtype.str,
+        "stored_shape": [] if ragged else shape,
+        # A chunk of the plan; only the last shard's may be smaller, for want of rows.
+        "chunk_rows": max(rows) if rows and name in PIXEL_FIELDS else 0,
+        "filters": list(dict.fromkeys(one for field in fields for one in field.filters)),
+        "names": list(names),
+        "attrs": first.attrs,
+        "linear": all(field.offset is not None for field in fields),
+        "fill": -1 if name in ("labels", "box_labels") and dtype.kind == "i" else 0,
+        "ragged": ragged,
+    }
+
+
+def _offsets(dataset: str, name: str, headers: Sequence[PackedFile], shards: Shards) -> NDArray[np.int64]:
+    """Returns the offsets of all rows of a ragged field in all shards' bytes, one shard after another, int64 (N,)."""
+    found = np.empty(int(shards.rows.sum()), np.int64)
+    base = 0
+    for number, header in enumerate(headers):
+        there, here = shards.rows_of(number)
+        with open_hdf5(header.path) as hdf5:
+            found[here] = hdf5[dataset][()][there] + base
+        ragged = header.fields[name].ragged
+        assert ragged is not None, "its kind was compared"
+        base += ragged.num_bytes
+    return found
+
+
+def _joined(headers: Sequence[PackedFile], name: str) -> str:
+    return "; ".join(sorted({str(header.attrs.get(name)) for header in headers}))
+
+
+def _same_options(headers: Sequence[PackedFile]) -> dict[str, Any]:
+    options = [pack_options(header.attrs) for header in headers]
+    return {name: value for name, value in options[0].items() if all(one.get(name) == value for one in options)}
