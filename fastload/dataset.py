@@ -229,7 +229,7 @@ class PackedDataset(Dataset[Any]):
             lists["pixel_mask"] = [np.ones(image.shape[1:], np.bool_) for image in images]
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
-    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
+    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead | ShardedReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
         rows = self.rows if isinstance(self.rows, range) else range(self.file.num_rows)
         kind = ReadAhead if self.file.shards is None else ShardedReadAhead

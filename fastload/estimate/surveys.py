@@ -14,7 +14,7 @@ from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, Know
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, has_zstd, parse_codec
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_columns, read_header
 from fastload.format.ragged import RAW
 from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import HEADERS
@@ -90,7 +90,7 @@ def estimate_file(
     if isinstance(images, Arrays):
         shapes = np.tile(np.array([*images.shape, 1][:3], np.int32), (file.num_rows, 1))
     else:
-        with open_hdf5(file.path) as hdf5:
+        with open_columns(file) as hdf5:
             shapes, kept = hdf5["images_shape"][()], bool((hdf5["images_encoding"][()] != RAW).any())
     dtype = np.dtype(file.fields["images"].dtype.newbyteorder("="))
     headers = np.zeros(file.num_rows, HEADERS)
@@ -119,7 +119,7 @@ def estimate_file(
 def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:
     """Returns the sizes of a file's datasets, and whether its masks are compressed."""
     num_bytes, small = dict.fromkeys(PIXEL_FIELDS, 0), False
-    with open_hdf5(file.path) as hdf5:
+    with open_columns(file) as hdf5:
         for name in file.fields.keys() & num_bytes:
             field = file.fields[name]
             if field.ragged is not None:

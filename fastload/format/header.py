@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError, typed
 from fastload.format import valid
@@ -207,7 +210,9 @@ def read_shard(index: PackedFile, number: int, *, checked: bool = True) -> Packe
     name, folder = shards.names[number], index.path.absolute().parent
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise FormatError(f"{index.path}: its shard {name} is a link that leaves the index's folder; refused as unsafe.")
+        raise FormatError(
+            f"{index.path}: its shard {name} is a link that leaves the index's folder; refused as unsafe."
+        )
     try:
         found = read_header(path)
     except MissingFileError as exc:
@@ -225,6 +230,50 @@ def read_shard(index: PackedFile, number: int, *, checked: bool = True) -> Packe
         with open_hdf5(path) as hdf5:
             check_header(found, hdf5)
     return found
+
+
+@contextmanager
+def open_columns(file: PackedFile) -> Iterator[Mapping[str, Any]]:
+    """Opens a file for reading datasets other than pixels: `columns[name][()]`, and slices or numbers of rows.
+
+    Those of an index are read from its shards, as `ShardedColumn`s.
+    """
+    if file.shards is None:
+        with open_hdf5(file.path) as hdf5:
+            yield hdf5
+    else:
+        yield {name: ShardedColumn(file, name) for name in file.fields}
+
+
+class ShardedColumn:
+    """A dataset of an index, read from its shards; indexed by rows as one of h5py is."""
+
+    def __init__(self, index: PackedFile, name: str) -> None:
+        self._index, self._name, self._field = index, name, index.fields[name]
+        self.shape = (index.num_rows, *self._field.shape)
+        self.dtype = self._field.dtype
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """Returns rows by a whole number, a slice, an array of rows in ascending order, or all by ().
+
+        A tuple of them chooses along further axes. `split` has the numbers of the index's splits.
+        """
+        shards, rest = self._index.shards, key[1:] if isinstance(key, tuple) else ()
+        assert shards is not None, "an index"
+        first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
+        rows = np.arange(self.shape[0])[first]
+        numbers, there = shards.locate(np.atleast_1d(rows))
+        found = np.empty((len(numbers), *self._field.shape), self.dtype)[(slice(None), *rest)]
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            wanted = there[here]
+            span = slice(int(wanted.min()), int(wanted.max()) + 1)
+            with open_hdf5(read_shard(self._index, number, checked=False).path) as hdf5:
+                found[here] = hdf5[self._name][(span, *rest)][wanted - span.start]
+        if self._name == "split":
+            stops = [run.stop for run in self._index.splits.values()]
+            found = np.searchsorted(stops, np.atleast_1d(rows), "right").astype(self.dtype)
+        return found if np.ndim(rows) else found[0]
 
 
 class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types

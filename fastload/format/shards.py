@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -114,10 +114,10 @@ def read_shards(path: Path, file: h5py.File) -> tuple[Shards, dict[str, dict[str
     numbers = {name: values.astype(np.int64) for name, values in found.items()}
     numbers["num_bytes"] = numbers.pop("bytes")
     shards = Shards(tuple(names), tuple(digests), **numbers)
-    if index_digest(shards, text, attributes(file)) != plain(
-        file.attrs.get("header_digest")
-    ):
-        raise FormatError(f"{path}: the index is not the one that was written: it was changed or damaged. {INDEX_AGAIN}")
+    if index_digest(shards, text, attributes(file)) != plain(file.attrs.get("header_digest")):
+        raise FormatError(
+            f"{path}: the index is not the one that was written: it was changed or damaged. {INDEX_AGAIN}"
+        )
     _check(path, shards, int(plain(file.attrs["num_rows"])))
     try:
         described = json.loads(text)
@@ -153,7 +153,7 @@ def check_name(path: Path, name: str) -> None:
 
 
 def index_digest(shards: Shards, fields: bytes, attrs: Mapping[str, Any]) -> str:
-    """Returns XXH3-128 in hex over the root attributes but `header_digest`, the fields' description, and both groups."""
+    """Returns XXH3-128 in hex over root attributes but `header_digest`, the fields' description, and both groups."""
     said = {name: value for name, value in attrs.items() if name != "header_digest"}
     digest = xxhash.xxh3_128(json.dumps(said, sort_keys=True, ensure_ascii=True, default=str).encode())
     digest.update(fields)
@@ -180,7 +180,9 @@ def create_index(
     file.create_dataset("shards/fields", data=np.frombuffer(text, np.uint8), track_times=False)
     for name, field in fields.items():
         if name in own:
-            file.create_dataset(name, data=own[name], track_times=False, compression="gzip" if name == "split" else None)
+            file.create_dataset(
+                name, data=own[name], track_times=False, compression="gzip" if name == "split" else None
+            )
         else:
             _create_virtual(file, name, field, shards)
     return text
@@ -193,18 +195,10 @@ def _create_virtual(file: h5py.File, name: str, field: Mapping[str, Any], shards
     dtype = np.dtype(field["stored_dtype"])
     if field["fill"]:
         plist.set_fill_value(np.array(field["fill"], dtype))
-    if field["ragged"] is None:
-        row = tuple(field["stored_shape"])
-        total = int(shards.rows.sum())
-        parts = zip(shards.begins.tolist(), shards.shard.tolist(), shards.first.tolist(), shards.rows.tolist(),
-                    shards.num_rows[shards.shard].tolist(), strict=True)  # fmt: skip
-    else:
-        row, sizes = (), field["ragged"]["shard_bytes"]
-        total, at, spans = sum(sizes), 0, []
-        for number, size in enumerate(sizes):
-            spans.append((at, number, 0, size, size))
-            at += size
-        parts = iter(spans)
+    row, parts = tuple(field["stored_shape"]), list(_parts(shards))
+    if field["ragged"] is not None:
+        parts = list(_ragged_parts(field["ragged"]["shard_bytes"]))
+    total = sum(count for _, _, _, count, _ in parts)
     space = h5s.create_simple((total, *row))
     zeros = (0,) * len(row)
     for begin, shard, first, count, num_rows in parts:
@@ -216,3 +210,44 @@ def _create_virtual(file: h5py.File, name: str, field: Mapping[str, Any], shards
     if dtype.kind == "S":
         kind.set_cset(h5t.CSET_UTF8)
     h5d.create(file.id, name.encode(), kind, h5s.create_simple((total, *row)), plist)
+
+
+def _parts(shards: Shards) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yields of each piece its first row, its shard, its first row there, its rows, and the rows of that shard."""
+    sizes = shards.num_rows[shards.shard]
+    yield from zip(
+        *(values.tolist() for values in (shards.begins, shards.shard, shards.first, shards.rows, sizes)), strict=True
+    )
+
+
+def _ragged_parts(sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yields the same of bytes: those of each shard, one after another."""
+    at = 0
+    for number, size in enumerate(sizes):
+        yield at, number, 0, size, size
+        at += size
+
+
+def check_mappings(path: Path, file: h5py.File, shards: Shards, fields: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises FormatError unless the virtual datasets of an index lead other programs to the rows that its pieces say.
+
+    `fields`: of each the bytes of its rows in each shard if it is ragged, else ().
+    """
+    for name, sizes in fields.items():
+        item = file.get(name)
+        if not isinstance(item, h5py.Dataset) or not (item.is_virtual or name.endswith("_offset") or name == "split"):
+            raise FormatError(f"{path}: `{name}` is no virtual dataset over its shards. {INDEX_AGAIN}")
+        if not item.is_virtual:
+            continue
+        expected = list(_ragged_parts(sizes) if sizes else _parts(shards))
+        rest = item.shape[1:]
+        plist = item.id.get_create_plist()
+        found = []
+        for at in range(plist.get_virtual_count()):
+            (first, *_), (last, *ends) = plist.get_virtual_vspace(at).get_select_bounds()
+            (begin, *_), _ = plist.get_virtual_srcspace(at).get_select_bounds()
+            whole = plist.get_virtual_dsetname(at) == name and tuple(end + 1 for end in ends) == rest
+            shard = plist.get_virtual_filename(at)
+            found.append((int(first), shard if whole else "", int(begin), int(last - first + 1)))
+        if found != [(begin, shards.names[shard], first, count) for begin, shard, first, count, _ in expected]:
+            raise FormatError(f"{path}: `{name}` leads other programs to other rows than the index says. {INDEX_AGAIN}")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError
-from fastload.format.header import Field, PackedFile, open_hdf5
+from fastload.format.header import Field, PackedFile, open_columns
 from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
@@ -280,7 +280,7 @@ def _changed_fields(
     file: PackedFile, listing: Listing, rows: NDArray[np.int64], samples: NDArray[np.int64]
 ) -> Iterator[tuple[int, str]]:
     """Yields (row, reason) of rows whose labels or other fields differ in the source now."""
-    with open_hdf5(file.path) as hdf5:
+    with open_columns(file) as hdf5:
         for name, column in listing.columns.items():
             if name not in file.fields:
                 continue

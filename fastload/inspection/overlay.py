@@ -5,12 +5,11 @@ from __future__ import annotations
 import colorsys
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -56,7 +55,7 @@ class Entry(NamedTuple):
 
 
 def marks_of(
-    hdf5: h5py.File, file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
+    hdf5: Mapping[str, Any], file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
 ) -> list[Marks]:
     """Returns the marks of each row; without fields that belong to another image, or whose form is not known."""
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
@@ -155,7 +154,7 @@ def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
     return letters if letters in ("xywh", "xyxy") else None  # type: ignore[return-value]  # just compared
 
 
-def labels_of(hdf5: h5py.File, file: PackedFile, rows: Sequence[int]) -> list[str]:
+def labels_of(hdf5: Mapping[str, Any], file: PackedFile, rows: Sequence[int]) -> list[str]:
     """Returns the text below each image: class name, names of the attributes that are set, or the key."""
     field = file.fields.get("labels")
     if field is None or len(field.shape) > 1 or field.dtype.kind not in "iu":

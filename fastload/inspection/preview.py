@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fastload.errors import FormatError, ImageError, OptionError, check_whole, typed
 from fastload.format.codecs import load_filters
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_columns, read_header
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
-from fastload.read.checked import CheckedSamples
+from fastload.read.checked import samples_of
 from fastload.read.ragged_rows import sample_error
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.text import format_bytes
@@ -94,11 +93,11 @@ def make_preview(
         raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
     among = file.splits[split] if split is not None else range(file.num_rows)
     rows = _few_chunks(file, among, _spread(among, count, seed))
-    with open_hdf5(path) as hdf5:
-        for name in file.fields:
+    with open_columns(file) as hdf5:
+        for name in file.fields if file.shards is None else ():
             load_filters(path, name, hdf5[name])
         pixels = defaultdict[str, list[NDArray[Any]]](list)
-        with closing(CheckedSamples(file)) as samples:
+        with closing(samples_of(file)) as samples:
             for name, row in itertools.product(samples.names, rows):
                 try:
                     pixels[name].append(samples.pixels(name, row))
@@ -146,7 +145,7 @@ def _few_chunks(file: PackedFile, among: range, rows: tuple[int, ...]) -> tuple[
 
 
 def _thumbnails(
-    hdf5: h5py.File, file: PackedFile, rows: Sequence[int], pixels: Mapping[str, Sequence[NDArray[Any]]]
+    hdf5: Mapping[str, Any], file: PackedFile, rows: Sequence[int], pixels: Mapping[str, Sequence[NDArray[Any]]]
 ) -> list[Thumbnail]:
     images = [_channels_last(image) for image in pixels["images"]]
     if images[0].dtype.itemsize > 1:

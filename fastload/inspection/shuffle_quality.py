@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.format.header import PackedFile, open_columns, read_header
 from fastload.plan import ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
 from fastload.plan.randomness import Ints, LabelMix
 
@@ -275,7 +275,7 @@ def _labels(file: PackedFile, rows: range, batch_size: int) -> tuple[str | None,
     width = field.shape[0] if field.shape else 1
     # Only every n-th attribute if all of them would need too much memory.
     step = -(-width * len(rows) * field.dtype.itemsize // _MAX_LABEL_BYTES) if width > 1 else 1
-    with open_hdf5(file.path) as handle:
+    with open_columns(file) as handle:
         values = handle["labels"][(slice(rows.start, rows.stop), *[slice(None, None, step)] * len(field.shape))]
     if width > 1:
         kind, alike = "attributes", "every sample has the same attributes"

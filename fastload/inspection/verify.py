@@ -9,15 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastload.errors import FileChangedError, FormatError, typed
+from fastload.errors import FileChangedError, FormatError, OptionError, typed
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_header, require_digests
+from fastload.format.header import (
+    PIXEL_FIELDS,
+    FileIdentity,
+    PackedFile,
+    open_columns,
+    open_hdf5,
+    read_header,
+    read_shard,
+    require_digests,
+)
+from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
@@ -88,15 +98,17 @@ def verify_file(
     *,
     source: str | Path | None = None,
     root: str | Path | None = None,
+    shard: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Hashes every row again and, with a source, decodes every image again. JPEGs in the file are decoded in any case.
 
     Args:
-        path: a packed file.
+        path: a packed file, or an index, of which every shard is checked, and that other programs find the same rows.
         source: what it was packed from.
         root: folder that a table's paths are relative to, if one was given to pack it.
+        shard: of an index, check only the shard of this number.
         workers: threads that hash, and processes that decode; None: one per CPU, 0: this thread only.
         progress: called with (rows done, rows in all) from this thread; with a source each row counts twice.
 
@@ -104,7 +116,8 @@ def verify_file(
         MissingFileError: there is no such file, or no such source.
         FormatError: not a packed file, or one whose header cannot be read.
         FileChangedError: the file was written to meanwhile.
-        SourceError, OptionError: the source cannot be listed, or is not what the file was packed from.
+        SourceError, OptionError: the source cannot be listed, or is not what the file was packed from; there is no
+            such shard.
     """
     path = Path(path)
     workers = worker_count(workers)
@@ -114,6 +127,10 @@ def verify_file(
             f"{path}: fastload did not write this file, so it holds no digests to check it against. "
             f"`fastload info {typed(path)}` describes it."
         )
+    if file.shards is not None:
+        return _verify_index(file, source, root, shard, workers, progress)
+    if shard is not None:
+        raise OptionError(f"{path}: is no index, so it has no shard {shard}. Leave `--shard` out.")
     require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)
     done = 0
@@ -155,6 +172,63 @@ def verify_file(
     return VerifyReport(
         path=path,
         num_rows=file.num_rows,
+        pixel_bytes=pixel_bytes,
+        header_ok=header_ok,
+        damaged=tuple(sorted(damaged, key=lambda found: found.row)),
+        source=compared,
+    )
+
+
+def _verify_index(
+    index: PackedFile,
+    source: str | Path | None,
+    root: str | Path | None,
+    shard: int | None,
+    workers: int,
+    progress: Progress | None,
+) -> VerifyReport:
+    """Checks the shards of an index, or one of them, as `verify_file` does a file; rows have the index's numbers."""
+    shards = index.shards
+    assert shards is not None, "an index"
+    if shard is not None and not 0 <= shard < len(shards.names):
+        raise OptionError(f"{index.path}: has no shard {shard}; they are 0 to {len(shards.names) - 1}.")
+    if shard is not None and source is not None:
+        raise OptionError("one shard cannot be compared with the whole source: leave out `--shard` or `--source`.")
+    with open_hdf5(index.path) as hdf5:
+        check_mappings(index.path, hdf5, shards, {name: field.shard_bytes for name, field in index.fields.items()})
+    numbers = range(len(shards.names)) if shard is None else [shard]
+    total = int(shards.num_rows[numbers].sum()) + (index.num_rows if source is not None else 0)
+    done, pixel_bytes, header_ok, damaged = 0, 0, True, list[DamagedRow]()
+
+    def advance_from(before: int) -> Progress | None:
+        return (lambda rows, _: progress(before + rows, total)) if progress else None
+
+    for number in numbers:
+        found = read_shard(index, number, checked=False)
+        one = verify_file(found.path, workers=workers, progress=advance_from(done))
+        there, here = shards.rows_of(number)
+        row_of = dict(zip(there.tolist(), here.tolist(), strict=True))
+        damaged += [replace(row, row=row_of[row.row]) for row in one.damaged]
+        done, pixel_bytes, header_ok = done + one.num_rows, pixel_bytes + one.pixel_bytes, header_ok and one.header_ok
+    compared: SourceReport | None = None
+    if source is not None:
+        from fastload.inspection.compare import compare_source
+
+        with open_columns(index) as columns:
+            keys = [text_of(key) for key in columns["key"][()].tolist()]
+        shown, so_far = advance_from(done), 0
+
+        def advance(rows: int) -> None:
+            nonlocal so_far
+            so_far += rows
+            if shown:
+                shown(so_far, total)
+
+        folder = None if root is None else Path(root)
+        compared = compare_source(index, Path(source), keys, workers, advance, root=folder)
+    return VerifyReport(
+        path=index.path,
+        num_rows=index.num_rows if shard is None else int(shards.num_rows[shard]),
         pixel_bytes=pixel_bytes,
         header_ok=header_ok,
         damaged=tuple(sorted(damaged, key=lambda found: found.row)),

@@ -13,7 +13,8 @@ import contextlib
 import itertools
 import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -294,9 +295,10 @@ class _UnpackedReader(RowReader):
             copied += outs["images"].nbytes
         return copied
 
-    def holding(self, rows: NDArray[np.int64]) -> AbstractContextManager[None]:
+    @contextmanager
+    def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
         """Does nothing: each file is checked when it is read."""
-        return nullcontext()
+        yield
 
 
 class _UnpackedImages(RaggedReader):

@@ -121,8 +121,9 @@ def make_order(
 ) -> RowsAt:
     """Returns the function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
 
-    Chunk c of the file begins at row c * chunk_rows, or each of the pieces is cut into chunks. The ranks, and with groups the batches, are those that first share
-    the sequence: without fixed shares only windows and groups depend on them, since none crosses a share.
+    Chunk c of the file begins at row c * chunk_rows, or each of the pieces is cut into chunks. The ranks, and with
+    groups the batches, are those that first share the sequence: without fixed shares only windows and groups depend on
+    them, since none crosses a share.
     """
     if groups is not None:
         order = make_order(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, pieces=pieces)
@@ -222,7 +223,8 @@ class ChunkOrder:
     def _slots(self, positions: Positions) -> Positions:
         if not len(self._short):
             return positions
-        return positions + self._missing[np.searchsorted(self._behind, positions, "right")]
+        slots: Positions = positions + self._missing[np.searchsorted(self._behind, positions, "right")]
+        return slots
 
     def _begins(self, indices: Positions) -> Positions:
         """Returns the position at which each chunk of the sequence begins; N for indices past the last chunk."""

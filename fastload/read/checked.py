@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError
 from fastload.format.digests import pixel_digests, row_digest
-from fastload.format.header import PIXEL_FIELDS, PackedFile
+from fastload.format.header import PIXEL_FIELDS, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
 from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
@@ -217,9 +217,88 @@ class CheckedSamples(RowReader):
             raise ImageError(cannot_be_decoded(name, row.encoding, exc)) from exc
 
 
+class ShardedSamples(CheckedSamples):
+    """Reads images and masks of an index, as `CheckedSamples` those of a file."""
+
+    def __init__(self, file: PackedFile) -> None:
+        assert file.shards is not None, "an index"
+        self.file, self.fd, self.held = file, -1, nullcontext()
+        self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
+        self._shards, self._sources, self._ragged = file.shards, {}, {}
+        self._local = threading.local()
+
+    def _of(self, row: int) -> tuple[CheckedSamples, int]:
+        numbers, rows = self._shards.locate(np.array([row]))
+        return self._opened(int(numbers[0])), int(rows[0])
+
+    def _opened(self, number: int) -> CheckedSamples:
+        return open_samples(read_shard_once(self.file, number))
+
+    def _joined(self, values: Callable[[CheckedSamples], NDArray[Any]], dtype: Any) -> NDArray[Any]:
+        """Returns what each shard says of its rows, in the order of the index, (N,)."""
+        found = np.empty(self.file.num_rows, dtype)
+        for number in range(len(self._shards.names)):
+            there, here = self._shards.rows_of(number)
+            found[here] = values(self._opened(number))[there]
+        return found
+
+    def is_jpeg(self) -> NDArray[np.bool_]:
+        return self._joined(CheckedSamples.is_jpeg, np.bool_)
+
+    def is_turned(self) -> NDArray[np.bool_]:
+        return self._joined(CheckedSamples.is_turned, np.bool_)
+
+    def stored_bytes(self, name: str) -> NDArray[np.int64]:
+        return self._joined(lambda samples: samples.stored_bytes(name), np.int64)
+
+    def shape(self, row: int) -> tuple[int, int, int]:
+        samples, there = self._of(row)
+        return samples.shape(there)
+
+    def read(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
+        failed = dict[int, str]()
+        numbers, there = self._shards.locate(rows)
+        for number in np.unique(numbers).tolist():
+            here = np.flatnonzero(numbers == number)
+            values = np.empty((len(here), *out.shape[1:]), out.dtype)
+            found = self._opened(number).read(name, there[here], values)
+            out[here] = values
+            failed |= {int(here[at]): why for at, why in found.items()}
+        return failed
+
+    def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
+        samples, there = self._of(row)
+        return samples.encoded_bytes(name, there)
+
+    def pixels(self, name: str, row: int) -> NDArray[Any]:
+        samples, there = self._of(row)
+        return samples.pixels(name, there)
+
+    def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
+        samples, there = self._of(row)
+        return samples.checked(there, jpeg=jpeg)
+
+    def check_identity(self) -> None:
+        """Does nothing: each shard is compared with what the index says when it is opened."""
+
+    def close(self) -> None:
+        """Does nothing: the readers of shards stay open until `close_readers`."""
+
+
+@functools.lru_cache(maxsize=4096)
+def read_shard_once(index: PackedFile, number: int) -> PackedFile:
+    """Returns the header of a shard of an index; read once in a process."""
+    return read_shard(index, number, checked=False)
+
+
+def samples_of(file: PackedFile) -> CheckedSamples:
+    """Returns a reader of a file, or of an index; the caller closes it."""
+    return CheckedSamples(file) if file.shards is None else ShardedSamples(file)
+
+
 def require_packed(file: PackedFile, row: int) -> None:
     """Raises ImageError, the reason only, if a row of a file with ragged fields is not what was packed."""
-    with closing(CheckedSamples(file)) as samples:
+    with closing(samples_of(file)) as samples:
         samples.checked(row, jpeg=False)
 
 
@@ -234,9 +313,10 @@ def open_samples(file: PackedFile) -> CheckedSamples:
 
 @functools.lru_cache(maxsize=64)
 def _opened(file: PackedFile, pid: int) -> CheckedSamples:  # by process: neither locks nor HDF5 handles cross a fork
-    return CheckedSamples(file)
+    return samples_of(file)
 
 
 def close_readers() -> None:
     """Drops the readers that stay open; one still in use is closed after that."""
     _opened.cache_clear()
+    read_shard_once.cache_clear()

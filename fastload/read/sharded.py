@@ -73,7 +73,7 @@ class ShardedReader(RowReader):
         self.file, self.fd, self.held = file, -1, nullcontext()
         self.shards = file.shards
         self._fields, self._read, self._check_option = list(fields), chosen(file.path, read), check
-        self._options = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
+        self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
         self._headers: dict[int, PackedFile] = {}
         self._checks: dict[int, RowCheck] = {}
         self._lock = threading.RLock()
@@ -140,10 +140,9 @@ class ShardedReader(RowReader):
         header = self._headers.get(number)
         if header is None:
             header = self._headers[number] = read_shard(self.file, number, checked=self._check_option is not None)
-        check: RowCheck | Check | None = self._check_option
-        if check is not None:
-            check = self._checks.setdefault(number, RowCheck(header, self._fields, check))
-        reader = RowReader(header, self._fields, self._read, check=check, **self._options)
+        if self._check_option is not None and number not in self._checks:
+            self._checks[number] = RowCheck(header, self._fields, self._check_option)
+        reader = RowReader(header, self._fields, self._read, check=self._checks.get(number), **self._options)
         if self._joined is not None:
             self._joined.join(number, reader.fd)
         return reader
@@ -216,9 +215,6 @@ class ShardedReader(RowReader):
             while self._open:
                 self._open.popitem()[1].close()
             self._joined = None
-
-    def __del__(self) -> None:
-        """Nothing: each shard's reader closes itself."""
 
 
 class ShardedRagged(RaggedReader):
@@ -348,7 +344,9 @@ class JoinedRows:
         assert file.shards is not None, "an index"
         self._shards, self._row_bytes = file.shards, row_bytes
         # Reserved, not backed by memory: touching what no shard is mapped to would end the process.
-        self._range = mmap.mmap(-1, _pages(file.num_rows * row_bytes), mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ)
+        self._range = mmap.mmap(
+            -1, _pages(file.num_rows * row_bytes), mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ
+        )
         self._address = np.frombuffer(self._range, np.uint8, 1).ctypes.data
         self.rows = np.frombuffer(self._range, np.uint8, file.num_rows * row_bytes).reshape(file.num_rows, row_bytes)
         self._joined = np.zeros(len(file.shards.names), np.bool_)

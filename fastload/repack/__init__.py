@@ -22,7 +22,7 @@ import xxhash
 
 from fastload.errors import OptionError, OutputError, SourceError, typed
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
-from fastload.format.header import PackedFile, open_hdf5, read_header
+from fastload.format.header import PackedFile, open_columns, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table
@@ -229,7 +229,7 @@ def append_images(
 
 def _check_new_keys(file: PackedFile, listing: Listing, source: str | Path) -> None:
     """Raises SourceError for samples that the file has already, by their names."""
-    with open_hdf5(file.path) as hdf5:
+    with open_columns(file) as hdf5:
         known = {text_of(key) for key in hdf5["key"][()].tolist()}
     if twice := [key for key in listing.keys if key in known]:
         raise SourceError(

@@ -182,8 +182,8 @@ def _check_alike(headers: Sequence[PackedFile]) -> None:
                 for name in differ
             )
             raise SourceError(
-                f"Files that differ cannot be shards of one dataset: {said}. `fastload merge` joins classes by name and "
-                f"pads boxes; else pack them with the same options."
+                f"Files that differ cannot be shards of one dataset: {said}. `fastload merge` joins classes by name "
+                f"and pads boxes; else pack them with the same options."
             )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.digests import DIGEST_FIELDS, row_digests
-from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_columns, read_header
 from fastload.format.ragged import Column, index_names
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
@@ -37,9 +37,10 @@ def list_packed(path: str | Path, damaged: list[int] | None = None) -> tuple[Pac
     become class numbers, in the order of the sorted texts.
     """
     file = read_header(path)
-    with open_hdf5(file.path) as hdf5:
+    with open_columns(file) as hdf5:
         try:
-            check_header(file, hdf5)
+            if file.shards is None:
+                check_header(file, hdf5)
             others = [str(name) for name in hdf5 if name not in file.fields]  # bytes where they are not UTF-8
             if lost := [name for name in ("labels", "masks") if name in others]:
                 raise FormatError(
@@ -47,7 +48,7 @@ def list_packed(path: str | Path, damaged: list[int] | None = None) -> tuple[Pac
                     f"Pack it: `fastload pack {typed(file.path)} OUT.h5`."
                 )
             names = [name for name in file.fields if name not in PIXEL_FIELDS]
-            for name in names:
+            for name in names if file.shards is None else ():
                 load_filters(file.path, name, hdf5[name])
             values = {name: hdf5[name][()] for name in names}
         except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
