@@ -21,7 +21,7 @@ from fastload.cli.doctor import doctor
 from fastload.cli.info import info, preview
 from fastload.cli.output import print_error, show_warnings_in_one_line
 from fastload.cli.pack import layouts, pack
-from fastload.cli.repack import append, export, merge, repack
+from fastload.cli.repack import append, export, index, merge, repack
 from fastload.cli.tune import tune
 from fastload.cli.verify import verify
 from fastload.system.threads import forked_workers
@@ -48,6 +48,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     repack: "fastload repack photos.h5 some.h5 --split train --without 'bad/*'",
     append: "fastload append photos.h5 new-photos/",
     merge: "fastload merge a.h5 b.h5 -o both.h5 --shuffle",
+    index: "fastload index out/a.h5 out/b.h5 -o out/all.h5",
     bench: "fastload bench photos.h5 --batch-size 64 --step sim:0.8x",
     tune: "fastload tune photos.h5 --batch-size 64",
     doctor: "fastload doctor -- python train.py\n\nfastload doctor --seconds 60 --report why.html -- torchrun train.py",

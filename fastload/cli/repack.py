@@ -112,6 +112,26 @@ def merge(
         _print_copied(report, overwrite=overwrite)
 
 
+def index(
+    files: Annotated[list[Path], typer.Argument(metavar="SHARD.h5 ...", help="Packed files of the same shape.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.h5", help="Index to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
+) -> None:
+    """Make one dataset of packed files, its shards, without copying them: train with train, val with val.
+
+    They lie in the folder of the index or below it, and stay as they are.
+    """
+    with one_line_errors():
+        from fastload.repack.index import index_files
+
+        report = index_files(files, output, overwrite=overwrite)
+        pairs = [
+            splits_pair(report.splits),
+            ("shards", f"{report.num_shards:,}, {format_bytes(report.num_bytes)}"),
+        ]
+        print_written(f"indexed {counted(report.num_samples, 'sample')}", report.path, pairs, ())
+
+
 def append(
     file: Annotated[Path, typer.Argument(metavar="OUT.h5", help="The packed file.")],
     source: Annotated[Path, typer.Argument(metavar="MORE", help="Folder, .zip, .tar, table or array file to add.")],

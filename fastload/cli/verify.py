@@ -25,6 +25,7 @@ def verify(
         Path | None, typer.Option(help="What it was packed from: decode every image again and compare.")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder that a table's paths are relative to.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Of an index, check only the shard of this number.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="Threads and processes to work with; by default one per CPU.")
     ] = None,
@@ -41,7 +42,7 @@ def verify(
         started = time.perf_counter()
         with progress_bar("rows") as advance:
             progress = partial(advance, "verifying")
-            report = verify_file(file, source=source, root=root, workers=workers, progress=progress)
+            report = verify_file(file, source=source, root=root, shard=shard, workers=workers, progress=progress)
         if as_json:
             print_json(report.to_dict())
         else:

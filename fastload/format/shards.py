@@ -176,7 +176,7 @@ def create_index(
     for group, values in shards.tables().items():
         for name, array in values.items():
             file.create_dataset(f"{group}/{name}", data=array, track_times=False)
-    text = json.dumps(fields, sort_keys=True, ensure_ascii=True).encode()
+    text = json.dumps(fields, ensure_ascii=True).encode()
     file.create_dataset("shards/fields", data=np.frombuffer(text, np.uint8), track_times=False)
     for name, field in fields.items():
         if name in own:
@@ -245,7 +245,9 @@ def check_mappings(path: Path, file: h5py.File, shards: Shards, fields: Mapping[
         found = []
         for at in range(plist.get_virtual_count()):
             (first, *_), (last, *ends) = plist.get_virtual_vspace(at).get_select_bounds()
-            (begin, *_), _ = plist.get_virtual_srcspace(at).get_select_bounds()
+            source = plist.get_virtual_srcspace(at)
+            every = source.get_select_type() == h5s.SEL_ALL
+            begin = 0 if every else source.get_select_bounds()[0][0]
             whole = plist.get_virtual_dsetname(at) == name and tuple(end + 1 for end in ends) == rest
             shard = plist.get_virtual_filename(at)
             found.append((int(first), shard if whole else "", int(begin), int(last - first + 1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ import numpy as np
 from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import pipeline, why_unreadable
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
-from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
+from fastload.format.header import FileIdentity, PackedFile, open_columns, open_hdf5, read_header
 from fastload.format.ragged import ENCODINGS
+from fastload.format.shards import check_mappings
 from fastload.inspection.chunk_layout import PACK_AGAIN, ChunkLayout, chunk_layout, findings, repack_hint
 from fastload.read.linear import FILE_SYSTEMS, chosen
 from fastload.system import syscalls
@@ -73,6 +75,7 @@ class FileInfo:
         read: how `FastLoader` reads it unless told, "map" or "pread".
         file_system: name of the network file system or the like that it is on; None for a local one.
         held_off: whether writers wait while rows are copied from its mapping; False where nothing is mapped.
+        num_shards: of an index; None for a file that holds its rows itself.
         findings: sentences on what makes the file slow or unreadable, and how to fix it.
     """
 
@@ -101,6 +104,7 @@ class FileInfo:
     file_system: str | None
     held_off: bool
     findings: tuple[str, ...]
+    num_shards: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
@@ -129,7 +133,62 @@ def inspect_file(path: str | Path) -> FileInfo:
         if not refusal:  # a packed file, or not even its attributes can be read
             raise
     with open_hdf5(path) as file:
+        if header is not None and header.shards is not None:
+            return _inspect_index(header, file)
         return _inspect(path, file, header, refusal)
+
+
+def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
+    """Describes an index with its shards by what it says of them; its virtual datasets have to agree with that."""
+    shards = header.shards
+    assert shards is not None, "an index"
+    check_mappings(header.path, file, shards, {name: field.shard_bytes for name, field in header.fields.items()})
+    fields = {
+        name: FieldInfo(
+            name=name,
+            shape=(field.ragged.num_bytes,) if field.ragged else (header.num_rows, *field.shape),
+            dtype="uint8" if field.ragged else str(field.dtype),
+            bytes=field.row_bytes * header.num_rows,
+            stored_bytes=field.row_bytes * header.num_rows,
+            chunks=field.chunks,
+            filters=field.filters,
+            linear=field.linear,
+            num_names=len(field.names),
+        )
+        for name, field in header.fields.items()
+    }
+    images = header.fields.get("images")
+    with open_columns(header) as columns:
+        counts = _class_counts(columns, header)
+        pixels = images.row_bytes * header.num_rows if images else 0
+        if images is not None and images.ragged is not None:
+            pixels = int(columns["images_shape"][()].astype(np.int64).prod(axis=1).sum()) * images.dtype.itemsize
+    return FileInfo(
+        path=header.path,
+        version=header.version,
+        writer=str(header.attrs.get("fastload_writer")),
+        num_samples=header.num_rows,
+        fields=fields,
+        splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()},
+        classes=header.fields["labels"].names if "labels" in header.fields else (),
+        class_counts=counts,
+        mask_shares={},
+        mask_names=header.fields["masks"].names if "masks" in header.fields else (),
+        mask_ignored=_ignored(header),
+        layout=None,
+        stores={},
+        file_bytes=header.path.stat().st_size + int(shards.num_bytes.sum()),
+        pixel_bytes=pixels,
+        header_digest=header.header_digest,
+        decoder=header.attrs.get("decoder"),
+        source_layout=header.attrs.get("source_layout"),
+        pack_options=dict(json.loads(header.attrs.get("pack_options", "{}"))),
+        seed=header.seed,
+        shuffled=header.shuffled,
+        num_shards=len(shards.names),
+        **_reading(header.path),
+        findings=(),
+    )
 
 
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
@@ -240,7 +299,7 @@ def _visit(file: h5py.File, datasets: dict[str, h5py.Dataset]) -> int:
     return max(1, len(file) - _MOST_OBJECTS) if file.visititems(add) else 0
 
 
-def _class_counts(file: h5py.File, header: PackedFile) -> tuple[int, ...] | None:
+def _class_counts(file: Mapping[str, Any], header: PackedFile) -> tuple[int, ...] | None:
     """Returns the samples of each class, or with each attribute set; reads all labels, which are small."""
     labels = header.fields.get("labels")
     if labels is None or not labels.names or labels.row_bytes * header.num_rows > MAX_COUNTED_BYTES:

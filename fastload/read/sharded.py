@@ -182,10 +182,16 @@ class ShardedReader(RowReader):
             there = dict(zip(part.rows.tolist(), rows[part.at].tolist(), strict=True))
             error.rows = tuple(there[row] for row in error.rows if row in there)
             raise
+        if "split" in known:  # whose numbers mean other splits in each shard
+            into["split"][...] = self._split_of(rows[part.at])
         if not whole and not in_a_row:
             for name, values in into.items():
                 known[name][part.at] = values
         return copied
+
+    def _split_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Returns the number of each row's split among those of the index."""
+        return np.searchsorted([run.stop for run in self.file.splits.values()], rows, "right")
 
     @property
     def compares(self) -> bool:

@@ -1,0 +1,231 @@
+"""An index of shards reads as one file of the same rows would, and says what is wrong with a shard."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ragged_cases import varied_file
+from small_files import write_random
+
+from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, SourceError
+from fastload.format.header import read_header
+from fastload.format.ragged import Column
+from fastload.inspection.info import inspect_file
+from fastload.inspection.verify import verify_file
+from fastload.read.sharded import JoinedRows, ShardedReader
+from fastload.repack import merge_files
+from fastload.repack.index import index_files
+
+SIZE = (16, 12, 3)
+PAGES = (64, 64, 1)  # a row is one page
+
+
+def shard(path: Path, rows: int, *, seed: int, splits: dict[str, int] | None = None, **options: object) -> Path:
+    """Writes a shard whose keys begin with its name."""
+    keys = Column(np.array([f"{path.stem}/{i:03}".encode() for i in range(rows)]))
+    options = {"size": SIZE, "classes": "abc", "chunk_rows": 4, "columns": {"key": keys}} | options
+    return write_random(path, rows=rows, seed=seed, **({"splits": splits} if splits else {}), **options)  # type: ignore[arg-type]
+
+
+def gathered(file: Path, rows: np.ndarray, **options: object) -> dict[str, np.ndarray]:
+    """What a `ShardedReader` gives of an index."""
+    header = read_header(file)
+    names = [name for name, field in header.fields.items() if name != "key" and field.ragged is None]
+    outs = {name: np.empty((len(rows), *header.fields[name].shape), header.fields[name].dtype) for name in names}
+    reader = ShardedReader(header, names, **options)  # type: ignore[arg-type]
+    reader.gather(rows, outs)
+    reader.close()
+    return outs
+
+
+def of_one_file(file: Path, rows: np.ndarray) -> dict[str, np.ndarray]:
+    with h5py.File(file) as hdf5:
+        return {name: hdf5[name][()][rows] for name in hdf5}
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("size", [SIZE, PAGES])
+@pytest.mark.parametrize("check", ["first", "always", None])
+def test_rows_are_those_of_the_files_merged(tmp_path, read, size, check):
+    counts = [7, 1, 12, 5]
+    files = [shard(tmp_path / f"s{i}.h5", n, seed=i, size=size) for i, n in enumerate(counts)]
+    index_files(files, tmp_path / "out.h5")
+    merge_files(files, tmp_path / "one.h5")
+    rows = np.random.default_rng(1).permutation(np.repeat(np.arange(25), 2))
+    found, expected = gathered(tmp_path / "out.h5", rows, read=read, check=check), of_one_file(tmp_path / "one.h5", rows)
+    assert found.keys() == expected.keys() - {"key"}
+    for name, values in found.items():
+        if name != "digest_fields":  # the packer merges other keys
+            np.testing.assert_array_equal(values, expected[name], err_msg=name)
+    joined = JoinedRows.of(read_header(tmp_path / "out.h5")) is not None
+    assert joined == (size == PAGES)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any), min_size=1, max_size=5), st.integers(0, 99))
+def test_splits_are_joined_by_name(tmp_path_factory, counts, seed):
+    folder = tmp_path_factory.mktemp("shards")
+    files = []
+    for i, (train, val) in enumerate(counts):
+        splits = {name: n for name, n in (("train", train), ("val", val)) if n}
+        files.append(shard(folder / f"s{i}.h5", train + val, seed=i, splits=splits))
+    report = index_files(files, folder / "out.h5")
+    header = read_header(folder / "out.h5")
+    assert {name: len(rows) for name, rows in header.splits.items()} == report.splits
+    rows = np.random.default_rng(seed).integers(0, header.num_rows, 20)
+    found = gathered(folder / "out.h5", rows)
+    with h5py.File(folder / "out.h5") as virtual:  # as other programs see it
+        for name, values in found.items():
+            np.testing.assert_array_equal(values, virtual[name][()][rows], err_msg=name)
+        names = virtual["split"].attrs["names"].tolist()
+        every = virtual["split"][()]
+    for name, run in header.splits.items():
+        assert (every[run.start : run.stop] == names.index(name.encode())).all()
+    shutil.rmtree(folder)
+
+
+def test_a_shard_that_is_not_the_one_is_an_error_before_its_first_row(tmp_path):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(3)]
+    index_files(files, tmp_path / "out.h5")
+    good = files[1].read_bytes()
+    header = read_header(tmp_path / "out.h5")
+    out = {"images": np.empty((2, *SIZE), np.uint8)}
+
+    def read(rows: list[int]) -> None:
+        reader = ShardedReader(header, ["images"], check="first")
+        try:
+            reader.gather(np.array(rows), out)
+        finally:
+            reader.close()
+
+    files[1].unlink()
+    read([0, 17])
+    with pytest.raises(MissingFileError, match=r"out.h5: its shard s1.h5 is missing"):
+        read([0, 6])
+    shard(files[1], 6, seed=9)
+    with pytest.raises(FileChangedError, match=r"shard s1.h5 is not the one"):
+        read([0, 6])
+    files[1].write_bytes(good[:-100])
+    with pytest.raises((FileChangedError, FormatError), match=r"s1.h5"):
+        read([0, 6])
+    outside = tmp_path.parent / f"{tmp_path.name}-outside.h5"
+    outside.write_bytes(good)
+    files[1].unlink()
+    files[1].symlink_to(outside)
+    with pytest.raises(FormatError, match="a link that leaves the index's folder"):
+        read([0, 6])
+    files[1].unlink()
+    files[1].write_bytes(good)
+    read([0, 6])
+
+
+def test_a_shard_that_is_truncated_in_use_is_an_error_and_not_the_end_of_the_process(tmp_path):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i, size=PAGES) for i in range(3)]
+    index_files(files, tmp_path / "out.h5")
+    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images"])
+    out = {"images": np.empty((18, *PAGES), np.uint8)}
+    reader.gather(np.arange(18), out)
+    os.truncate(files[2], 5000)
+    with pytest.raises(FileChangedError, match=r"s2.h5"):
+        reader.gather(np.arange(18), out)
+    reader.gather(np.arange(12), {"images": out["images"][:12]})
+    reader.close()
+
+
+def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
+    files = [shard(tmp_path / f"s{i}.h5", 2, seed=i) for i in range(12)]
+    index_files(files, tmp_path / "out.h5")
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (40, 40))
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images", "labels"], check="first")
+    out = {"images": np.empty((1, *SIZE), np.uint8), "labels": np.empty(1, np.int64)}
+    for row in [*range(24), *range(24)]:
+        reader.gather(np.array([row]), out)
+        assert len(reader._open) <= 5
+    assert not reader.compares, "what was compared is remembered of closed shards, too"
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5 + 1
+    reader.close()
+
+
+def test_what_is_damaged_has_the_number_that_it_has_in_the_index(tmp_path):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(3)]
+    index_files(files, tmp_path / "out.h5")
+    assert verify_file(tmp_path / "out.h5").ok
+    offset = read_header(files[2]).fields["images"].offset
+    with open(files[2], "r+b") as file:
+        file.seek((offset or 0) + 3 * 16 * 12 * 3)
+        file.write(b"\x00\xff\x00\xff")
+    report = verify_file(tmp_path / "out.h5")
+    assert [row.row for row in report.damaged] == [15] and not report.ok
+    assert verify_file(tmp_path / "out.h5", shard=1).ok and not verify_file(tmp_path / "out.h5", shard=2).ok
+    with pytest.raises(OptionError, match="no shard 3"):
+        verify_file(tmp_path / "out.h5", shard=3)
+    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images"], check="first")
+    with pytest.raises(FormatError, match=r"s2.h5: sample 's2/003' \(row 3\)") as caught:
+        reader.gather(np.array([0, 15]), {"images": np.empty((2, *SIZE), np.uint8)})
+    assert caught.value.rows == (15,)  # type: ignore[attr-defined]
+    reader.close()
+
+
+@pytest.mark.parametrize("group", ["shards/num_rows", "pieces/first", "shards/name", "shards/fields"])
+def test_an_index_that_was_changed_is_refused(tmp_path, group):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(2)]
+    index_files(files, tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5", "r+") as file:
+        values = file[group][()]
+        values[0] = b"../s" if values.dtype.kind == "S" else values[0] + 1
+        file[group][()] = values
+    with pytest.raises(FormatError, match="not the one that was written"):
+        read_header(tmp_path / "out.h5")
+
+
+def test_virtual_datasets_that_say_something_else_are_found(tmp_path):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(2)]
+    index_files(files, tmp_path / "out.h5")
+    assert inspect_file(tmp_path / "out.h5").num_shards == 2
+    with h5py.File(tmp_path / "out.h5", "r+") as file:
+        layout = h5py.VirtualLayout((12, *SIZE), np.uint8)
+        for at, name in ((0, "s1.h5"), (6, "s0.h5")):
+            layout[at : at + 6] = h5py.VirtualSource(name, "images", (6, *SIZE), np.uint8)
+        del file["images"]
+        file.create_virtual_dataset("images", layout)
+    for check in (inspect_file, verify_file):
+        with pytest.raises(FormatError, match="`images` leads other programs to other rows"):
+            check(tmp_path / "out.h5")
+
+
+def test_files_that_cannot_be_shards_of_one_dataset_are_named(tmp_path):
+    one = shard(tmp_path / "one.h5", 5, seed=0)
+    with pytest.raises(SourceError, match=r"two.h5: holds the same as .*one.h5"):
+        shutil.copy(one, tmp_path / "two.h5")
+        index_files([one, tmp_path / "two.h5"], tmp_path / "out.h5")
+    other = shard(tmp_path / "other.h5", 5, seed=1, classes="abd")
+    with pytest.raises(SourceError, match=r"`labels`: .*a, b, c in .*one.h5, .*a, b, d in .*other.h5"):
+        index_files([one, other], tmp_path / "out.h5")
+    small = shard(tmp_path / "small.h5", 5, seed=1, size=(8, 12, 3))
+    with pytest.raises(SourceError, match=r"`images`: rows of uint8 \(16, 12, 3\) in .*small.h5"):
+        index_files([one, small], tmp_path / "out.h5")
+    (tmp_path / "sub").mkdir()
+    with pytest.raises(OptionError, match=r"one.h5: lies outside of .*sub"):
+        index_files([one], tmp_path / "sub/out.h5")
+    index_files([one], tmp_path / "out.h5")
+    with pytest.raises(SourceError, match="is an index itself"):
+        index_files([tmp_path / "out.h5"], tmp_path / "more.h5")
+    assert not (tmp_path / "more.h5").exists()
+
+
+def test_rows_of_varying_length(tmp_path):
+    files = []
+    for i in range(3):
+        (tmp_path / f"d{i}").mkdir()
+        files.append(varied_file(tmp_path / f"d{i}/s.h5"))
+    with pytest.raises(SourceError, match="holds the same"):
+        index_files(files, tmp_path / "out.h5")
