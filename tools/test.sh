@@ -96,7 +96,7 @@ other_pythons() {
 # their own, and types, docs, the other Pythons and then tests of three folders, so that all three end at about the same
 # time. What the other two say comes at the end.
 mostly_processes=(
-    tests/distributed tests/export tests/faults tests/inspection tests/profiling/doctor tests/test_readme.py
+    tests/distributed tests/export tests/faults tests/inspection tests/profiling/doctor tests/repack tests/test_readme.py
 )
 after_checks=(tests/benchmarks tests/tools tests/transforms)
 
