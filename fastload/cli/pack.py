@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastload.cli.arguments import ChunkBytes, parse_names, parse_size
+from fastload.cli.arguments import ChunkBytes, parse_bytes, parse_names, parse_size
 from fastload.cli.output import (
     CONTINUES,
     bold,
@@ -101,6 +101,13 @@ def pack(
         bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle rows within each split, or keep SRC's order.")
     ] = True,
     chunk_bytes: ChunkBytes = "8MiB",
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", help="Write N files, and OUT.h5 as an index over them.")
+    ] = None,
+    shard_bytes: Annotated[
+        Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Write files of about this size, and an index.")
+    ] = None,
+    spread: Annotated[int, typer.Option(metavar="N", help="Spread these files over N folders.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Pack only this many images, spread over SRC.")] = None,
     outside_boxes: Annotated[
         Literal["refuse", "clip", "keep"],
@@ -202,6 +209,8 @@ def print_packed(report: PackReport, *, overwrite: bool) -> None:
     if pixels and (stored or report.file_bytes < 0.9 * pixels):
         size += f", {report.file_bytes / pixels:.1%} of the {format_bytes(pixels)} that raw pixels take"
     stored.append(("size", size))
+    if report.num_shards is not None:
+        stored.append(("shards", f"{report.num_shards:,}, and {report.path.name} as their index"))
     what = f"images of {shape_of(report.image_shape)} {report.dtype}" if report.image_shape else NO_IMAGES
     head = f"packed {report.num_samples:,} {what}"
     fields = _fields(report.fields)

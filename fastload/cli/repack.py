@@ -122,7 +122,7 @@ def index(
     They lie in the folder of the index or below it, and stay as they are.
     """
     with one_line_errors():
-        from fastload.repack.index import index_files
+        from fastload.pack.index import index_files
 
         report = index_files(files, output, overwrite=overwrite)
         pairs = [

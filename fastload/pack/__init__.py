@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -42,6 +43,7 @@ from fastload.pack.pack_options import (
     output_exists,
 )
 from fastload.pack.pool import PackPool
+from fastload.pack.shards import ShardOptions, pack_shards, plan_shards
 from fastload.pack.survey import Survey, only_arrays, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError
 from fastload.sources.mask_classes import MaskSize, with_mask_options
@@ -77,6 +79,9 @@ def pack_images(
     seed: int = 0,
     shuffle: bool = True,
     chunk_bytes: int = CHUNK_BYTES,
+    shards: int | None = None,
+    shard_bytes: int | None = None,
+    spread: int = 0,
     limit: int | None = None,
     outside_boxes: OutsideBoxes = "refuse",
     on_error: OnError = "fail",
@@ -125,6 +130,10 @@ def pack_images(
         seed: seed of the order of rows.
         shuffle: shuffle rows within each split; False keeps the order of the source.
         chunk_bytes: the size that chunks should have.
+        shards: write so many files, OUT-00000-of-0000N.h5 and so on, and the output as an index over them, which is
+            read as one dataset.
+        shard_bytes: the same, with as many files as give each about this size.
+        spread: put these files into so many folders beside the output; 0: beside it.
         limit: pack only so many samples, spread evenly over the source.
         outside_boxes: boxes that reach out of their image by more than a pixel: "refuse": an error, or with on_error
             "skip" those images are left out; "clip": cut to the image; "keep": packed as they are.
@@ -155,7 +164,13 @@ def pack_images(
     processes = worker_count(workers if is_path else workers or 0)
     with options.accepting_large(processes), PackPool(processes) as pool:
         listing = _list_samples(source, layout, options, on_error, pool)
-        return _run(PackJob(name, output, listing, options, on_error, overwrite, progress), pool, started)
+        job = PackJob(name, output, listing, options, on_error, overwrite, progress)
+        if shards is None and shard_bytes is None and not spread:
+            return _run(job, pool, started)
+        wanted = ShardOptions(shards, shard_bytes, spread)
+        pool.use(listing)
+        survey = survey_listing(job, pool)
+    return pack_shards(job, plan_shards(job, survey, wanted), partial(pack_listing, workers=workers), started)
 
 
 def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:

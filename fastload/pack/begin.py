@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,7 +69,10 @@ def begin_or_resume(
     elif job.output.exists() and not job.overwrite:
         raise output_exists(job.output)
     headers = None
-    if job.listing.files is not None:
+    if job.planned is not None:
+        table = job.planned[1]
+        headers = None if table is None else Headers(table, Counter(), {})
+    elif job.listing.files is not None:
         if old is not None and np.array_equal(old.sources, source_table(job.listing)):
             headers = headers_from_json(old.head["headers"])
         headers = headers or read_headers(job.listing, pool, job.on_progress)
@@ -181,7 +185,7 @@ def _begin(tasks: PackTasks, journal: Journal, headers: Headers | None) -> None:
         remove(path)
     _check_space(tasks, ())
     head = {
-        **_identity_of(job),
+        **identity_of(job),
         "plan": repr(tasks.survey.plan),
         "streams": [(stream.name, os.path.basename(stream.path), stream.base) for stream in tasks.streams],
         "headers": headers_to_json(headers),
@@ -239,7 +243,7 @@ def _changing(path: str | Path) -> Iterator[int]:
             os.close(fd)
 
 
-def _identity_of(job: PackJob) -> dict[str, Any]:
+def identity_of(job: PackJob) -> dict[str, Any]:
     """Returns what must be the same for a pack to be continued, besides the source files."""
     fields = xxhash.xxh3_64()
     for name, column in sorted(job.listing.columns.items()):
@@ -260,7 +264,7 @@ def _identity_of(job: PackJob) -> dict[str, Any]:
 
 def changed_since(job: PackJob, head: Mapping[str, Any], old: NDArray[np.void]) -> str:
     """Returns the first difference to a journal's head and sources, SOURCE (N,), in words; "" when there is none."""
-    identity, table = _identity_of(job), source_table(job.listing)
+    identity, table = identity_of(job), source_table(job.listing)
     for name in ("release", "decoder", "layout"):
         if head[name] != identity[name]:
             return f"the {name} was {head[name]}, now it is {identity[name]}"

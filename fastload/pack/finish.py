@@ -59,6 +59,7 @@ class PackReport:
         decoded_per_s: `images_per_s` over the time that decoding and writing them took.
         warned: (key, warning) of each JPEG that was packed though libjpeg warns of it, as of corrupt data. Of those
             kept as they are (store="source") only some are looked at: that lack their end, or hold many zeros.
+        num_shards: shards of the file, which is their index; None for one that holds its rows itself.
     """
 
     path: Path
@@ -82,6 +83,7 @@ class PackReport:
     pixel_bytes: int = 0
     decoded_per_s: float = 0.0
     warned: tuple[tuple[str, str], ...] = ()
+    num_shards: int | None = None
 
 
 def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:
@@ -125,7 +127,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         _copy_permissions(job.output, path)
         os.replace(path, job.output)
         sync_folder(job.output.parent)
-    report = _report(job, read_header(job.output), done)  # While there is a journal: the disk may fail here, too.
+    report = report_of(job, read_header(job.output), done)  # While there is a journal: the disk may fail here, too.
     _clean_up(job, [job.part, *(Path(stream.path) for stream in tasks.streams)], journal)
     return report
 
@@ -163,7 +165,7 @@ def finished_report(job: PackJob, journal: Journal, found: JournalContents | Non
     with suppress(FormatError):
         file = read_header(job.output)
         if file.header_digest == header_digest:
-            report = _report(job, file, done)
+            report = report_of(job, file, done)
             _clean_up(job, own_files(job, found), journal)
             return report
     return None
@@ -173,7 +175,7 @@ def _sources_check(job: PackJob) -> int:
     return xxhash.xxh3_64_intdigest(source_table(job.listing).tobytes())
 
 
-def _report(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
+def report_of(job: PackJob, file: PackedFile, done: dict[str, Any]) -> PackReport:
     """Returns the report of a finished file, as if this call had packed nothing; done may have passed through JSON."""
     images = file.fields.get("images")
     ragged = [name for name in PIXEL_FIELDS if name in file.fields and file.fields[name].ragged is not None]

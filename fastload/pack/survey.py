@@ -192,6 +192,9 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     OptionError: they cannot be stored as the options say.
     """
     listing, options, source = job.listing, job.options, job.source
+    if job.planned is not None:
+        plan, headers = job.planned
+        return Survey(listing, np.arange(len(listing)), options, {}, (), headers=headers, plan=plan)
     if listing.files is None:
         codec = None if options.codec in ("auto", "none") else options.codec
         given = {

@@ -18,7 +18,6 @@ from fastload.format.digests import attributes
 from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
-from fastload.repack.packed_listing import pack_options
 from fastload.sources.listing import first_few
 from fastload.system.files import check_new_file, save_bytes
 
@@ -257,5 +256,5 @@ def _joined(headers: Sequence[PackedFile], name: str) -> str:
 
 
 def _same_options(headers: Sequence[PackedFile]) -> dict[str, Any]:
-    options = [pack_options(header.attrs) for header in headers]
+    options = [json.loads(header.attrs.get("pack_options", "{}")) for header in headers]
     return {name: value for name, value in options[0].items() if all(one.get(name) == value for one in options)}

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import pickle
 import resource
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ragged_cases import varied_file
+from ragged_cases import varied_file, varied_rows
 from small_files import write_random
+from torch.utils.data import DataLoader
 
+from fastload import ChunkSampler, FastLoader, PackedDataset
 from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, SourceError
+from fastload.export import export_file
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
+from fastload.inspection.preview import make_preview
+from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
+from fastload.pack.index import index_files
 from fastload.read.sharded import JoinedRows, ShardedReader
-from fastload.repack import merge_files
-from fastload.repack.index import index_files
+from fastload.repack import Choice, merge_files, repack_file
+from fastload.system import native
+from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 SIZE = (16, 12, 3)
 PAGES = (64, 64, 1)  # a row is one page
@@ -60,7 +72,10 @@ def test_rows_are_those_of_the_files_merged(tmp_path, read, size, check):
     index_files(files, tmp_path / "out.h5")
     merge_files(files, tmp_path / "one.h5")
     rows = np.random.default_rng(1).permutation(np.repeat(np.arange(25), 2))
-    found, expected = gathered(tmp_path / "out.h5", rows, read=read, check=check), of_one_file(tmp_path / "one.h5", rows)
+    found, expected = (
+        gathered(tmp_path / "out.h5", rows, read=read, check=check),
+        of_one_file(tmp_path / "one.h5", rows),
+    )
     assert found.keys() == expected.keys() - {"key"}
     for name, values in found.items():
         if name != "digest_fields":  # the packer merges other keys
@@ -69,7 +84,9 @@ def test_rows_are_those_of_the_files_merged(tmp_path, read, size, check):
     assert joined == (size == PAGES)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any), min_size=1, max_size=5), st.integers(0, 99))
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(any), min_size=1, max_size=5), st.integers(0, 99)
+)
 def test_splits_are_joined_by_name(tmp_path_factory, counts, seed):
     folder = tmp_path_factory.mktemp("shards")
     files = []
@@ -222,10 +239,86 @@ def test_files_that_cannot_be_shards_of_one_dataset_are_named(tmp_path):
     assert not (tmp_path / "more.h5").exists()
 
 
-def test_rows_of_varying_length(tmp_path):
+@pytest.fixture
+def of_varied(tmp_path):
+    """An index of three files of rows of varying length with masks, and one file of the same rows."""
+    rows = varied_rows()
+    files = [
+        varied_file(tmp_path / f"s{i}.h5", rows[first:stop], masks=True, prefix=f"{i}-", splits={"all": stop - first})
+        for i, (first, stop) in enumerate(itertools.pairwise([0, 5, 6, len(rows)]))
+    ]
+    index_files(files, tmp_path / "out.h5")
+    merge_files(files, tmp_path / "one.h5")
+    return tmp_path / "out.h5", tmp_path / "one.h5"
+
+
+def test_samples_of_varying_size_are_those_of_one_file(of_varied):
+    index, one = (PackedDataset(path, fields=("images", "masks", "labels", "row")) for path in of_varied)
+    for mine, theirs in zip(index, one, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b)
+    with h5py.File(of_varied[0]) as virtual, h5py.File(of_varied[1]) as file:
+        for row in range(len(one)):
+            at, length = int(virtual["images_offset"][row]), int(virtual["images_bytes"][row])
+            first = int(file["images_offset"][row])
+            assert (virtual["images"][at : at + length] == file["images"][first : first + length]).all()
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("native_code", [True, False])
+def test_crops_of_varying_sizes_are_those_of_one_file(of_varied, read, native_code, monkeypatch):
+    if not native_code:
+        monkeypatch.setattr(native, "library", lambda: None)
+        monkeypatch.setattr(native, "can_make", lambda dtype: False)
+    made = []
+    for path in of_varied:
+        dataset = PackedDataset(path, fields=("images", "masks", "labels"))
+        transform = [RandomResizedCrop(8), RandomHorizontalFlip()]
+        with closing(FastLoader(dataset, 4, shuffle="full", seed=2, transform=transform, read=read)) as loader:
+            made.append([tuple(one.clone() for one in batch) for _ in range(2) for batch in loader])
+    for mine, theirs in zip(*made, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("shuffle", ["chunk", "full", False])
+@pytest.mark.parametrize("size", [SIZE, PAGES])
+def test_batches_are_those_of_one_file_cut_at_its_chunks(tmp_path, shuffle, size):
+    shard(tmp_path / "one.h5", 22, seed=0, size=size, splits={"train": 15, "val": 7})
     files = []
-    for i in range(3):
-        (tmp_path / f"d{i}").mkdir()
-        files.append(varied_file(tmp_path / f"d{i}/s.h5"))
-    with pytest.raises(SourceError, match="holds the same"):
-        index_files(files, tmp_path / "out.h5")
+    for i, (first, stop) in enumerate(itertools.pairwise([0, 8, 12, 22])):
+        np.save(tmp_path / "rows.npy", np.arange(first, stop))
+        choice, chunk_bytes = Choice(rows=tmp_path / "rows.npy"), 4 * math.prod(size)
+        repack_file(tmp_path / "one.h5", tmp_path / f"s{i}.h5", choice=choice, chunk_bytes=chunk_bytes)
+        files.append(tmp_path / f"s{i}.h5")
+    index_files(files, tmp_path / "out.h5")
+    made = []
+    for name in ("one.h5", "out.h5"):
+        dataset = PackedDataset(tmp_path / name, "train", fields=("images", "labels", "split", "row"))
+        with closing(FastLoader(dataset, 3, shuffle=shuffle, seed=4, ends="exact")) as loader:
+            made.append([tuple(one.clone() for one in batch) for _ in range(2) for batch in loader])
+    for mine, theirs in zip(*made, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_worker_processes_read_an_index_whichever_way_they_start(tmp_path):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(3)]
+    index_files(files, tmp_path / "out.h5")
+    dataset = PackedDataset(tmp_path / "out.h5")
+    expected = [dataset[row][0] for row in range(18)]
+    for method in ("fork", "forkserver"):
+        loader = DataLoader(dataset, 3, sampler=ChunkSampler(dataset), num_workers=2, multiprocessing_context=method)
+        seen = torch.cat([images for images, _ in loader])
+        assert sorted(image.sum().item() for image in seen) == sorted(image.sum().item() for image in expected)
+    assert pickle.loads(pickle.dumps(dataset))[17][0].equal(expected[17])
+
+
+def test_an_index_is_copied_and_exported_like_a_file(of_varied, tmp_path):
+    index, one = of_varied
+    repack_file(index, tmp_path / "again.h5")
+    for mine, theirs in zip(PackedDataset(tmp_path / "again.h5"), PackedDataset(one), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    report = export_file(index, tmp_path / "images")
+    assert report.num_images == read_header(one).num_rows
+    make_preview(index, tmp_path / "index.png")
+    make_preview(one, tmp_path / "one.png")
+    measure_shuffles(index, batch_size=2)
