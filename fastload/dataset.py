@@ -25,7 +25,7 @@ from fastload.read.readahead import ReadAhead, ShardedReadAhead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes
 from fastload.read.row_check import Check
 from fastload.read.row_errors import sample_name
-from fastload.read.sharded import ShardedReader
+from fastload.read.sharded import open_rows
 from fastload.system.text import counted, object_html, object_text
 
 Sample = tuple[torch.Tensor, ...]
@@ -305,8 +305,7 @@ class PackedDataset(Dataset[Any]):
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
-        kind = RowReader if self.file.shards is None else ShardedReader
-        return kind(
+        return open_rows(
             self.file,
             self._from_file,
             read,

@@ -21,7 +21,7 @@ from fastload.pack.encode import HEADERS
 from fastload.pack.pack_options import EncodingOption, Progress
 from fastload.pack.survey import Survey
 from fastload.read.checked import close_readers
-from fastload.read.reader import RowReader
+from fastload.read.sharded import open_rows
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Arrays, Masks
 from fastload.system.machine import available_cpus
@@ -148,7 +148,7 @@ def _chunks_per_s(file: PackedFile, samples: Sequence[int], threads: int) -> flo
 
         return step
 
-    with closing(RowReader(file, [field.name for field in fields], read="pread", cache_chunks=1)) as reader:
+    with closing(open_rows(file, [field.name for field in fields], "pread", cache_chunks=1)) as reader:
         warm_up = make()
         for number in range(len(order)):  # Brings them into memory.
             warm_up(number)

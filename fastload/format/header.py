@@ -113,6 +113,12 @@ class PackedFile:
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold its rows: itself, or its shards."""
+        names = [] if self.shards is None else self.shards.names
+        return [self.path.parent / name for name in names] or [self.path]
+
 
 def read_header(path: str | Path) -> PackedFile:
     """Returns the checked header of an HDF5 file; closes the file again.

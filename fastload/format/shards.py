@@ -61,6 +61,14 @@ class Shards:
         """The first row of each piece among those of the index, int64 (P,)."""
         return np.cumsum(self.rows) - self.rows
 
+    def leads(self, chunk_rows: int) -> NDArray[np.int64]:
+        """Returns by how many rows a chunk began before each piece, int64 (P,).
+
+        A shard whose chunks have another length is cut as if its piece began one.
+        """
+        alike = self.chunk_rows[self.shard] == chunk_rows
+        return np.where(alike, self.first % max(1, chunk_rows), 0)
+
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns of each row of the index, checked to be in range, its shard and its row there: int64 (B,) each."""
         piece = np.searchsorted(self.begins, rows, "right") - 1

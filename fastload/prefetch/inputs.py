@@ -56,9 +56,7 @@ class PackedInput:
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
         self.pieces: ChunkPieces | None = None  # where rows are cut into chunks anew
         if file.shards is not None and self.chunk_rows:
-            # A shard whose chunks have another length is cut as if its piece began one.
-            shards, alike = file.shards, file.shards.chunk_rows[file.shards.shard] == self.chunk_rows
-            self.pieces = ChunkPieces(shards.begins, np.where(alike, shards.first % self.chunk_rows, 0))
+            self.pieces = ChunkPieces(file.shards.begins, file.shards.leads(self.chunk_rows))
         self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0

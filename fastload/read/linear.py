@@ -48,7 +48,7 @@ KEEPS_GIL = 500
 """Elements up to which NumPy loops over an array without releasing the GIL, whose cost `system.syscalls` describes."""
 
 # Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
-_SHORT_ROW_BYTES = 256
+SHORT_ROW_BYTES = 256
 
 # include/uapi/linux/aio_abi.h, little-endian. IOCB_CMD_PREAD is 0.
 _IOCB = np.dtype(
@@ -99,7 +99,7 @@ class MappedRows:
             # As bytes, whatever the dtype: NumPy copies a whole source that is not aligned to its elements.
             flat = np.frombuffer(self._map, np.uint8, file.num_rows * field.row_bytes, field.offset)
             self._rows[name] = flat.reshape(file.num_rows, field.row_bytes)
-            if 0 < field.row_bytes <= _SHORT_ROW_BYTES:
+            if 0 < field.row_bytes <= SHORT_ROW_BYTES:
                 self._short[name] = flat.view((np.void, field.row_bytes))
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> None:
@@ -111,7 +111,7 @@ class MappedRows:
                 source = self._rows[name]
                 target = out.reshape(-1).view(np.uint8).reshape(len(rows), source.shape[1])
                 if native.library() is not None:
-                    native.gather(source, rows, target)
+                    native.gather(source.ctypes.data + rows * source.shape[1], target)
                 else:
                     # "clip", since rows were checked before: "raise" copies through a buffer, at a third of the speed.
                     np.take(source, rows, axis=0, out=target, mode="clip")

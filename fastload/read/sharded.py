@@ -14,7 +14,7 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from fastload.errors import DamagedRowError, OptionError
 from fastload.format.header import PackedFile, read_shard
 from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
 from fastload.images.decode_part import DecodedPart, offset_in
-from fastload.read.linear import Read, chosen
+from fastload.read.linear import SHORT_ROW_BYTES, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck
@@ -103,38 +103,34 @@ class ShardedReader(RowReader):
     def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
         """As that of `RowReader`: opens the shards that these rows lie in, and keeps them open."""
         check_rows(rows, self.file.num_rows, self.file.path)
-        with self._holding(np.unique(self.shards.locate(rows)[0]).tolist()):
+        with _Holding(self, np.unique(self.shards.locate(rows)[0]).tolist()):
             yield
 
-    @contextmanager
-    def _holding(self, numbers: list[int]) -> Iterator[None]:
-        with ExitStack() as stack:
+    def taken(self, numbers: Sequence[int]) -> list[RowReader]:
+        """Returns the open readers of shards, which stay open until they are released as often as they were taken."""
+        with self._lock:
+            found = []
             for number in numbers:
-                reader = self._taken(number)
-                stack.callback(self._released, number)
-                stack.enter_context(reader.holding(np.empty(0, np.int64)))
-            yield
+                reader = self._open.get(number)
+                if reader is None:
+                    reader = self._open[number] = self._opened(number)
+                self._open.move_to_end(number)
+                found.append(reader)
+            for number in numbers:
+                self._users[number] = self._users.get(number, 0) + 1
+            if len(self._open) > self._most_open:
+                idle = [number for number in self._open if number not in self._users]
+                for number in idle[: len(self._open) - self._most_open]:
+                    self._open.pop(number).close()
+            return found
 
-    def _taken(self, number: int) -> RowReader:
-        """Returns the open reader of a shard, which stays open until it is released as often as it was taken."""
+    def released(self, numbers: Sequence[int]) -> None:
+        """Lets shards that were taken be closed."""
         with self._lock:
-            reader = self._open.get(number)
-            if reader is None:
-                reader = self._open[number] = self._opened(number)
-            self._open.move_to_end(number)
-            self._users[number] = self._users.get(number, 0) + 1
-            for old in list(self._open):
-                if len(self._open) <= self._most_open:
-                    break
-                if old not in self._users:
-                    self._open.pop(old).close()
-            return reader
-
-    def _released(self, number: int) -> None:
-        with self._lock:
-            self._users[number] -= 1
-            if not self._users[number]:
-                del self._users[number]
+            for number in numbers:
+                self._users[number] -= 1
+                if not self._users[number]:
+                    del self._users[number]
 
     def _opened(self, number: int) -> RowReader:
         header = self._headers.get(number)
@@ -151,16 +147,44 @@ class ShardedReader(RowReader):
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.path)
         parts = self.parts(rows)
-        with self._holding([part.shard for part in parts]):
-            joined = "images" in outs and self._joined is not None and not any(self._due(part) for part in parts)
-            apart = {name: out for name, out in outs.items() if not (joined and name == "images")}
-            copied = 0
-            if joined and self._joined is not None:
-                self._joined.gather(rows, outs["images"])
-                copied = outs["images"].nbytes
-            for part in parts if apart or self.compares else ():
-                copied += self._gather_part(part, rows, apart)
+        with _Holding(self, [part.shard for part in parts]):
+            copied, due = 0, [part for part in parts if self._due(part)]
+            known = {name: out for name, out in outs.items() if name in self.file.fields}
+            if not due and self._read == "map":
+                for name in [name for name in known if self._maps(name)]:
+                    self._gather_mapped(name, parts, rows, known[name])
+                    copied += known.pop(name).nbytes
+            for part in parts if known or due else ():
+                copied += self._gather_part(part, rows, known)
             return copied
+
+    def _maps(self, name: str) -> bool:
+        field = self.file.fields[name]
+        return field.in_shards and field.ragged is None and field.dtype.kind != "S" and name != "split"
+
+    def _gather_mapped(self, name: str, parts: Sequence[Part], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies rows of a field that is mapped in all of these shards."""
+        if not out.size:
+            return
+        flat = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+        if name == "images" and self._joined is not None and native.library() is None:
+            np.take(self._joined.rows, rows, axis=0, out=flat, mode="clip")
+            return
+        sources = list[NDArray[np.uint8]]()
+        for part in parts:
+            mapped = self._open[part.shard].mapped(name)
+            assert mapped is not None, "it lies in one piece in every shard"
+            sources.append(mapped)
+        if flat.shape[1] > SHORT_ROW_BYTES and native.library() is not None:
+            addresses = np.empty(len(rows), np.int64)
+            for part, source in zip(parts, sources, strict=True):
+                addresses[part.at] = source.ctypes.data + part.rows * source.shape[1]
+            native.gather(addresses, flat)
+            return
+        element = np.dtype((np.void, flat.shape[1]))
+        whole = flat.view(element)[:, 0]
+        for part, source in zip(parts, sources, strict=True):
+            whole[part.at] = source.view(element)[:, 0][part.rows]
 
     def _due(self, part: Part) -> bool:
         check = self._checks.get(part.shard)
@@ -168,25 +192,27 @@ class ShardedReader(RowReader):
 
     def _gather_part(self, part: Part, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies the rows of one shard to where they belong in the arrays of a batch."""
-        reader, whole = self._open[part.shard], len(part.at) == len(rows)
-        known = {name: out for name, out in outs.items() if name in self.file.fields}
+        reader = self._open[part.shard]
         first, stop = int(part.at[0]), int(part.at[-1]) + 1
         in_a_row = stop - first == len(part.at)
-        into = {
-            name: out if whole else out[first:stop] if in_a_row else np.empty((len(part.at), *out.shape[1:]), out.dtype)
-            for name, out in known.items()
-        }
+        into, apart = dict[str, NDArray[Any]](), set[str]()
+        for name, out in outs.items():
+            dtype = reader.file.fields[name].dtype.newbyteorder("=")  # texts may be shorter in one shard
+            if in_a_row and dtype == out.dtype:
+                into[name] = out[first:stop]
+            else:
+                into[name] = np.empty((len(part.at), *out.shape[1:]), dtype)
+                apart.add(name)
         try:
             copied = reader.gather(part.rows, into)
         except DamagedRowError as error:
             there = dict(zip(part.rows.tolist(), rows[part.at].tolist(), strict=True))
             error.rows = tuple(there[row] for row in error.rows if row in there)
             raise
-        if "split" in known:  # whose numbers mean other splits in each shard
+        if "split" in outs:  # whose numbers mean other splits in each shard
             into["split"][...] = self._split_of(rows[part.at])
-        if not whole and not in_a_row:
-            for name, values in into.items():
-                known[name][part.at] = values
+        for name in apart:
+            outs[name][part.at] = into[name]
         return copied
 
     def _split_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
@@ -221,6 +247,35 @@ class ShardedReader(RowReader):
             while self._open:
                 self._open.popitem()[1].close()
             self._joined = None
+
+
+class _Holding:
+    """Within it shards are open, and nobody writes to them; see `RowReader.holding`."""
+
+    def __init__(self, reader: ShardedReader, numbers: list[int]) -> None:
+        self._reader, self._numbers = reader, numbers
+        self._held: list[Any] = []
+
+    def __enter__(self) -> None:
+        readers = self._reader.taken(self._numbers)
+        try:
+            for one in readers:
+                one.held.__enter__()
+                self._held.append(one.held)
+                one.check_identity()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        while self._held:
+            self._held.pop().__exit__(None, None, None)
+        self._reader.released(self._numbers)
+
+
+def open_rows(file: PackedFile, fields: Sequence[str], read: Read = "auto", **options: Any) -> RowReader:
+    """Returns a reader of a file or of an index, with the options of `RowReader`; the caller closes it."""
+    return (RowReader if file.shards is None else ShardedReader)(file, fields, read, **options)
 
 
 class ShardedRagged(RaggedReader):
@@ -388,14 +443,6 @@ class JoinedRows:
             if found != address:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._joined[number] = True
-
-    def gather(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies rows, all of joined shards, into a C-contiguous array (B, ...)."""
-        target = out.reshape(-1).view(np.uint8).reshape(len(rows), self._row_bytes)
-        if native.library() is not None:
-            native.gather(self.rows, rows, target)
-        else:
-            np.take(self.rows, rows, axis=0, out=target, mode="clip")
 
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux, on x86-64 and ARM

@@ -58,14 +58,13 @@ AVX2 static void copy_row_avx2(const uint8_t *from, const uint8_t *next, int64_t
 #endif
 
 /* Copies rows of `row_bytes` bytes one after another; a prefetch may name bytes beyond the last, which does no harm. */
-EXPORT void fastload_gather(const uint8_t *from, const int64_t *rows, int64_t count, int64_t row_bytes, uint8_t *to,
-                            int streams)
+EXPORT void fastload_gather(const uint8_t *const *rows, int64_t count, int64_t row_bytes, uint8_t *to, int streams)
 {
     for (int64_t i = 0; i < count; i++, to += row_bytes) {
-        const uint8_t *row = from + rows[i] * row_bytes;
+        const uint8_t *row = rows[i];
 #ifdef HAS_AVX2_CODE
         if (has_avx2()) {
-            copy_row_avx2(row, i + 1 < count ? from + rows[i + 1] * row_bytes : row, row_bytes, to, streams);
+            copy_row_avx2(row, i + 1 < count ? rows[i + 1] : row, row_bytes, to, streams);
             continue;
         }
 #endif

@@ -45,7 +45,7 @@ def library() -> Any:
         _log.warning("%s is of another release: fastload is slower without it. Install fastload again.", _PATH)
         return None
     pointer, number, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    found.fastload_gather.argtypes = (pointer, pointer, number, number, pointer, small)
+    found.fastload_gather.argtypes = (pointer, number, number, pointer, small)
     found.fastload_gather.restype = None
     numbers = (number, number, number, small)
     # Once as a function that keeps the GIL, and once as one that releases it.
@@ -86,11 +86,10 @@ def _libjpegs() -> Iterable[bytes]:
     yield from (b"libjpeg.so.62", b"libjpeg.so.8", b"libjpeg.62.dylib", b"libjpeg.8.dylib")
 
 
-def gather(source: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    """Copies rows, checked to be in range, of `source` (N, row_bytes) to `out` (B, row_bytes), both C-contiguous."""
-    rows = np.ascontiguousarray(rows)
+def gather(addresses: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """Copies the rows at these addresses, int64 (B,), to `out` (B, row_bytes), C-contiguous."""
     library().fastload_gather(
-        source.ctypes.data, rows.ctypes.data, len(rows), source.shape[1], out.ctypes.data, out.nbytes >= STREAMED_BYTES
+        addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data, out.nbytes >= STREAMED_BYTES
     )
 
 

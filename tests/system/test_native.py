@@ -29,7 +29,7 @@ def test_rows_are_copied_as_numpy_copies_them(row_bytes, seed, streamed_bytes):
     out = around[first : first + len(rows) * row_bytes].reshape(len(rows), row_bytes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "STREAMED_BYTES", streamed_bytes)
-        native.gather(source, rows, out)
+        native.gather(source.ctypes.data + rows * row_bytes, out)
     assert np.array_equal(out, source[rows])
     assert (around[:first] == 7).all() and (around[first + out.size :] == 7).all()
 

@@ -44,6 +44,8 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
     why_no_take = ""
     if any(file.fields[name].ragged is not None for name in names):
         why_no_take = "its images differ in size or are kept encoded"
+    elif file.shards is not None:
+        why_no_take = "its rows lie in several shards"
     elif any(file.fields[name].offset is None for name in names):
         why_no_take = "its rows are compressed or cut into chunks that do not lie back to back"
     # A cold pass reads each row only once: three passes say as much about a disk as six.

@@ -23,7 +23,7 @@ from fastload.prefetch.worker_start import worker_context
 from fastload.profiling.bench.passes import Show, Spread, compare, counting, repeat_epochs, run_for, touch_batch
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
-from fastload.read.reader import RowReader
+from fastload.read.sharded import open_rows
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Files
 from fastload.system.machine import available_cpus
@@ -149,7 +149,7 @@ def _source_files(subject: Subject, source: Path, rows: NDArray[np.int64]) -> tu
             f"--source."
         )
     keys = np.empty(len(wanted), file.fields["key"].dtype)
-    with closing(RowReader(file, ["key"])) as reader:
+    with closing(open_rows(file, ["key"])) as reader:
         reader.gather(wanted, {"key": keys})
     where = {key.encode(): index for index, key in enumerate(listing.keys)}
     missing = next((key for key in keys.tolist() if key not in where), None)

@@ -120,9 +120,9 @@ class Subject:
         """With `options.cold`, drops the file from the page cache and records how much of it stayed."""
         if self.options.cold:
             self.close()  # mapped pages cannot be dropped
-            left = drop(self.path)
-            if left is not None:
-                self.left_in_cache.append(left)
+            left = [share for path in self.dataset.file.files if (share := drop(path)) is not None]
+            if left:
+                self.left_in_cache.append(max(left))
 
     @property
     def epochs(self) -> int | None:

@@ -160,6 +160,7 @@ class Search:
         self._data = data = as_input(source)
         self.batch_size = options.batch_size or default_batch_size(len(data.plan_rows))
         self._path = data.dataset.file.path if isinstance(data, PackedInput) else None
+        self._files = data.dataset.file.files if isinstance(data, PackedInput) else []
         if options.cold and self._path is None:
             raise OptionError("cold: only a file can be dropped from the page cache")
         self.traits = traits = _traits_of(data, cold=options.cold)
@@ -352,7 +353,7 @@ class Search:
 
     def _drop(self) -> None:
         assert self._path is not None, "there is a file to drop"
-        left = drop(self._path)
+        left = max((share for path in self._files if (share := drop(path)) is not None), default=None)
         if left is not None and left > 0.01 and not any("stayed" in note for note in self._notes):
             self._notes.append(f"{left:.0%} of the file stayed in the page cache: these figures are warm.")
 
