@@ -19,12 +19,11 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
-from fastload.read.identity import check_path
+from fastload.read.identity import check_path, sample_name
 from fastload.read.linear import Read
-from fastload.read.readahead import ReadAhead, ShardedReadAhead
+from fastload.read.readahead import ReadAhead, open_read_ahead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes
 from fastload.read.row_check import Check
-from fastload.read.row_errors import sample_name
 from fastload.read.sharded import open_rows
 from fastload.system.text import counted, object_html, object_text
 
@@ -229,11 +228,10 @@ class PackedDataset(Dataset[Any]):
             lists["pixel_mask"] = [np.ones(image.shape[1:], np.bool_) for image in images]
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
-    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead | ShardedReadAhead:
+    def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
         rows = self.rows if isinstance(self.rows, range) else range(self.file.num_rows)
-        kind = ReadAhead if self.file.shards is None else ShardedReadAhead
-        return kind(self.file, self._from_file, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
+        return open_read_ahead(self.file, self._from_file, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -31,7 +31,8 @@ from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
 from fastload.pack.index import index_files
-from fastload.read.sharded import JoinedRows, ShardedReader
+from fastload.read.linear import MappedShards
+from fastload.read.sharded import ShardedReader
 from fastload.repack import Choice, merge_files, repack_file
 from fastload.system import native
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
@@ -80,7 +81,7 @@ def test_rows_are_those_of_the_files_merged(tmp_path, read, size, check):
     for name, values in found.items():
         if name != "digest_fields":  # the packer merges other keys
             np.testing.assert_array_equal(values, expected[name], err_msg=name)
-    joined = JoinedRows.of(read_header(tmp_path / "out.h5")) is not None
+    joined = MappedShards.of(read_header(tmp_path / "out.h5")) is not None
     assert joined == (size == PAGES)
 
 

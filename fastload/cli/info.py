@@ -25,8 +25,8 @@ from fastload.cli.output import (
 from fastload.system.text import counted, format_bytes, share_text
 
 if TYPE_CHECKING:
-    from fastload.inspection.chunk_layout import ChunkLayout
-    from fastload.inspection.info import FieldInfo, FileInfo, RaggedInfo
+    from fastload.inspection.chunk_layout import ChunkLayout, RaggedInfo
+    from fastload.inspection.info import FieldInfo, FileInfo
     from fastload.inspection.shuffle_quality import Measure, ShuffleQuality
 
 

@@ -18,13 +18,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError, typed
+from fastload.errors import FileChangedError, FormatError, MissingFileError
 from fastload.format import valid
 from fastload.format.codecs import pipeline
 from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset, repaired_splits
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
-from fastload.format.valid import CHANGED, FORMAT_VERSION, bad
+from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
 
@@ -282,33 +282,6 @@ class ShardedColumn:
         return found if np.ndim(rows) else found[0]
 
 
-class Hdf5File(h5py.File):  # type: ignore[misc]  # h5py has no types
-    """An HDF5 file whose context turns what h5py raises for damaged metadata into a FormatError that names the file."""
-
-    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
-        path = self.filename if self.id.valid else ""
-        super().__exit__(kind, error, where)
-        if error is not None and not isinstance(error, FastloadError) and is_of_hdf5(error):
-            raise damaged(path, error) from error
-
-
-def damaged(path: str | Path, error: BaseException) -> FormatError:
-    """Returns the error to raise where HDF5 cannot make sense of a file, or cannot read it."""
-    reason = "not enough memory for what it claims to hold" if isinstance(error, MemoryError) else error
-    return FormatError(f"{path}: its HDF5 metadata is damaged ({reason}). Copy it again, or pack it again.")
-
-
-def is_of_hdf5(error: BaseException) -> bool:
-    """Whether h5py raised an error, of nearly any type where metadata is damaged, or NumPy for want of memory."""
-    if isinstance(error, (OSError, RuntimeError, KeyError, MemoryError, OverflowError)):
-        return True
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    module = str(where.tb_frame.f_globals.get("__name__", "")) if where is not None else ""
-    return isinstance(error, Exception) and module.split(".")[0] == "h5py"
-
-
 def require_digests(file: PackedFile) -> None:
     """Raises FormatError if a packed file lacks the digests of its rows."""
     # Any other missing dataset changes the header digest. A file without images has row digests too.
@@ -329,54 +302,6 @@ def check_header(file: PackedFile, hdf5: h5py.File) -> None:
             f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."
         )
-
-
-def open_hdf5(path: Path) -> Hdf5File:
-    """Opens a file for reading.
-
-    Raises:
-        MissingFileError: there is no such file.
-        FormatError: not an HDF5 file, or a truncated one.
-    """
-    if not path.exists():
-        if (part := path.with_name(f"{path.name}.part")).exists():
-            raise MissingFileError(
-                f"{path}: not complete yet, only {part.name} is there. Wait for the command that makes it, or run "
-                f"the same one again."
-            )
-        raise MissingFileError(f"{path}: no such file. Make one with `fastload pack SRC {typed(path)}`.")
-    if path.is_dir():
-        raise FormatError(f"{path}: a folder, not a packed file. Pack it first: `fastload pack {typed(path)} OUT.h5`.")
-    if path.name.endswith((".part", ".journal")):
-        raise FormatError(f"{path}: of an unfinished pack. Run the same `fastload pack` command again to complete it.")
-    if not path.is_file():
-        raise FormatError(f"{path}: a pipe or device, not a file. Name a packed file.")
-    try:
-        # Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has already open
-        # with another choice of locking; so each choice is tried.
-        for locking in (None, False, True):
-            try:
-                return Hdf5File(path, "r", locking=locking)
-            except OSError as exc:
-                if "lock" not in str(exc):
-                    raise
-        return Hdf5File(path, "r", locking="best-effort")
-    except (OSError, RuntimeError, ValueError, TypeError, OverflowError) as exc:  # by what the superblock says
-        if isinstance(exc, PermissionError):
-            what = "permission denied. Make it readable for this user."
-        elif path.stat().st_size == 0:
-            what = "the file is empty (0 bytes). Pack it again."
-        elif "truncated" in str(exc):
-            what = (
-                f"truncated: {path.stat().st_size:,} bytes on disk, fewer than its header promises. The copy was "
-                f"probably cut short; copy it again, or pack it again."
-            )
-        else:
-            what = (
-                f"not an HDF5 file, or one whose first bytes are damaged ({exc}). Copy it again, or name a file that "
-                f"`fastload pack` made, or another HDF5 file."
-            )
-        raise FormatError(f"{path}: {what}") from exc
 
 
 def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tuple[int, dict[str, Field]]:

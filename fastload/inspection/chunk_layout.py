@@ -9,9 +9,12 @@ import math
 from dataclasses import dataclass
 
 import h5py
+import numpy as np
 
 from fastload.format.codecs import CODEC_CHUNK_BYTES
 from fastload.format.digests import plain
+from fastload.format.header import PackedFile
+from fastload.format.ragged import ENCODINGS
 from fastload.system.text import format_bytes
 
 # HDF5 2.0 raised the default chunk cache of a dataset from 1 MiB to 8 MiB.
@@ -178,3 +181,76 @@ def _gain(layout: ChunkLayout) -> str:
 
 def _product(shape: tuple[int, ...] | None) -> str:
     return " x ".join(str(n) for n in shape or ())
+
+
+@dataclass(frozen=True)
+class EncodingInfo:
+    """The rows of a ragged dataset that have one encoding."""
+
+    name: str  # "raw", "jpeg" or "zstd"
+    rows: int  # their number
+    row_bytes: int  # of one row, on average
+    share_of_raw: float  # their bytes over those of their pixels
+
+
+@dataclass(frozen=True)
+class RaggedInfo:
+    """A dataset of rows of varying length."""
+
+    encodings: tuple[EncodingInfo, ...]  # that occur, most rows first
+    num_sizes: int  # number of different (height, width)
+    smallest: tuple[int, int]  # least height and least width, of different rows maybe
+    largest: tuple[int, int]  # likewise
+    row_bytes: int  # of one row in the file, on average
+    pixel_bytes: int  # of all rows, decoded
+    stored_bytes: int  # of all rows in the file
+    allocated_bytes: int  # of its chunks; the last one counts whole
+    chunk_bytes: int  # of one chunk
+    num_chunks: int  # number of chunks
+    beyond_chunk: int  # rows larger than a chunk, which have chunks of their own
+
+    @property
+    def share_of_raw(self) -> float:
+        """Bytes in the file over those of the pixels."""
+        return self.stored_bytes / max(self.pixel_bytes, 1)
+
+    @property
+    def filled(self) -> float:
+        """Share of the chunks that rows fill; the rest is gaps between rows."""
+        return self.stored_bytes / max(self.allocated_bytes, 1)
+
+
+def describe_ragged(hdf5: h5py.File, file: PackedFile, name: str) -> RaggedInfo:
+    """Describes a ragged field by the lengths and encodings of its rows."""
+    field = file.fields[name]
+    store = field.ragged
+    assert store is not None, f"{name} is not ragged"
+    lengths = hdf5[f"{name}_bytes"][()]
+    kinds = hdf5[f"{name}_encoding"][()]
+    if "images_shape" in file.fields:
+        sizes = hdf5["images_shape"][()].astype(np.int64)[:, :2]
+    else:
+        sizes = np.tile(np.array(file.fields["images"].shape[:2], np.int64), (len(lengths), 1))
+    areas = sizes.prod(axis=1)
+    channels = field.shape[2] if len(field.shape) == 3 else 1
+    raw = areas * (channels * field.dtype.itemsize)
+    encodings = []
+    for number in np.unique(kinds).tolist():
+        here = kinds == number
+        known = ENCODINGS[number] if number < len(ENCODINGS) else f"unknown ({number})"
+        share = float(lengths[here].sum() / max(int(raw[here].sum()), 1))
+        encodings.append(EncodingInfo(known, int(here.sum()), int(lengths[here].mean()), share))
+    num_chunks = -(-store.num_bytes // store.chunk_bytes)
+    return RaggedInfo(
+        encodings=tuple(sorted(encodings, key=lambda found: -found.rows)),
+        num_sizes=len(np.unique(sizes, axis=0)),
+        smallest=tuple(sizes.min(axis=0).tolist()),
+        largest=tuple(sizes.max(axis=0).tolist()),
+        row_bytes=int(lengths.mean()),
+        pixel_bytes=int(raw.sum()),
+        stored_bytes=int(lengths.sum()),
+        allocated_bytes=num_chunks * store.chunk_bytes,
+        chunk_bytes=store.chunk_bytes,
+        num_chunks=num_chunks,
+        beyond_chunk=int(np.count_nonzero(lengths > store.chunk_bytes)),
+    )

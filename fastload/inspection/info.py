@@ -18,9 +18,16 @@ from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import pipeline, why_unreadable
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_columns, open_hdf5, read_header
-from fastload.format.ragged import ENCODINGS
 from fastload.format.shards import check_mappings
-from fastload.inspection.chunk_layout import PACK_AGAIN, ChunkLayout, chunk_layout, findings, repack_hint
+from fastload.inspection.chunk_layout import (
+    PACK_AGAIN,
+    ChunkLayout,
+    RaggedInfo,
+    chunk_layout,
+    describe_ragged,
+    findings,
+    repack_hint,
+)
 from fastload.read.linear import FILE_SYSTEMS, chosen
 from fastload.system import syscalls
 from fastload.system.text import text_of
@@ -148,8 +155,8 @@ def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
             name=name,
             shape=(field.ragged.num_bytes,) if field.ragged else (header.num_rows, *field.shape),
             dtype="uint8" if field.ragged else str(field.dtype),
-            bytes=field.row_bytes * header.num_rows,
-            stored_bytes=field.row_bytes * header.num_rows,
+            bytes=(num_bytes := field.row_bytes * header.num_rows),
+            stored_bytes=num_bytes,
             chunks=field.chunks,
             filters=field.filters,
             linear=field.linear,
@@ -157,38 +164,49 @@ def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
         )
         for name, field in header.fields.items()
     }
-    images = header.fields.get("images")
     with open_columns(header) as columns:
-        counts = _class_counts(columns, header)
+        counts, images = _class_counts(columns, header), header.fields.get("images")
         pixels = images.row_bytes * header.num_rows if images else 0
         if images is not None and images.ragged is not None:
             pixels = int(columns["images_shape"][()].astype(np.int64).prod(axis=1).sum()) * images.dtype.itemsize
     return FileInfo(
-        path=header.path,
-        version=header.version,
-        writer=str(header.attrs.get("fastload_writer")),
+        **_of_header(header),
         num_samples=header.num_rows,
         fields=fields,
-        splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()},
-        classes=header.fields["labels"].names if "labels" in header.fields else (),
         class_counts=counts,
         mask_shares={},
-        mask_names=header.fields["masks"].names if "masks" in header.fields else (),
-        mask_ignored=_ignored(header),
         layout=None,
         stores={},
         file_bytes=header.path.stat().st_size + int(shards.num_bytes.sum()),
         pixel_bytes=pixels,
-        header_digest=header.header_digest,
-        decoder=header.attrs.get("decoder"),
-        source_layout=header.attrs.get("source_layout"),
-        pack_options=dict(json.loads(header.attrs.get("pack_options", "{}"))),
-        seed=header.seed,
-        shuffled=header.shuffled,
         num_shards=len(shards.names),
-        **_reading(header.path),
         findings=(),
     )
+
+
+def _of_header(header: PackedFile) -> dict[str, Any]:
+    """Returns what the header of a file or of an index says, as attributes of `FileInfo`."""
+    attrs = header.attrs if header.version is not None else {}
+    texts = {name: str(attrs[name]) for name in ("fastload_writer", "decoder", "source_layout") if name in attrs}
+    pack_options: dict[str, Any] = {}
+    with suppress(TypeError, ValueError):
+        pack_options = dict(json.loads(attrs.get("pack_options", "")))
+    return {
+        "path": header.path,
+        "version": header.version,
+        "writer": texts.get("fastload_writer"),
+        "splits": {name: (rows.start, rows.stop) for name, rows in header.splits.items()},
+        "classes": header.fields["labels"].names if "labels" in header.fields else (),
+        "mask_names": header.fields["masks"].names if "masks" in header.fields else (),
+        "mask_ignored": _ignored(header),
+        "header_digest": header.header_digest or None,
+        "decoder": texts.get("decoder"),
+        "source_layout": texts.get("source_layout"),
+        "pack_options": pack_options,
+        "seed": header.seed if attrs else None,
+        "shuffled": header.shuffled if attrs else None,
+        **_reading(header.path),
+    }
 
 
 def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
@@ -242,34 +260,16 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
     hint = PACK_AGAIN
     if header.fields and layout and not layout.missing_chunks:
         hint = repack_hint(layout, packed=header.version is not None)
-    attrs = header.attrs if header.version is not None else {}
-    texts = {name: str(attrs[name]) for name in ("fastload_writer", "decoder", "source_layout") if name in attrs}
-    pack_options: dict[str, Any] = {}
-    with suppress(TypeError, ValueError):
-        pack_options = dict(json.loads(attrs.get("pack_options", "")))
     return FileInfo(
-        path=path,
-        version=header.version,
-        writer=texts.get("fastload_writer"),
+        **_of_header(header),
         num_samples=header.num_rows or (layout.shape[0] if layout else 0),
         fields=fields,
-        splits={name: (rows.start, rows.stop) for name, rows in header.splits.items()},
-        classes=header.fields["labels"].names if "labels" in header.fields else (),
         class_counts=_class_counts(file, header),
         mask_shares=_mask_shares(header) if not refusal else {},
-        mask_names=header.fields["masks"].names if "masks" in header.fields else (),
-        mask_ignored=_ignored(header),
         layout=layout,
         stores=stores,
         file_bytes=path.stat().st_size,
         pixel_bytes=layout.pixel_bytes if layout else stores["images"].pixel_bytes if "images" in stores else 0,
-        header_digest=header.header_digest or None,
-        decoder=texts.get("decoder"),
-        source_layout=texts.get("source_layout"),
-        pack_options=pack_options,
-        seed=header.seed if attrs else None,
-        shuffled=header.shuffled if attrs else None,
-        **_reading(path),
         findings=(*missing, *notes, *found, hint) if found else (*missing, *notes),
     )
 
@@ -338,76 +338,3 @@ def _mask_shares(header: PackedFile) -> dict[int, float]:
 def _ignored(header: PackedFile) -> int | None:
     found = header.fields["masks"].attrs.get("ignore_index") if "masks" in header.fields else None
     return found if isinstance(found, int) else None
-
-
-@dataclass(frozen=True)
-class EncodingInfo:
-    """The rows of a ragged dataset that have one encoding."""
-
-    name: str  # "raw", "jpeg" or "zstd"
-    rows: int  # their number
-    row_bytes: int  # of one row, on average
-    share_of_raw: float  # their bytes over those of their pixels
-
-
-@dataclass(frozen=True)
-class RaggedInfo:
-    """A dataset of rows of varying length."""
-
-    encodings: tuple[EncodingInfo, ...]  # that occur, most rows first
-    num_sizes: int  # number of different (height, width)
-    smallest: tuple[int, int]  # least height and least width, of different rows maybe
-    largest: tuple[int, int]  # likewise
-    row_bytes: int  # of one row in the file, on average
-    pixel_bytes: int  # of all rows, decoded
-    stored_bytes: int  # of all rows in the file
-    allocated_bytes: int  # of its chunks; the last one counts whole
-    chunk_bytes: int  # of one chunk
-    num_chunks: int  # number of chunks
-    beyond_chunk: int  # rows larger than a chunk, which have chunks of their own
-
-    @property
-    def share_of_raw(self) -> float:
-        """Bytes in the file over those of the pixels."""
-        return self.stored_bytes / max(self.pixel_bytes, 1)
-
-    @property
-    def filled(self) -> float:
-        """Share of the chunks that rows fill; the rest is gaps between rows."""
-        return self.stored_bytes / max(self.allocated_bytes, 1)
-
-
-def describe_ragged(hdf5: h5py.File, file: PackedFile, name: str) -> RaggedInfo:
-    """Describes a ragged field by the lengths and encodings of its rows."""
-    field = file.fields[name]
-    store = field.ragged
-    assert store is not None, f"{name} is not ragged"
-    lengths = hdf5[f"{name}_bytes"][()]
-    kinds = hdf5[f"{name}_encoding"][()]
-    if "images_shape" in file.fields:
-        sizes = hdf5["images_shape"][()].astype(np.int64)[:, :2]
-    else:
-        sizes = np.tile(np.array(file.fields["images"].shape[:2], np.int64), (len(lengths), 1))
-    areas = sizes.prod(axis=1)
-    channels = field.shape[2] if len(field.shape) == 3 else 1
-    raw = areas * (channels * field.dtype.itemsize)
-    encodings = []
-    for number in np.unique(kinds).tolist():
-        here = kinds == number
-        known = ENCODINGS[number] if number < len(ENCODINGS) else f"unknown ({number})"
-        share = float(lengths[here].sum() / max(int(raw[here].sum()), 1))
-        encodings.append(EncodingInfo(known, int(here.sum()), int(lengths[here].mean()), share))
-    num_chunks = -(-store.num_bytes // store.chunk_bytes)
-    return RaggedInfo(
-        encodings=tuple(sorted(encodings, key=lambda found: -found.rows)),
-        num_sizes=len(np.unique(sizes, axis=0)),
-        smallest=tuple(sizes.min(axis=0).tolist()),
-        largest=tuple(sizes.max(axis=0).tolist()),
-        row_bytes=int(lengths.mean()),
-        pixel_bytes=int(raw.sum()),
-        stored_bytes=int(lengths.sum()),
-        allocated_bytes=num_chunks * store.chunk_bytes,
-        chunk_bytes=store.chunk_bytes,
-        num_chunks=num_chunks,
-        beyond_chunk=int(np.count_nonzero(lengths > store.chunk_bytes)),
-    )

@@ -133,7 +133,7 @@ def pack_images(
         shards: write so many files, OUT-00000-of-0000N.h5 and so on, and the output as an index over them, which is
             read as one dataset.
         shard_bytes: the same, with as many files as give each about this size.
-        spread: put these files into so many folders beside the output; 0: beside it.
+        spread: put these files into so many folders in that of the output; 0: into that itself.
         limit: pack only so many samples, spread evenly over the source.
         outside_boxes: boxes that reach out of their image by more than a pixel: "refuse": an error, or with on_error
             "skip" those images are left out; "clip": cut to the image; "keep": packed as they are.

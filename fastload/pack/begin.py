@@ -70,7 +70,7 @@ def begin_or_resume(
         raise output_exists(job.output)
     headers = None
     if job.planned is not None:
-        table = job.planned[1]
+        table = job.planned["headers"]
         headers = None if table is None else Headers(table, Counter(), {})
     elif job.listing.files is not None:
         if old is not None and np.array_equal(old.sources, source_table(job.listing)):

@@ -247,8 +247,8 @@ class PackJob:
     on_error: OnError = "fail"
     overwrite: bool = False
     on_progress: Progress | None = None
-    # Of a shard: the `RaggedPlan` of the whole dataset and HEADERS (N,) of its images, each None where there are none.
-    planned: tuple[Any, Any] | None = None
+    # Of a shard: `plan` of the survey of the whole dataset, and its `headers` for these samples
+    planned: Mapping[str, Any] | None = None
 
     @property
     def may_skip(self) -> bool:

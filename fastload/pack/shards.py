@@ -42,7 +42,7 @@ class ShardOptions:
     Attributes:
         count: their number; None: as many as `num_bytes` says.
         num_bytes: most bytes of a shard, about.
-        spread: folders that they are spread over; 0: they lie beside the index.
+        spread: folders that they are spread over; 0: they lie where the index does.
     """
 
     count: int | None = None
@@ -101,7 +101,7 @@ class ShardPlan:
             output=self.path(job.output, number),
             listing=replace(listing, attrs={**attrs, **listing.attrs}, notes=(), skipped=()),
             options=replace(job.options, shuffle=False, chunk_bytes=self.chunk_bytes),
-            planned=(survey.plan, None if survey.headers is None else survey.headers[samples]),
+            planned={"plan": survey.plan, "headers": None if survey.headers is None else survey.headers[samples]},
         )
 
 
@@ -222,7 +222,7 @@ def kept_shard(job: PackJob) -> PackReport | None:
 
 
 def _report_of_kept(job: PackJob, file: PackedFile) -> PackReport:
-    images, plan = file.fields.get("images"), job.planned[0] if job.planned else None
+    images, plan = file.fields.get("images"), job.planned["plan"] if job.planned else None
     counts, pixel_bytes = {"raw": file.num_rows}, images.row_bytes * file.num_rows if images else 0
     with open_columns(file) as columns:
         if images is not None and images.ragged is not None:

@@ -193,8 +193,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     """
     listing, options, source = job.listing, job.options, job.source
     if job.planned is not None:
-        plan, headers = job.planned
-        return Survey(listing, np.arange(len(listing)), options, {}, (), headers=headers, plan=plan)
+        return Survey(listing, np.arange(len(listing)), options, {}, (), **job.planned)
     if listing.files is None:
         codec = None if options.codec in ("auto", "none") else options.codec
         given = {
@@ -228,7 +227,7 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     if not len(samples) or (reasons and job.on_error == "fail"):
         raise SourceError(unreadable(job, skipped[-len(reasons) :], len(listing.keys)))
     encoded, masks = hasattr(listing.files, "encoded"), listing.masks is not None
-    keys = [listing.keys[sample] for sample in samples]
+    keys = [listing.keys[at] for at in samples]
     plan = plan_rows(headers[samples], keys, options, source, masks=masks, encoded=encoded)
     _check_masks_and_coordinates(listing, options, source)
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)

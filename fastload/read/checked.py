@@ -21,9 +21,9 @@ from fastload.format.digests import pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
+from fastload.read.identity import unreadable
 from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
 from fastload.read.reader import RowReader
-from fastload.read.row_errors import unreadable
 from fastload.system.files import read_bytes
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"

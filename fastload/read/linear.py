@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, OptionError
 from fastload.format.header import PackedFile
-from fastload.read.row_errors import read_error
+from fastload.read.identity import read_error
 from fastload.system import native, syscalls
 from fastload.system.files import read_into
 
@@ -61,6 +61,9 @@ _EVENT = np.dtype([("data", "<u8"), ("iocb", "<u8"), ("result", "<i8"), ("result
 
 # io_setup, io_destroy, io_submit, io_getevents
 _SYSCALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
+
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux, on x86-64 and ARM
+_MOST_JOINED = 30_000  # mappings; the system allows 65,530 a process (vm.max_map_count)
 
 # Requests a context holds; the system allows 65,536 in all by default (fs.aio-max-nr).
 _QUEUE = 1024
@@ -282,3 +285,64 @@ class _AioContext:
         if result < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
+
+
+class MappedShards:
+    """The images of all shards as one array, mapped back to back; a shard's part is there once it was joined.
+
+    The mappings last as long as an array over them does.
+    """
+
+    def __init__(self, file: PackedFile, row_bytes: int) -> None:
+        assert file.shards is not None, "an index"
+        self._shards, self._row_bytes = file.shards, row_bytes
+        # Reserved, not backed by memory: touching what no shard is mapped to would end the process.
+        self._range = mmap.mmap(
+            -1, _pages(file.num_rows * row_bytes), mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ
+        )
+        self._address = np.frombuffer(self._range, np.uint8, 1).ctypes.data
+        self.rows = np.frombuffer(self._range, np.uint8, file.num_rows * row_bytes).reshape(file.num_rows, row_bytes)
+        self._joined = np.zeros(len(file.shards.names), np.bool_)
+
+    @classmethod
+    def of(cls, file: PackedFile) -> MappedShards | None:
+        """Returns the joined images of an index, or None where they cannot be one array."""
+        field, shards = file.fields["images"], file.shards
+        assert shards is not None, "an index"
+        if not field.in_shards or field.ragged is not None or len(shards.shard) > _MOST_JOINED:
+            return None
+        starts = shards.begins * field.row_bytes
+        inside = shards.images_offset[shards.shard] + shards.first * field.row_bytes
+        if (shards.images_offset < 0).any() or (starts % mmap.PAGESIZE != inside % mmap.PAGESIZE).any():
+            return None
+        if (starts % mmap.PAGESIZE).any():  # two shards would share a page
+            return None
+        try:
+            return cls(file, field.row_bytes)
+        except OSError:  # more than there are addresses
+            return None
+
+    def join(self, number: int, fd: int) -> None:
+        """Maps the images of a shard, an open file, to their place."""
+        if self._joined[number]:
+            return
+        shards = self._shards
+        for at in np.flatnonzero(shards.shard == number).tolist():
+            offset = int(shards.images_offset[number] + shards.first[at] * self._row_bytes)
+            address = self._address + int(shards.begins[at]) * self._row_bytes
+            num_bytes = int(shards.rows[at]) * self._row_bytes
+            found = _mmap(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+            if found != address:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._joined[number] = True
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _mmap(address: int, num_bytes: int, prot: int, flags: int, fd: int, offset: int) -> int:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return int(function(address, num_bytes, prot, flags, fd, offset) or 0)

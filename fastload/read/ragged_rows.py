@@ -18,8 +18,8 @@ from fastload.errors import DamagedRowError, FormatError, ImageError, ReadError,
 from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import ENCODINGS, INDEX_DTYPES, JPEG, MAX_ROW_BYTES, RAW, ZSTD, RaggedIndex, index_names
 from fastload.images.decode_part import DecodedPart, OnSuspect, decode_part, decode_row, offset_in
+from fastload.read.identity import read_error, sample_name
 from fastload.read.linear import MappedRows, PreadRows
-from fastload.read.row_errors import read_error, sample_name
 from fastload.system import native
 from fastload.timing.stopwatch import lap
 

@@ -193,7 +193,7 @@ class ReadAhead:
         return first[new], stop[np.append(np.flatnonzero(new)[1:] - 1, len(stop) - 1)]
 
 
-class ShardedReadAhead:
+class ShardedReadAhead(ReadAhead):
     """A `ReadAhead` for rows of an index: one for each of the shards used last.
 
     Args: as those of `ReadAhead`.
@@ -206,6 +206,7 @@ class ShardedReadAhead:
         self._file, self._names, self._shards = file, names, file.shards
         self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
         self._open: dict[int, ReadAhead] = {}
+        self._fd = -1  # each of them has its own
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Announces rows of the index, int64 (B,), that will be read soon; calls come in the order of reading."""
@@ -223,10 +224,17 @@ class ShardedReadAhead:
         while len(self._open) > _MOST_SHARDS:
             self._open.pop(next(iter(self._open))).close()
 
-    def close(self) -> None:
-        """Ends it, as `ReadAhead.close`."""
+    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         while self._open:
             self._open.popitem()[1].close()
+
+
+def open_read_ahead(
+    file: PackedFile, names: Sequence[str], rows: range, *, chunk_rows: int, recent_chunks: int
+) -> ReadAhead:
+    """Returns a `ReadAhead` for a file or an index; the caller closes it."""
+    kind = ReadAhead if file.shards is None else ShardedReadAhead
+    return kind(file, names, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
 
 def announced_ahead(

@@ -112,7 +112,7 @@ class RowReader:
         """
         check_rows(rows, self.file.num_rows, self.file.path)
         with self.held:
-            # Touching a mapping of a truncated file kills the process, and 2 us is little beside a batch's copy. This
+            # Touching a mapping of a truncated file kills the process, and 2 us is little for a batch. This
             # sees writes and truncation; another file under the same name leaves the open one as it was.
             check_open(self.file, self.fd)
             yield

@@ -18,9 +18,9 @@ from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
+from fastload.read.identity import unreadable
 from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, sample_error
-from fastload.read.row_errors import unreadable
 
 Check = Literal["always", "first"]
 """When a row is compared with its digests: each time that it is read, or the first time."""

@@ -1,15 +1,12 @@
 """`ShardedReader`: reads the rows of an index from its shards, each by a `RowReader` of its own.
 
 Shards are opened when a row of theirs is asked for, and those used least recently are closed. Images of one size whose
-rows fill whole pages in each shard are mapped back to back into one reserved range of addresses (`JoinedRows`): there
+rows fill whole pages in each shard are mapped back to back into one reserved range of addresses (`MappedShards`): there
 they are one array, as those of a single file are.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 import resource
 import threading
 from collections import OrderedDict
@@ -24,7 +21,7 @@ from fastload.errors import DamagedRowError, OptionError
 from fastload.format.header import PackedFile, read_shard
 from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
 from fastload.images.decode_part import DecodedPart, offset_in
-from fastload.read.linear import SHORT_ROW_BYTES, Read, chosen
+from fastload.read.linear import SHORT_ROW_BYTES, MappedShards, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck
@@ -33,10 +30,8 @@ from fastload.system import native
 _MOST_OPEN = 64
 """Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
 
-_MOST_JOINED = 30_000  # mappings; the system allows 65,530 a process (vm.max_map_count)
 
-
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """The rows of a batch that lie in one shard: their numbers there, and their positions in the batch, int64 (n,)."""
 
     shard: int
@@ -81,19 +76,19 @@ class ShardedReader(RowReader):
         self._users: dict[int, int] = {}
         self._local = threading.local()
         self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
-        self._joined: JoinedRows | None = None
+        self._joined: MappedShards | None = None
         if "images" in fields and self._read == "map":
-            self._joined = JoinedRows.of(file)
+            self._joined = MappedShards.of(file)
         self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
 
-    def parts(self, rows: NDArray[np.int64]) -> list[Part]:
+    def parts(self, rows: NDArray[np.int64]) -> list[ShardPart]:
         """Returns the rows of a batch shard by shard."""
         shard, there = self.shards.locate(rows)
         if not len(rows) or (shard == shard[0]).all():
-            return [Part(int(shard[0]), there, np.arange(len(rows)))] if len(rows) else []
+            return [ShardPart(int(shard[0]), there, np.arange(len(rows)))] if len(rows) else []
         order = np.argsort(shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
-        return [Part(int(shard[at[0]]), there[at], at) for at in np.split(order, cuts)]
+        return [ShardPart(int(shard[at[0]]), there[at], at) for at in np.split(order, cuts)]
 
     def reader(self, shard: int) -> RowReader:
         """Returns the reader of a shard, within `holding` a row of it."""
@@ -162,7 +157,7 @@ class ShardedReader(RowReader):
         field = self.file.fields[name]
         return field.in_shards and field.ragged is None and field.dtype.kind != "S" and name != "split"
 
-    def _gather_mapped(self, name: str, parts: Sequence[Part], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def _gather_mapped(self, name: str, parts: Sequence[ShardPart], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copies rows of a field that is mapped in all of these shards."""
         if not out.size:
             return
@@ -186,23 +181,23 @@ class ShardedReader(RowReader):
         for part, source in zip(parts, sources, strict=True):
             whole[part.at] = source.view(element)[:, 0][part.rows]
 
-    def _due(self, part: Part) -> bool:
+    def _due(self, part: ShardPart) -> bool:
         check = self._checks.get(part.shard)
         return check is not None and not check.all_seen and len(check.due(part.rows)) > 0
 
-    def _gather_part(self, part: Part, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
+    def _gather_part(self, part: ShardPart, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies the rows of one shard to where they belong in the arrays of a batch."""
         reader = self._open[part.shard]
         first, stop = int(part.at[0]), int(part.at[-1]) + 1
         in_a_row = stop - first == len(part.at)
-        into, apart = dict[str, NDArray[Any]](), set[str]()
+        into, scattered = dict[str, NDArray[Any]](), set[str]()
         for name, out in outs.items():
             dtype = reader.file.fields[name].dtype.newbyteorder("=")  # texts may be shorter in one shard
             if in_a_row and dtype == out.dtype:
                 into[name] = out[first:stop]
             else:
                 into[name] = np.empty((len(part.at), *out.shape[1:]), dtype)
-                apart.add(name)
+                scattered.add(name)
         try:
             copied = reader.gather(part.rows, into)
         except DamagedRowError as error:
@@ -211,7 +206,7 @@ class ShardedReader(RowReader):
             raise
         if "split" in outs:  # whose numbers mean other splits in each shard
             into["split"][...] = self._split_of(rows[part.at])
-        for name in apart:
+        for name in scattered:
             outs[name][part.at] = into[name]
         return copied
 
@@ -393,67 +388,3 @@ class ShardedRagged(RaggedReader):
 
     def close(self) -> None:
         """Nothing: each shard's reader has its own."""
-
-
-class JoinedRows:
-    """The images of all shards as one array, mapped back to back; a shard's part is there once it was joined.
-
-    The mappings last as long as an array over them does.
-    """
-
-    def __init__(self, file: PackedFile, row_bytes: int) -> None:
-        assert file.shards is not None, "an index"
-        self._shards, self._row_bytes = file.shards, row_bytes
-        # Reserved, not backed by memory: touching what no shard is mapped to would end the process.
-        self._range = mmap.mmap(
-            -1, _pages(file.num_rows * row_bytes), mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ
-        )
-        self._address = np.frombuffer(self._range, np.uint8, 1).ctypes.data
-        self.rows = np.frombuffer(self._range, np.uint8, file.num_rows * row_bytes).reshape(file.num_rows, row_bytes)
-        self._joined = np.zeros(len(file.shards.names), np.bool_)
-
-    @classmethod
-    def of(cls, file: PackedFile) -> JoinedRows | None:
-        """Returns the joined images of an index, or None where they cannot be one array."""
-        field, shards = file.fields["images"], file.shards
-        assert shards is not None, "an index"
-        if not field.in_shards or field.ragged is not None or len(shards.shard) > _MOST_JOINED:
-            return None
-        starts = shards.begins * field.row_bytes
-        inside = shards.images_offset[shards.shard] + shards.first * field.row_bytes
-        if (shards.images_offset < 0).any() or (starts % mmap.PAGESIZE != inside % mmap.PAGESIZE).any():
-            return None
-        if (starts % mmap.PAGESIZE).any():  # two shards would share a page
-            return None
-        try:
-            return cls(file, field.row_bytes)
-        except OSError:  # more than there are addresses
-            return None
-
-    def join(self, number: int, fd: int) -> None:
-        """Maps the images of a shard, an open file, to their place."""
-        if self._joined[number]:
-            return
-        shards = self._shards
-        for at in np.flatnonzero(shards.shard == number).tolist():
-            offset = int(shards.images_offset[number] + shards.first[at] * self._row_bytes)
-            address = self._address + int(shards.begins[at]) * self._row_bytes
-            num_bytes = int(shards.rows[at]) * self._row_bytes
-            found = _mmap(address, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
-            if found != address:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._joined[number] = True
-
-
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux, on x86-64 and ARM
-
-
-def _pages(num_bytes: int) -> int:
-    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _mmap(address: int, num_bytes: int, prot: int, flags: int, fd: int, offset: int) -> int:
-    function = ctypes.CDLL(None, use_errno=True).mmap
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    return int(function(address, num_bytes, prot, flags, fd, offset) or 0)

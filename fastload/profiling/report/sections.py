@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastload.profiling.report.downsample import PARTS, into_series, names_of, parts_of
 from fastload.profiling.report.plots import (
+    PARTS,
     Panel,
     Plot,
     in_order,
+    into_series,
+    names_of,
+    parts_of,
     plot_rate,
     plot_readings,
     plot_run,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.profiling.report.downsample import ceiling, into_columns, into_series, names_of
+from fastload.profiling.report.plots import ceiling, into_columns, into_series, names_of
 from fastload.timing.results import Step
 
 seconds = st.floats(0, 10)
