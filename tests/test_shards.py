@@ -22,15 +22,17 @@ from small_files import write_random
 from torch.utils.data import DataLoader
 
 from fastload import ChunkSampler, FastLoader, PackedDataset
-from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, SourceError
+from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, OutputError, SourceError
 from fastload.export import export_file
-from fastload.format.header import read_header
+from fastload.format.header import open_columns, read_header
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
 from fastload.inspection.shuffle_quality import measure_shuffles
 from fastload.inspection.verify import verify_file
+from fastload.pack import pack_images
 from fastload.pack.index import index_files
+from fastload.pack.shards import whole_pages
 from fastload.read.linear import MappedShards
 from fastload.read.sharded import ShardedReader
 from fastload.repack import Choice, merge_files, repack_file
@@ -323,3 +325,83 @@ def test_an_index_is_copied_and_exported_like_a_file(of_varied, tmp_path):
     make_preview(index, tmp_path / "index.png")
     make_preview(one, tmp_path / "one.png")
     measure_shuffles(index, batch_size=2)
+
+
+@pytest.fixture
+def photos(image_folder):
+    """A folder of images of one size, two classes, in two splits."""
+    image_folder(per_class=12, name="photos/train")
+    return image_folder(per_class=5, name="photos/val", seed=1).parent
+
+
+def packed_alike(one: Path, index: Path) -> None:
+    """Asserts that an index holds the rows of a file, in its order."""
+    a, b = read_header(one), read_header(index)
+    assert (a.num_rows, a.splits, list(a.fields)) == (b.num_rows, b.splits, list(b.fields))
+    with open_columns(a) as mine, open_columns(b) as theirs:
+        # Offsets are of all shards' bytes, and so is the digest of a row that has one.
+        differ = {"images", "images_offset", *(["digest_fields"] if "images_offset" in a.fields else [])}
+        for name in a.fields.keys() - differ:
+            np.testing.assert_array_equal(mine[name][()], theirs[name][()], err_msg=name)
+    for x, y in zip(PackedDataset(one), PackedDataset(index), strict=True):
+        assert torch.equal(x[0], y[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"size": 16}, {"size": (9, 7), "chunk_bytes": 700}, {"store": "source"}, {"size": 16, "codec": "gzip"},
+     {"size": 16, "shuffle": False}, {"max_size": 12, "store": "jpeg:80"}],
+)  # fmt: skip
+def test_shards_hold_what_one_file_holds(photos, tmp_path, options):
+    whole = pack_images(photos, tmp_path / "one.h5", workers=0, **options)
+    report = pack_images(photos, tmp_path / "out.h5", workers=0, shards=5, spread=2, **options)
+    packed_alike(tmp_path / "one.h5", tmp_path / "out.h5")
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("0*/*.h5"))
+    assert names == sorted(f"{i % 2:02}/out-{i:05}-of-00005.h5" for i in range(5))
+    for name in ("num_samples", "image_shape", "dtype", "fields", "splits", "converted", "encodings", "pixel_bytes"):
+        assert getattr(report, name) == getattr(whole, name), name
+    assert report.num_shards == 5 and whole.num_shards is None
+    assert verify_file(tmp_path / "out.h5", source=photos, workers=0).ok
+    before = {path: path.read_bytes() for path in tmp_path.glob("0*/*.h5")}
+    pack_images(photos, tmp_path / "out.h5", workers=0, shards=5, spread=2, overwrite=True, **options)
+    assert before == {path: path.read_bytes() for path in before}, "shards are the same bytes each time"
+
+
+def test_pixels_of_shards_fill_whole_pages_where_they_can():
+    assert whole_pages(72, 218 * 178 * 3, 10**6) == (72, 9216)
+    rows, step = whole_pages(2730, 32 * 32 * 3, 10**5)
+    assert rows == 2730 and step * 3072 % 4096 == 0 == step % rows
+    rows, step = whole_pages(73, 218 * 178 * 3, 10_000)  # else a shard would have 74,752 rows
+    assert rows == 72 and step == 9216
+
+
+def test_what_is_packed_of_shards_is_kept(photos, tmp_path):
+    options = {"workers": 0, "size": 16, "chunk_bytes": 16 * 16 * 3 * 4, "shards": 4}
+    pack_images(photos, tmp_path / "out.h5", **options)
+    shards = sorted(tmp_path.glob("out-*.h5"))
+    kept = {path: path.stat().st_mtime_ns for path in shards if path != shards[2]}
+    lost = shards[2].read_bytes()
+    (tmp_path / "out.h5").unlink()
+    shards[2].unlink()
+    report = pack_images(photos, tmp_path / "out.h5", **options)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept and shards[2].read_bytes() == lost
+    assert 0 < report.chunks_decoded < report.chunks and report.chunks_kept == report.chunks - report.chunks_decoded
+    (tmp_path / "out.h5").unlink()
+    with pytest.raises(OutputError, match=r"out-00000-of-00004.h5: exists"):
+        pack_images(photos, tmp_path / "out.h5", **{**options, "size": 17})
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    for wrong in ({"shards": 1000}, {"shards": 0}, {"shard_bytes": 10**6}, {"shards": None, "spread": 2}):
+        with pytest.raises(OptionError):
+            pack_images(photos, tmp_path / "more.h5", **{**options, **wrong})
+    pack_images(photos, tmp_path / "few.h5", **{**options, "shards": None, "shard_bytes": 20 * 16 * 16 * 3})
+    assert inspect_file(tmp_path / "few.h5").num_shards == 2
+
+
+def test_a_sample_that_cannot_be_read_is_left_out_of_its_shard(photos, tmp_path):
+    bad = sorted(photos.rglob("*.jpg"))[5]
+    bad.write_bytes(bad.read_bytes()[:-200])
+    options = {"workers": 0, "size": 16, "on_error": "skip"}
+    whole = pack_images(photos, tmp_path / "one.h5", **options)
+    report = pack_images(photos, tmp_path / "out.h5", shards=3, **options)
+    assert [key for key, _ in report.skipped] == [key for key, _ in whole.skipped] and len(report.skipped) == 1
+    packed_alike(tmp_path / "one.h5", tmp_path / "out.h5")

@@ -155,7 +155,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     """Prints what packing would do; ends with exit code 1 if it could not."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
-    from fastload.pack.survey import only_arrays
+    from fastload.sources.listing import only_arrays
 
     options.pop("parents")
     workers = options["workers"]

@@ -54,6 +54,24 @@ shuffled within each split), `repacked` (JSON; if the file was made from packed 
 and of the root attributes, then the bytes of `digest` and `digest_fields`. It identifies the file. There are no time
 stamps: the same source and options give the same bytes.
 
+**An index** makes one dataset of several packed files, its shards, which lie in its folder or below it. It has the root
+attributes `fastload_index` (1), `num_rows`, `split_names`, `split_rows` (rows of each split, in order) and those above;
+its `header_digest` is over the root attributes and both groups:
+
+| dataset | type, shape | meaning |
+| --- | --- | --- |
+| `shards/name` | UTF-8 (S,) | path of each shard, relative to the index's folder, with `/`, without `..` |
+| `shards/num_rows`, `bytes`, `chunk_rows` | int64 (S,) | its rows, the bytes of its file, rows of a chunk of its images |
+| `shards/images_offset` | int64 (S,) | the byte at which its images begin; -1: they do not lie in one piece |
+| `shards/header_digest` | UTF-8 (S,) | its `header_digest` |
+| `shards/fields` | uint8 (T,) | JSON: shape, type, names and attributes of each dataset of the shards |
+| `pieces/shard`, `first`, `rows` | int64 (P,) | the rows of the index in order, split by split: of which shard, from where |
+
+For other programs every dataset of the shards is in its root group, too, as a virtual dataset; `images_offset` and
+`masks_offset` are real ones, counted from the beginning of the first shard's bytes, and so is `split` where its numbers
+differ. fastload itself never reads through a virtual dataset: HDF5 returns zeros for a shard that is missing, or that
+the limit on open files keeps it from opening, and says nothing.
+
 **Other HDF5 files** are described in the same terms: a dataset whose rows do not lie back to back has no offset and is
 read through h5py. External links and storage, virtual datasets, object types and offsets outside the file are refused;
 nothing is ever unpickled.

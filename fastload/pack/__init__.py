@@ -5,7 +5,8 @@ every header (`survey`, `decisions`), lets worker processes make and write rows 
 `encode`), and gives the finished file its metadata and its name (`finish`). It returns a `PackReport`.
 
 Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in
-`OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`).
+`OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`). `shards` packs a
+dataset as several files, and `index` makes one dataset of them.
 
 Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
 """
@@ -44,8 +45,8 @@ from fastload.pack.pack_options import (
 )
 from fastload.pack.pool import PackPool
 from fastload.pack.shards import ShardOptions, pack_shards, plan_shards
-from fastload.pack.survey import Survey, only_arrays, survey_listing
-from fastload.sources.listing import Listing, MasksWanted, OnError
+from fastload.pack.survey import Survey, survey_listing
+from fastload.sources.listing import Listing, MasksWanted, OnError, only_arrays
 from fastload.sources.mask_classes import MaskSize, with_mask_options
 from fastload.sources.open_tree import open_tree
 from fastload.system.files import output_errors

@@ -97,7 +97,7 @@ def _described(survey: Survey, rows: NDArray[np.void]) -> tuple[dict[str, Column
         keys = np.array(listing.keys, "S")  # ASCII, six times as fast
     except UnicodeEncodeError:
         keys = np.array([key.encode() for key in listing.keys])
-    columns["key"] = Column(keys[samples])
+    columns["key"] = Column(keys[samples].astype(f"S{max(keys.dtype.itemsize, survey.key_bytes)}", copy=False))
     columns["digest"] = Column(rows["digest"].copy())
     attrs = {
         "decoder": decoder_versions(),

@@ -31,7 +31,8 @@ from fastload.pack.journal import Journal, TaskRecord, source_table
 from fastload.pack.pack_options import KEPT, PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, has_coordinates, only_arrays, unreadable
+from fastload.pack.survey import Survey, has_coordinates, unreadable
+from fastload.sources.listing import only_arrays
 from fastload.system.files import output_errors
 
 TASK_BYTES = 8 * 2**20

@@ -247,7 +247,7 @@ class PackJob:
     on_error: OnError = "fail"
     overwrite: bool = False
     on_progress: Progress | None = None
-    # Of a shard: `plan` of the survey of the whole dataset, and its `headers` for these samples
+    # Of a shard: `plan` and `key_bytes` of the survey of the whole dataset, and its `headers` for these samples
     planned: Mapping[str, Any] | None = None
 
     @property

@@ -75,6 +75,7 @@ class ShardPlan:
     chunk_bytes: int
     identity: str
     spread: int
+    key_bytes: int  # of the dataset's longest key
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -101,7 +102,11 @@ class ShardPlan:
             output=self.path(job.output, number),
             listing=replace(listing, attrs={**attrs, **listing.attrs}, notes=(), skipped=()),
             options=replace(job.options, shuffle=False, chunk_bytes=self.chunk_bytes),
-            planned={"plan": survey.plan, "headers": None if survey.headers is None else survey.headers[samples]},
+            planned={
+                "plan": survey.plan,
+                "headers": None if survey.headers is None else survey.headers[samples],
+                "key_bytes": self.key_bytes,
+            },
         )
 
 
@@ -135,7 +140,8 @@ def plan_shards(job: PackJob, survey: Survey, wanted: ShardOptions) -> ShardPlan
         found = even
     said = json.dumps([identity_of(job), job.on_error, found.tolist(), chunk_bytes], sort_keys=True, default=str)
     identity = xxhash.xxh3_128_hexdigest(said.encode() + source_table(job.listing).tobytes())
-    return ShardPlan(survey, found, chunk_bytes, identity, wanted.spread)
+    key_bytes = max(len(key.encode()) for key in survey.listing.keys)
+    return ShardPlan(survey, found, chunk_bytes, identity, wanted.spread, key_bytes)
 
 
 def whole_pages(chunk_rows: int, row_bytes: int, most_rows: int) -> tuple[int, int]:

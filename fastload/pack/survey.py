@@ -46,7 +46,7 @@ from fastload.pack.pack_options import PackJob, PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
 from fastload.plan import permute
-from fastload.sources.listing import Arrays, Listing, first_few
+from fastload.sources.listing import Arrays, Listing, first_few, only_arrays
 
 _HEADER_BLOCK = 512
 _TRIAL_MASKS = 64
@@ -68,6 +68,7 @@ class Survey:
     headers: NDArray[np.void] | None = None  # HEADERS (N,) of all samples, zero for those left out; None without images
     plan: RaggedPlan | None = None  # how rows are made; None without images
     more_notes: tuple[str, ...] = ()  # what was chosen for the user, and why
+    key_bytes: int = 0  # least bytes of `key`: shards are to have the same
 
     @property
     def target(self) -> Target | None:
@@ -327,12 +328,6 @@ def read_headers(
         if progress:
             progress("reading headers", done, len(samples))
     return Headers(headers, kinds, reasons)
-
-
-def only_arrays(listing: Listing) -> bool:
-    """Whether all pixels of a listing are rows of arrays, which are copied."""
-    masks = listing.masks
-    return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
 
 
 def with_moved_coordinates(

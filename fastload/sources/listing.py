@@ -204,6 +204,12 @@ def free_name(name: str, used: Collection[str] = ()) -> str:
     return name
 
 
+def only_arrays(listing: Listing) -> bool:
+    """Whether all pixels of a listing are rows of arrays, which are copied."""
+    masks = listing.masks
+    return isinstance(listing.files, Arrays) and (masks is None or isinstance(masks.files, Arrays))
+
+
 def first_few(names: Iterable[str], count: int = 5) -> str:
     """Returns the first names as text for a message, and how many more there are."""
     every = list(names)

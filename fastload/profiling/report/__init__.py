@@ -4,7 +4,7 @@ In: one or several `Measured` (`fastload.timing.results`). Out: an HTML file wit
 data as JSON, which loads nothing from elsewhere.
 
 Read this module first (checks and writing), then `page` with `page.html` (the template), `sections` (text and tables of
-one run), `plots` (inline SVG, drawn once for all widths), `downsample` (long runs in few columns). Needs Jinja2, which
+one run), `plots` (inline SVG, drawn once for all widths; long runs in few columns). Needs Jinja2, which
 is imported only when a page is made.
 """
 
