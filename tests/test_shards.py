@@ -35,7 +35,7 @@ from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
 from fastload.read.linear import MappedShards
 from fastload.read.sharded import ShardedReader
-from fastload.repack import Choice, merge_files, repack_file
+from fastload.repack import Choice, append_images, merge_files, repack_file
 from fastload.system import native
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
 
@@ -325,6 +325,22 @@ def test_an_index_is_copied_and_exported_like_a_file(of_varied, tmp_path):
     make_preview(index, tmp_path / "index.png")
     make_preview(one, tmp_path / "one.png")
     measure_shuffles(index, batch_size=2)
+
+
+def test_shards_whose_splits_have_other_numbers_are_copied(tmp_path):
+    """What the index says of a split is not what the shard's digests are of."""
+    shard(tmp_path / "a.h5", 5, seed=0, splits={"train": 3, "val": 2})
+    shard(tmp_path / "long name.h5", 4, seed=1, splits={"val": 4})
+    index_files([tmp_path / "a.h5", tmp_path / "long name.h5"], tmp_path / "out.h5")
+    merge_files([tmp_path / "a.h5", tmp_path / "long name.h5"], tmp_path / "one.h5")
+    repack_file(tmp_path / "out.h5", tmp_path / "again.h5")
+    packed_alike(tmp_path / "one.h5", tmp_path / "again.h5")
+    with h5py.File(tmp_path / "long name.h5", "r+") as file:
+        file["labels"][1] = 2
+    with pytest.raises(SourceError, match=r"values of 1 rows .*: row 6 \(long name/001\)"):
+        repack_file(tmp_path / "out.h5", tmp_path / "never.h5")
+    with pytest.raises(OptionError, match="is an index, whose shards stay as they are"):
+        append_images(tmp_path / "out.h5", tmp_path)
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
         name=name,
         dtype=np.dtype(said["dtype"]),
         shape=shape,
-        chunks=(chunk_rows, *shape) if chunk_rows else None,
+        chunks=(chunk_rows, *shape) if chunk_rows and not ragged else None,
         filters=tuple(map(str, said["filters"])),
         names=tuple(map(str, said["names"])),
         attrs={key: tuple(value) if isinstance(value, list) else value for key, value in said["attrs"].items()},

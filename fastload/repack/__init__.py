@@ -181,6 +181,11 @@ def append_images(
             f"{output}: fastload did not write it, so it is not known how to add images. Pack it first: `fastload pack "
             f"{typed(output)} OUT.h5`."
         )
+    if file.shards is not None:
+        raise OptionError(
+            f"{output}: is an index, whose shards stay as they are. Pack the images to a file of their own in its "
+            f"folder, and make an index of all: `fastload index`."
+        )
     options = _options_of_more(file)
     masks = file.fields.get("masks")
     padded = options.pads and masks is not None and "ignore_index" in masks.attrs

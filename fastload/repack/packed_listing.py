@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.digests import DIGEST_FIELDS, row_digests
-from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_columns, read_header
+from fastload.format.header import (
+    PIXEL_FIELDS,
+    PackedFile,
+    check_header,
+    open_columns,
+    open_hdf5,
+    read_header,
+    read_shard,
+)
 from fastload.format.ragged import Column, index_names
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique
@@ -178,8 +186,7 @@ def _check_fields(
     file: PackedFile, values: dict[str, NDArray[Any]], keys: list[str], damaged: list[int] | None
 ) -> None:
     """Compares the values of every row, except for pixels, with their digest."""
-    found = row_digests({name: values[name] for name in values if name not in DIGEST_FIELDS})
-    wrong = np.flatnonzero(found != values["digest_fields"])
+    wrong = _different_rows(file, values)
     if damaged is not None:
         damaged += wrong.tolist()
     elif len(wrong):
@@ -189,6 +196,21 @@ def _check_fields(
             f"the file again, pack it again, or leave them out: `fastload repack {typed(file.path)} OUT.h5 "
             f"--on-error skip`."
         )
+
+
+def _different_rows(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    """Returns the rows whose values, except for pixels, do not match their digest, int64 (n,), ascending."""
+    names = [name for name in values if name not in DIGEST_FIELDS]
+    if file.shards is None:
+        return np.flatnonzero(row_digests({name: values[name] for name in names}) != values["digest_fields"])
+    wrong = []
+    # Digests are of the values as each shard has them, such as the number of a split.
+    for number in range(len(file.shards.names)):
+        there, here = file.shards.rows_of(number)
+        with open_hdf5(read_shard(file, number).path) as hdf5:
+            different = row_digests({name: hdf5[name][()] for name in names}) != hdf5["digest_fields"][()]
+        wrong.append(here[different[there]])
+    return np.sort(np.concatenate(wrong))
 
 
 @dataclass(frozen=True)
