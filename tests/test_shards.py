@@ -139,7 +139,7 @@ def test_a_shard_that_is_not_the_one_is_an_error_before_its_first_row(tmp_path):
     outside.write_bytes(good)
     files[1].unlink()
     files[1].symlink_to(outside)
-    with pytest.raises(FormatError, match="a link that leaves the index's folder"):
+    with pytest.raises(FormatError, match="a link that leaves the folder"):
         read([0, 6])
     files[1].unlink()
     files[1].write_bytes(good)

@@ -97,6 +97,7 @@ other_pythons() {
 # time. What the other two say comes at the end.
 mostly_processes=(
     tests/distributed tests/export tests/faults tests/inspection tests/profiling/doctor tests/repack tests/test_readme.py
+    tests/test_shards.py
 )
 after_checks=(tests/benchmarks tests/tools tests/transforms)
 

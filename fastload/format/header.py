@@ -5,10 +5,11 @@ Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -116,8 +117,7 @@ class PackedFile:
     @property
     def files(self) -> list[Path]:
         """The files that hold its rows: itself, or its shards."""
-        names = [] if self.shards is None else self.shards.names
-        return [self.path.parent / name for name in names] or [self.path]
+        return [self.path.parent / name for name in self.shards.names] if self.shards else [self.path]
 
 
 def read_header(path: str | Path) -> PackedFile:
@@ -204,21 +204,28 @@ def _field_of_index(name: str, said: dict[str, Any], num_rows: int) -> Field:
     )
 
 
-def read_shard(index: PackedFile, number: int, *, checked: bool = True) -> PackedFile:
-    """Returns the header of a shard of an index; `checked`: its digests are compared with it, too.
+def read_shard(index: PackedFile, number: int) -> PackedFile:
+    """Returns the header of a shard of an index, read once as long as the file stays the same.
 
     Raises:
-        MissingFileError, FormatError: it is missing, cannot be read, is damaged, or leads out of the index's folder.
+        MissingFileError, FormatError: it is missing, cannot be read, or leads out of the index's folder.
         FileChangedError: it is not the file that the index was made of.
     """
+    found = _read_shard(index, number)
+    with suppress(OSError):
+        if FileIdentity.of(os.stat(found.path)) == found.identity:
+            return found
+    _read_shard.cache_clear()
+    return _read_shard(index, number)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_shard(index: PackedFile, number: int) -> PackedFile:
     shards = index.shards
     assert shards is not None, "an index"
     name, folder = shards.names[number], index.path.absolute().parent
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise FormatError(
-            f"{index.path}: its shard {name} is a link that leaves the index's folder; refused as unsafe."
-        )
+    if not (path := folder / name).resolve().is_relative_to(folder.resolve()):
+        raise FormatError(f"{index.path}: its shard {name} is a link that leaves the folder; refused as unsafe.")
     try:
         found = read_header(path)
     except MissingFileError as exc:
@@ -232,9 +239,6 @@ def read_shard(index: PackedFile, number: int, *, checked: bool = True) -> Packe
             f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
-    if checked:
-        with open_hdf5(path) as hdf5:
-            check_header(found, hdf5)
     return found
 
 
@@ -255,9 +259,8 @@ class ShardedColumn:
     """A dataset of an index, read from its shards; indexed by rows as one of h5py is."""
 
     def __init__(self, index: PackedFile, name: str) -> None:
-        self._index, self._name, self._field = index, name, index.fields[name]
-        self.shape = (index.num_rows, *self._field.shape)
-        self.dtype = self._field.dtype
+        self._index, self._name = index, name
+        self.shape, self.dtype = (index.num_rows, *index.fields[name].shape), index.fields[name].dtype
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         """Returns rows by a whole number, a slice, an array of rows in ascending order, or all by ().
@@ -269,12 +272,12 @@ class ShardedColumn:
         first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
         rows = np.arange(self.shape[0])[first]
         numbers, there = shards.locate(np.atleast_1d(rows))
-        found = np.empty((len(numbers), *self._field.shape), self.dtype)[(slice(None), *rest)]
+        found = np.empty((len(numbers), *self.shape[1:]), self.dtype)[(slice(None), *rest)]
         for number in np.unique(numbers).tolist():
             here = np.flatnonzero(numbers == number)
             wanted = there[here]
             span = slice(int(wanted.min()), int(wanted.max()) + 1)
-            with open_hdf5(read_shard(self._index, number, checked=False).path) as hdf5:
+            with open_hdf5(read_shard(self._index, number).path) as hdf5:
                 found[here] = hdf5[self._name][(span, *rest)][wanted - span.start]
         if self._name == "split":
             stops = [run.stop for run in self._index.splits.values()]

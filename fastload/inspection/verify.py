@@ -204,7 +204,7 @@ def _verify_index(
         return (lambda rows, _: progress(before + rows, total)) if progress else None
 
     for number in numbers:
-        found = read_shard(index, number, checked=False)
+        found = read_shard(index, number)
         one = verify_file(found.path, workers=workers, progress=advance_from(done))
         there, here = shards.rows_of(number)
         row_of = dict(zip(there.tolist(), here.tolist(), strict=True))

@@ -232,7 +232,7 @@ class ShardedSamples(CheckedSamples):
         return self._opened(int(numbers[0])), int(rows[0])
 
     def _opened(self, number: int) -> CheckedSamples:
-        return open_samples(read_shard_once(self.file, number))
+        return open_samples(read_shard(self.file, number))
 
     def _joined(self, values: Callable[[CheckedSamples], NDArray[Any]], dtype: Any) -> NDArray[Any]:
         """Returns what each shard says of its rows, in the order of the index, (N,)."""
@@ -285,12 +285,6 @@ class ShardedSamples(CheckedSamples):
         """Does nothing: the readers of shards stay open until `close_readers`."""
 
 
-@functools.lru_cache(maxsize=4096)
-def read_shard_once(index: PackedFile, number: int) -> PackedFile:
-    """Returns the header of a shard of an index; read once in a process."""
-    return read_shard(index, number, checked=False)
-
-
 def samples_of(file: PackedFile) -> CheckedSamples:
     """Returns a reader of a file, or of an index; the caller closes it."""
     return CheckedSamples(file) if file.shards is None else ShardedSamples(file)
@@ -319,4 +313,3 @@ def _opened(file: PackedFile, pid: int) -> CheckedSamples:  # by process: neithe
 def close_readers() -> None:
     """Drops the readers that stay open; one still in use is closed after that."""
     _opened.cache_clear()
-    read_shard_once.cache_clear()

@@ -155,7 +155,7 @@ def sample_name(file: PackedFile, row: int) -> str:
     if file.shards is not None:
         numbers, rows = file.shards.locate(np.array([row]))
         with suppress(FastloadError, OSError):
-            return sample_name(read_shard(file, int(numbers[0]), checked=False), int(rows[0]))
+            return sample_name(read_shard(file, int(numbers[0])), int(rows[0]))
     field = file.fields.get("key")
     if field is None or field.dtype.kind != "S" or field.shape:
         return f"{file.path}: row {row}"

@@ -215,7 +215,7 @@ class ShardedReadAhead(ReadAhead):
             one = self._open.pop(number, None)
             if one is None:
                 try:
-                    shard = read_shard(self._file, number, checked=False)
+                    shard = read_shard(self._file, number)
                     one = ReadAhead(shard, self._names, range(shard.num_rows), **self._options)
                 except (FastloadError, OSError):
                     continue  # whoever reads it gets the error

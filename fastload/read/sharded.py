@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import DamagedRowError, OptionError
-from fastload.format.header import PackedFile, read_shard
+from fastload.format.header import PackedFile, check_header, open_hdf5, read_shard
 from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
 from fastload.images.decode_part import DecodedPart, offset_in
 from fastload.read.linear import SHORT_ROW_BYTES, MappedShards, Read, chosen
@@ -69,7 +69,6 @@ class ShardedReader(RowReader):
         self.shards = file.shards
         self._fields, self._read, self._check_option = list(fields), chosen(file.path, read), check
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
-        self._headers: dict[int, PackedFile] = {}
         self._checks: dict[int, RowCheck] = {}
         self._lock = threading.RLock()
         self._open: OrderedDict[int, RowReader] = OrderedDict()
@@ -128,10 +127,10 @@ class ShardedReader(RowReader):
                     del self._users[number]
 
     def _opened(self, number: int) -> RowReader:
-        header = self._headers.get(number)
-        if header is None:
-            header = self._headers[number] = read_shard(self.file, number, checked=self._check_option is not None)
+        header = read_shard(self.file, number)
         if self._check_option is not None and number not in self._checks:
+            with open_hdf5(header.path) as hdf5:
+                check_header(header, hdf5)
             self._checks[number] = RowCheck(header, self._fields, self._check_option)
         reader = RowReader(header, self._fields, self._read, check=self._checks.get(number), **self._options)
         if self._joined is not None:

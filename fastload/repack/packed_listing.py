@@ -207,7 +207,9 @@ def _different_rows(file: PackedFile, values: dict[str, NDArray[Any]]) -> NDArra
     # Digests are of the values as each shard has them, such as the number of a split.
     for number in range(len(file.shards.names)):
         there, here = file.shards.rows_of(number)
-        with open_hdf5(read_shard(file, number).path) as hdf5:
+        shard = read_shard(file, number)
+        with open_hdf5(shard.path) as hdf5:
+            check_header(shard, hdf5)
             different = row_digests({name: hdf5[name][()] for name in names}) != hdf5["digest_fields"][()]
         wrong.append(here[different[there]])
     return np.sort(np.concatenate(wrong))
