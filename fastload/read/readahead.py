@@ -102,6 +102,7 @@ class ReadAhead:
         self._recent: dict[int, None] = {}
         self._max_recent = recent_chunks
         self._advise = KernelAdvice(fd, file.identity.size)
+        self.probes = _PROBES  # rows of a batch
         self._probed = 0
         self._quiet = 0
         self._hold = 0
@@ -161,7 +162,7 @@ class ReadAhead:
         if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
             return False
         field = self._large[0]
-        probed = rows[:: max(1, len(rows) // _PROBES)]
+        probed = rows[:: max(1, len(rows) // self.probes)]
         # Of the last byte: a row's first page may be in memory because of the row before.
         ends = map(field.last_byte, probed.tolist())
         if all(end is not None and syscalls.is_resident(self._fd, end) for end in ends):
@@ -211,7 +212,8 @@ class ShardedReadAhead(ReadAhead):
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Announces rows of the index, int64 (B,), that will be read soon; calls come in the order of reading."""
         numbers, there = self._shards.locate(rows)
-        for number in np.unique(numbers).tolist():
+        found = np.unique(numbers).tolist()
+        for number in found:
             one = self._open.pop(number, None)
             if one is None:
                 try:
@@ -220,6 +222,7 @@ class ShardedReadAhead(ReadAhead):
                 except (FastloadError, OSError):
                     continue  # whoever reads it gets the error
             self._open[number] = one  # at the end: the first ones were used least recently
+            one.probes = max(1, _PROBES // len(found))
             one.announce(there[numbers == number])
         while len(self._open) > _MOST_SHARDS:
             self._open.pop(next(iter(self._open))).close()
