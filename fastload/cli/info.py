@@ -100,7 +100,12 @@ def _print(found: FileInfo) -> None:
     if found.mask_shares:
         pairs.append(("masks", _mask_classes(found)))
     if found.num_shards is not None:
-        pairs.append(("shards", f"{found.num_shards:,}; for other programs: `fastload verify` first, HDF5 is silent"))
+        pairs.append(
+            (
+                "shards",
+                f"{found.num_shards:,}; HDF5 shows a missing one as zeros: `fastload verify` before other programs",
+            )
+        )
     pairs.append(("size", f"{format_bytes(found.file_bytes)} on disk, {format_bytes(found.pixel_bytes)} of pixels"))
     if found.layout:
         pairs += _layout_pairs(found.layout)

@@ -19,7 +19,7 @@ from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFi
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
 from fastload.sources.listing import first_few
-from fastload.system.files import check_new_file, save_bytes
+from fastload.system.files import check_new_file, read_bytes, save_bytes
 
 _MOST_SPLITS = 256
 
@@ -119,7 +119,7 @@ def write_index(
             set_attrs(file, attrs)
         with h5py.File(path, "r+", driver="stdio") as file:
             set_attrs(file, {"header_digest": index_digest(shards, text, attributes(file))})
-        data = os.pread(fd, os.fstat(fd).st_size, 0)
+        data = read_bytes(fd, os.fstat(fd).st_size, 0)
     save_bytes(data, output, force=overwrite)
 
 

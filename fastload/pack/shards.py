@@ -229,12 +229,16 @@ def kept_shard(job: PackJob) -> PackReport | None:
 
 def _report_of_kept(job: PackJob, file: PackedFile) -> PackReport:
     images, plan = file.fields.get("images"), job.planned["plan"] if job.planned else None
-    counts, pixel_bytes = {"raw": file.num_rows}, images.row_bytes * file.num_rows if images else 0
-    with open_columns(file) as columns:
-        if images is not None and images.ragged is not None:
-            found = np.bincount(columns["images_encoding"][()], minlength=len(ENCODINGS)).tolist()
+    counts, pixel_bytes, masks = {"raw": file.num_rows}, 0, int("masks" in file.fields)
+    if images is not None:
+        shapes = np.tile(np.array([*images.shape, 1][:3], np.int64), (file.num_rows, 1))
+        if images.ragged is not None:
+            with open_columns(file) as columns:
+                found = np.bincount(columns["images_encoding"][()], minlength=len(ENCODINGS)).tolist()
+                shapes = columns["images_shape"][()].astype(np.int64)
             counts = {name: count for name, count in zip(ENCODINGS, found, strict=True) if count}
-            pixel_bytes = int(columns["images_shape"][()].astype(np.int64).prod(axis=1).sum()) * images.dtype.itemsize
+        height, width, channels = shapes.T
+        pixel_bytes = int((height * width * (channels * images.dtype.itemsize + masks)).sum())
     done = {"converted": {}, "notes": (), "encodings": counts if images else {}, "pixel_bytes": pixel_bytes}
     done["store"] = "raw" if plan is None else str(plan.option)
     done["chunks"] = -(-file.num_rows // max(1, images.chunk_rows if images else 1))

@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import queue
+import resource
 import sys
 import threading
 from collections import deque
@@ -208,6 +209,7 @@ class ShardedReadAhead(ReadAhead):
         self._options = {"chunk_rows": chunk_rows, "recent_chunks": recent_chunks}
         self._open: dict[int, ReadAhead] = {}
         self._fd = -1  # each of them has its own
+        self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Announces rows of the index, int64 (B,), that will be read soon; calls come in the order of reading."""
@@ -224,8 +226,8 @@ class ShardedReadAhead(ReadAhead):
             self._open[number] = one  # at the end: the first ones were used least recently
             one.probes = max(1, _PROBES // len(found))
             one.announce(there[numbers == number])
-        while len(self._open) > _MOST_SHARDS:
-            self._open.pop(next(iter(self._open))).close()
+            while len(self._open) > self._most:
+                self._open.pop(next(iter(self._open))).close()
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         while self._open:

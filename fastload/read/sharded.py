@@ -74,7 +74,7 @@ class ShardedReader(RowReader):
         self._open: OrderedDict[int, RowReader] = OrderedDict()
         self._users: dict[int, int] = {}
         self._local = threading.local()
-        self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+        self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
         self._joined: MappedShards | None = None
         if "images" in fields and self._read == "map":
             self._joined = MappedShards.of(file)
@@ -140,10 +140,15 @@ class ShardedReader(RowReader):
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.path)
-        parts = self.parts(rows)
+        parts, copied, most = self.parts(rows), 0, self._most_open
+        known = {name: out for name, out in outs.items() if name in self.file.fields}
+        if len(parts) > most:
+            for some in (parts[first : first + most] for first in range(0, len(parts), most)):
+                with _Holding(self, [part.shard for part in some]):
+                    copied += sum(self._gather_part(part, rows, known) for part in some)
+            return copied
         with _Holding(self, [part.shard for part in parts]):
-            copied, due = 0, [part for part in parts if self._due(part)]
-            known = {name: out for name, out in outs.items() if name in self.file.fields}
+            due = [part for part in parts if self._due(part)]
             if not due and self._read == "map":
                 for name in [name for name in known if self._maps(name)]:
                     self._gather_mapped(name, parts, rows, known[name])
