@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastload.inspection.info import inspect_file
     from fastload.inspection.verify import verify_file
     from fastload.loader.loader import FastLoader
-    from fastload.pack import pack_images
+    from fastload.pack import pack_images, pack_shard, plan_images
     from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
     from fastload.profiling.doctor.in_process import diagnose
     from fastload.profiling.meter import Meter
@@ -76,6 +76,8 @@ __all__ = [
     "diagnose",
     "inspect_file",
     "pack_images",
+    "pack_shard",
+    "plan_images",
     "transforms",
     "verify_file",
     "write_report",
@@ -94,6 +96,8 @@ _HOMES = {
     "diagnose": "fastload.profiling.doctor.in_process",
     "inspect_file": "fastload.inspection.info",
     "pack_images": "fastload.pack",
+    "pack_shard": "fastload.pack",
+    "plan_images": "fastload.pack",
     "verify_file": "fastload.inspection.verify",
     "write_report": "fastload.profiling.report",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,12 +19,13 @@ from fastload.cli.output import (
     print_error,
     print_pairs,
     print_report,
+    print_written,
     progress_bar,
 )
-from fastload.system.text import format_bytes
+from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
-    from fastload.pack import PackReport
+    from fastload.pack import PackReport, PlanFile
 
 
 MAX_SIZES = 8
@@ -35,6 +38,7 @@ Masks = Annotated[
 
 
 def pack(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.")],
     output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.")],
     layout: Annotated[
@@ -108,6 +112,19 @@ def pack(
         Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Write files of about this size, and an index.")
     ] = None,
     spread: Annotated[int, typer.Option(metavar="N", help="Spread these files over N folders.")] = 0,
+    engine: Annotated[
+        Literal["ray"] | None, typer.Option(help="Pack the shards on the nodes of a Ray cluster.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Address of the cluster: auto, local, or HOST:PORT.")] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only write OUT.h5.plan, by which any machine can pack the shards.")
+    ] = False,
+    shard_index: Annotated[
+        int | None, typer.Option(metavar="I", help="Pack shard I of OUT.h5.plan; with --num-shards I, I + N, ...")
+    ] = None,
+    num_shards: Annotated[
+        int | None, typer.Option(metavar="N", help="How many such processes pack the shards; by default one each.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Pack only this many images, spread over SRC.")] = None,
     outside_boxes: Annotated[
         Literal["refuse", "clip", "keep"],
@@ -139,16 +156,82 @@ def pack(
     If it is interrupted, the same command continues where it stopped.
     """
     arguments = dict(locals())  # named like those of `pack_images`
-    del arguments["dry_run"]
+    for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
+        del arguments[name]
     with one_line_errors("interrupted." if dry_run else CONTINUES):
         if dry_run:
             _survey(**arguments)
             return
-        from fastload.pack import pack_images
+        if shard_index is not None or num_shards is not None:
+            _pack_shards(context, **context.params)
+            return
+        from fastload.pack import pack_images, plan_images
 
         with progress_bar() as progress:
-            report = pack_images(**arguments, progress=progress)
+            if plan:
+                made = plan_images(**arguments, progress=progress)
+            else:
+                report = pack_images(**arguments, progress=progress)
+        if plan:
+            _print_plan(made, source)
+        else:
+            print_packed(report, overwrite=overwrite)
+
+
+_OF_A_SHARD = ("source", "output", "shard_index", "num_shards", "workers", "overwrite")
+
+
+def _pack_shards(
+    context: typer.Context,
+    source: Path,
+    output: Path,
+    shard_index: int | None,
+    num_shards: int | None,
+    workers: int | None,
+    overwrite: bool,
+    **others: Any,
+) -> None:
+    """Packs the shards of a plan that one of several processes is to pack."""
+    from fastload.errors import OptionError
+    from fastload.pack import PlanFile, pack_shard
+    from fastload.pack.plan_file import plan_path
+
+    if shard_index is None:
+        raise OptionError("`--num-shards` belongs to `--shard-index`: say which of these this process packs.")
+    sources = {name: context.get_parameter_source(name) for name in others}
+    if given := [name for name, where in sources.items() if where is not None and where.name == "COMMANDLINE"]:
+        option = f"--{given[0].replace('_', '-')}"
+        raise OptionError(
+            f"`{option}` cannot go with `--shard-index`, which packs what the plan {plan_path(output)} says. Leave it "
+            f"out, or make the plan anew with it."
+        )
+    plan = PlanFile.read(plan_path(output))
+    if os.path.abspath(source) != plan.source:
+        raise OptionError(f"{plan.path}: is a plan of {plan.source}, not of {source}.")
+    step = plan.num_shards if num_shards is None else num_shards
+    if not 0 <= shard_index < step:
+        raise OptionError(f"`--shard-index {shard_index}` of {step}: it counts from 0 to {step - 1}.")
+    for number in range(shard_index, plan.num_shards, step):
+        with progress_bar() as progress:
+            report = pack_shard(plan.path, number, workers=workers, overwrite=overwrite, progress=progress)
         print_packed(report, overwrite=overwrite)
+    if shard_index >= plan.num_shards:
+        typer.echo(f"nothing to pack: {plan.path} has {plan.num_shards} shards")
+
+
+def _print_plan(plan: PlanFile, source: Path) -> None:
+    """Prints what was planned, and how it goes on."""
+    pairs = [("shards", f"{plan.num_shards:,}")]
+    pairs += changes(plan.converted, plan.skipped)
+    pairs += [("note", note) for note in plan.notes]
+    print_written(f"planned {counted(plan.num_samples, 'sample')}", plan.path, pairs, ())
+    name = shlex.quote(str(plan.output))
+    typer.echo(
+        f"Next, anywhere, for each I from 0 to {plan.num_shards - 1}:\n"
+        f"  fastload pack {shlex.quote(str(source))} {name} --shard-index I\n"
+        f"and then:\n"
+        f"  fastload index {shlex.quote(str(plan.path))} -o {name}"
+    )
 
 
 def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None:

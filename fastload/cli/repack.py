@@ -113,18 +113,23 @@ def merge(
 
 
 def index(
-    files: Annotated[list[Path], typer.Argument(metavar="SHARD.h5 ...", help="Packed files of the same shape.")],
+    files: Annotated[list[Path], typer.Argument(metavar="SHARD.h5 ...", help="Packed files, or the plan of all.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.h5", help="Index to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
 ) -> None:
     """Make one dataset of packed files, its shards, without copying them: train with train, val with val.
 
     They lie in the folder of the index or below it, and stay as they are.
+    A lone OUT.h5.plan of `fastload pack --plan` stands for all shards of that plan.
     """
     with one_line_errors():
         from fastload.pack.index import index_files
+        from fastload.pack.plan_file import index_plan, is_plan
 
-        report = index_files(files, output, overwrite=overwrite)
+        if len(files) == 1 and is_plan(files[0]):
+            report = index_plan(files[0], output, overwrite=overwrite)
+        else:
+            report = index_files(files, output, overwrite=overwrite)
         pairs = [
             splits_pair(report.splits),
             ("shards", f"{report.num_shards:,}, {format_bytes(report.num_bytes)}"),

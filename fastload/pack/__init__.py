@@ -13,23 +13,25 @@ Imports `sources`, `images`, `format` and below; never `read`, the loader or tor
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fastload.errors import OutputError, PackError
+from fastload.errors import OptionError, OutputError, PackError
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
+from fastload.pack.on_engine import Engine, check_nodes, headers_on, pack_on
 from fastload.pack.pack_options import (
     KEPT,
     Bits,
@@ -43,8 +45,9 @@ from fastload.pack.pack_options import (
     journal_path,
     output_exists,
 )
+from fastload.pack.plan_file import PlanFile, index_plan, pack_planned, planned_file, write_plan
 from fastload.pack.pool import PackPool
-from fastload.pack.shards import ShardOptions, pack_shards, plan_shards
+from fastload.pack.shards import ShardOptions, ShardPlan, joined_report, pack_shards, plan_shards
 from fastload.pack.survey import Survey, survey_listing
 from fastload.sources.listing import Listing, MasksWanted, OnError, only_arrays
 from fastload.sources.mask_classes import MaskSize, with_mask_options
@@ -52,7 +55,18 @@ from fastload.sources.open_tree import open_tree
 from fastload.system.files import output_errors
 from fastload.system.machine import worker_count
 
-__all__ = ["PackJob", "PackOptions", "PackReport", "Survey", "pack_images", "pack_listing", "survey_source"]
+__all__ = [
+    "PackJob",
+    "PackOptions",
+    "PackReport",
+    "PlanFile",
+    "Survey",
+    "pack_images",
+    "pack_listing",
+    "pack_shard",
+    "plan_images",
+    "survey_source",
+]
 
 
 def pack_images(
@@ -83,6 +97,8 @@ def pack_images(
     shards: int | None = None,
     shard_bytes: int | None = None,
     spread: int = 0,
+    engine: Literal["ray"] | None = None,
+    address: str | None = None,
     limit: int | None = None,
     outside_boxes: OutsideBoxes = "refuse",
     on_error: OnError = "fail",
@@ -135,6 +151,8 @@ def pack_images(
             read as one dataset.
         shard_bytes: the same, with as many files as give each about this size.
         spread: put these files into so many folders in that of the output; 0: into that itself.
+        engine: "ray": read headers and pack the files on the nodes of a Ray cluster, which see source and output.
+        address: of that cluster; None: the one that this machine belongs to; "local": this machine alone.
         limit: pack only so many samples, spread evenly over the source.
         outside_boxes: boxes that reach out of their image by more than a pixel: "refuse": an error, or with on_error
             "skip" those images are left out; "clip": cut to the image; "keep": packed as they are.
@@ -156,22 +174,127 @@ def pack_images(
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
-    started, options = time.perf_counter(), PackOptions.of(locals())
-    if parents:
+    started, arguments = time.perf_counter(), locals()
+    if shards is None and shard_bytes is None and not spread and engine is None:
+        with _listed(arguments) as (job, pool):
+            return _run(job, pool, started)
+    if engine is not None:
+        check_choice("engine", engine, ("ray",))
+        _require_path(source)
+        from fastload.system.ray_cluster import RayCluster
+
+        with RayCluster(address) as cluster:
+            return _pack_on_engine(arguments, cluster, started)
+    job, plan = _planned(arguments)
+    return pack_shards(job, plan, partial(pack_listing, workers=workers), started)
+
+
+def plan_images(source: str | Path | Sequence[Any], output: str | Path, **options: Any) -> PlanFile:
+    """Lists and surveys a dataset, and writes how it is packed as shards to `OUT.h5.plan`, for `pack_shard`.
+
+    Args:
+        source: as in `pack_images`.
+        output: the index that the shards are to have; they will lie beside it.
+        options: those of `pack_images`, with `shards` or `shard_bytes`.
+
+    Raises:
+        SourceError: the source cannot be packed as it is.
+        OptionError: an option is not accepted, or other machines cannot read the source.
+        OutputError: the plan exists, or cannot be written.
+    """
+    _require_path(source)
+    arguments = inspect.signature(pack_images).bind(source, output, **options)
+    arguments.apply_defaults()
+    return write_plan(*_planned(arguments.arguments))
+
+
+def _require_path(source: object) -> None:
+    if not isinstance(source, (str, Path)):
+        raise OptionError(
+            f"a {type(source).__name__} exists in this process only, and other machines cannot read samples from it. "
+            f"Pack it here, without a plan or an engine, or give the path of a dataset that they see."
+        )
+
+
+def pack_shard(
+    plan: str | Path,
+    number: int,
+    *,
+    workers: int | None = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Packs one shard of a plan, on any machine that sees the plan and the source; a complete one is kept.
+
+    Any number of processes may pack the same shard at once: they write the same bytes. When all shards are there,
+    `fastload index OUT.h5.plan -o OUT.h5` makes one dataset of them.
+
+    Args:
+        plan: made by `fastload pack ... --plan` or `plan_images`.
+        number: of the shard, from 0.
+        workers: processes that decode; 0: this one does, None: one for each CPU.
+        overwrite: replace something else that has the shard's name.
+        progress: called with (stage, done, total).
+
+    Raises:
+        MissingFileError, FormatError: the plan is missing, or none.
+        ResumeError: it was made by another release, or with other libraries, so that shards could differ.
+        OptionError: there is no shard of that number.
+        SourceError: the source cannot be packed as it is, or has changed since.
+        OutputError: something else has the shard's name, or it cannot be written.
+    """
+    packing = partial(pack_listing, workers=workers)
+    return pack_planned(PlanFile.read(Path(plan)), number, packing, progress, overwrite=overwrite)
+
+
+def _pack_task(task: tuple[str, int, bool], report: Callable[[int], None]) -> PackReport:
+    """Packs a shard on a node."""
+    path, number, overwrite = task
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "packing":
+            report(done)
+
+    found = pack_shard(path, number, overwrite=overwrite, progress=progress)
+    report(found.num_samples)
+    return found
+
+
+def _pack_on_engine(arguments: Mapping[str, Any], engine: Engine, started: float) -> PackReport:
+    with _listed(arguments) as (job, pool):
+        wanted = ShardOptions.of(arguments)
+        check_nodes(job, engine)
+        pool.use(job.listing)
+        survey = survey_listing(job, pool, headers_on(engine, job.listing, job.on_progress))
+    plan = plan_shards(job, survey, wanted)
+    with planned_file(job, plan) as file:
+        reports = pack_on(engine, file, _pack_task, job.on_progress, overwrite=job.overwrite)
+        index = index_plan(file.path, job.output, overwrite=job.overwrite)
+    return joined_report(survey, reports, index, started)
+
+
+@contextmanager
+def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
+    """Lists the source among the arguments of `pack_images`; gives the job, and the pool that packs it."""
+    source, output, workers = arguments["source"], arguments["output"], arguments["workers"]
+    options, on_error, overwrite = PackOptions.of(arguments), arguments["on_error"], arguments["overwrite"]
+    if arguments["parents"]:
         with output_errors(f"{output}: its folder cannot be made ({{}}). Choose another one."):
             Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
     output = _checked_output(output, overwrite, source)
-    is_path, name = isinstance(source, (str, Path)), _name_of(source)
-    processes = worker_count(workers if is_path else workers or 0)
+    processes = worker_count(workers if isinstance(source, (str, Path)) else workers or 0)
     with options.accepting_large(processes), PackPool(processes) as pool:
-        listing = _list_samples(source, layout, options, on_error, pool)
-        job = PackJob(name, output, listing, options, on_error, overwrite, progress)
-        if shards is None and shard_bytes is None and not spread:
-            return _run(job, pool, started)
-        wanted = ShardOptions(shards, shard_bytes, spread)
-        pool.use(listing)
+        listing = _list_samples(source, arguments["layout"], options, on_error, pool)
+        yield PackJob(_name_of(source), output, listing, options, on_error, overwrite, arguments["progress"]), pool
+
+
+def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
+    """Returns the job of the arguments of `pack_images`, and the shards that it is cut into."""
+    wanted = ShardOptions.of(arguments)
+    with _listed(arguments) as (job, pool):
+        pool.use(job.listing)
         survey = survey_listing(job, pool)
-    return pack_shards(job, plan_shards(job, survey, wanted), partial(pack_listing, workers=workers), started)
+    return job, plan_shards(job, survey, wanted)
 
 
 def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:

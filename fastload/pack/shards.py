@@ -12,22 +12,23 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OptionError
+from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.format.codecs import NONE
 from fastload.format.header import IMAGES_OFFSET, PackedFile, open_columns, read_header
 from fastload.format.ragged import ENCODINGS
 from fastload.format.writer import dump_options
 from fastload.pack.begin import identity_of
 from fastload.pack.finish import PackReport, report_of
-from fastload.pack.index import index_files
+from fastload.pack.index import IndexReport, index_files
 from fastload.pack.journal import source_table
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.survey import Survey
@@ -48,6 +49,11 @@ class ShardOptions:
     count: int | None = None
     num_bytes: int | None = None
     spread: int = 0
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> ShardOptions:
+        """Returns the options among the arguments of `pack_images`."""
+        return cls(arguments["shards"], arguments["shard_bytes"], arguments["spread"])
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.num_bytes is None):
@@ -82,9 +88,7 @@ class ShardPlan:
 
     def path(self, output: Path, number: int) -> Path:
         """Returns the path of a shard of an index."""
-        folder = output.parent / f"{number % self.spread:02d}" if self.spread else output.parent
-        suffix = output.suffix or ".h5"
-        return folder / f"{output.stem}-{number:05d}-of-{len(self):05d}{suffix}"
+        return shard_path(output, number, len(self), self.spread)
 
     def job(self, job: PackJob, number: int) -> PackJob:
         """Returns the job of packing one shard."""
@@ -92,7 +96,7 @@ class ShardPlan:
         samples = survey.order[self.bounds[number] : self.bounds[number + 1]]
         listing = survey.listing.take(samples)
         attrs = {
-            "shard": json.dumps({"number": number, "of": len(self), "plan": self.identity}),
+            "shard": _said_of(number, len(self), self.identity),
             "seed": job.options.seed,
             "shuffled": job.options.shuffle,
             "pack_options": dump_options(job.options.to_dict()),
@@ -108,6 +112,25 @@ class ShardPlan:
                 "key_bytes": self.key_bytes,
             },
         )
+
+
+def shard_path(output: Path, number: int, count: int, spread: int) -> Path:
+    """Returns the path of a shard of an index, of `count` shards in so many folders."""
+    folder = output.parent / f"{number % spread:02d}" if spread else output.parent
+    return folder / f"{output.stem}-{number:05d}-of-{count:05d}{output.suffix or '.h5'}"
+
+
+def _said_of(number: int, count: int, identity: str) -> str:
+    """Returns the attribute `shard` of a shard, by which it is known as planned."""
+    return json.dumps({"number": number, "of": count, "plan": identity})
+
+
+def is_shard(path: Path, number: int, count: int, identity: str) -> bool:
+    """Whether a file is the complete shard of that number of a plan."""
+    try:
+        return read_header(path).attrs.get("shard") == _said_of(number, count, identity)
+    except (FormatError, MissingFileError):
+        return False
 
 
 def plan_shards(job: PackJob, survey: Survey, wanted: ShardOptions) -> ShardPlan:
@@ -161,7 +184,7 @@ def whole_pages(chunk_rows: int, row_bytes: int, most_rows: int) -> tuple[int, i
 
 def pack_shards(job: PackJob, plan: ShardPlan, pack: Callable[[PackJob], PackReport], started: float) -> PackReport:
     """Packs the shards that are not there yet by `pack`, and then writes the index."""
-    survey, total, done = plan.survey, plan.survey.num_samples, 0
+    total, done = plan.survey.num_samples, 0
     reports = []
     for number in range(len(plan)):
         one = plan.job(job, number)
@@ -178,12 +201,17 @@ def pack_shards(job: PackJob, plan: ShardPlan, pack: Callable[[PackJob], PackRep
         done = int(plan.bounds[number + 1])
         reports.append(report)
     index = index_files([report.path for report in reports], job.output, overwrite=job.overwrite)
-    file, seconds = read_header(job.output), time.perf_counter() - started
+    return joined_report(plan.survey, reports, index, started)
+
+
+def joined_report(survey: Survey, reports: Sequence[PackReport], index: IndexReport, started: float) -> PackReport:
+    """Returns the report of an index, given those of its shards, in order."""
+    file, seconds = read_header(index.path), time.perf_counter() - started
     made = sum(report.num_samples for report in reports if report.chunks_decoded)
     images = file.fields.get("images")
     return replace(
         reports[0],
-        path=job.output,
+        path=index.path,
         num_samples=index.num_samples,
         image_shape=images.shape if images else (),
         splits=index.splits,
@@ -191,12 +219,12 @@ def pack_shards(job: PackJob, plan: ShardPlan, pack: Callable[[PackJob], PackRep
         skipped=(*survey.skipped, *(one for report in reports for one in report.skipped)),
         warned=tuple(one for report in reports for one in report.warned),
         notes=tuple(dict.fromkeys([*survey.notes, *(note for report in reports for note in report.notes)])),
-        file_bytes=index.num_bytes + os.path.getsize(job.output),
+        file_bytes=index.num_bytes + os.path.getsize(index.path),
         seconds=seconds,
         images_per_s=made / max(seconds, 1e-9),
         decoded_per_s=0.0,
         encodings=_added([report.encodings for report in reports]),
-        num_shards=len(plan),
+        num_shards=len(reports),
         **{name: sum(getattr(report, name) for report in reports)
            for name in ("chunks", "chunks_kept", "chunks_decoded", "pixel_bytes")},
     )  # fmt: skip

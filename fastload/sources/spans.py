@@ -117,8 +117,36 @@ class FileSpans:
     def take(self, indices: NDArray[np.integer[Any]]) -> FileSpans:
         return replace(self, offsets=self.offsets[indices], sizes=self.sizes[indices])
 
+    def compact(self) -> FileSpans | HeldFiles:
+        """Returns the reader for another machine, which sees no temporary file: what lies in one goes along."""
+        if self.owner is None:
+            return self
+        return HeldFiles.of([self.read(i) for i in range(len(self.sizes))])
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "owner": None}
+
+
+@dataclass(frozen=True, eq=False)
+class HeldFiles:
+    """Files whose bytes are in memory."""
+
+    data: NDArray[np.uint8]  # uint8 (bytes of all,), one file after another
+    ends: NDArray[np.int64]  # int64 (F,), where each ends
+
+    @classmethod
+    def of(cls, files: Sequence[bytes]) -> HeldFiles:
+        """Returns the reader of files with these bytes."""
+        return cls(np.frombuffer(b"".join(files), np.uint8), np.cumsum([len(file) for file in files], dtype=np.int64))
+
+    def read(self, i: int) -> bytes:
+        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]].tobytes()
+
+    def read_head(self, i: int, size: int) -> bytes:
+        return self.read(i)[:size]
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> HeldFiles:
+        return HeldFiles.of([self.read(i) for i in indices.tolist()])
 
 
 Part = TypeVar("Part")
@@ -144,6 +172,17 @@ class Joined(Generic[Part]):
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Self:
         return replace(self, part=self.part[indices], index=self.index[indices])
+
+    def compact(self) -> Self:
+        """Returns the reader of the same samples without what only others need."""
+        parts, index = [], np.zeros_like(self.index)
+        used, part = np.unique(self.part, return_inverse=True)
+        for number in used.tolist():
+            reader: Any = self.parts[number]
+            here = self.part == number
+            rows, index[here] = np.unique(self.index[here], return_inverse=True)
+            parts.append(reader.take(rows))
+        return type(self)(parts=tuple(parts), part=part.astype(np.int32), index=index)
 
 
 class JoinedFiles(Joined[Files]):

@@ -192,6 +192,10 @@ class MemoryRows(StoredRows):
         source = self.values.reshape(-1).view(np.uint8).reshape(len(self.values), -1)
         self.gather(source, self.rows[indices], out)
 
+    def compact(self) -> Self:
+        """Returns the same rows without the others of the array."""
+        return replace(self, rows=np.arange(len(self.rows)), values=self.values[self.rows])
+
 
 class JoinedRows(Joined[Arrays]):
     """Rows of several readers of equal shape as one sequence."""

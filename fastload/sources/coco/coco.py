@@ -278,6 +278,40 @@ class DrawnMasks:
     def take(self, indices: NDArray[np.integer[Any]]) -> DrawnMasks:
         return replace(self, sizes=self.sizes[indices], spans=self.spans[indices])
 
+    def compact(self) -> DrawnMasks:
+        """Returns the same masks without the annotations of others."""
+        counts = self.spans[:, 1] - self.spans[:, 0]
+        drawn = self.drawn[_ranges(self.spans[:, 0], counts)]
+        stops = np.cumsum(counts)
+        ends, rings = _cut(self.ends, drawn)
+        ring_ends, points = _cut(self.ring_ends, rings)
+        run_ends, runs = _cut(self.run_ends, drawn)
+        return replace(
+            self,
+            spans=np.stack([stops - counts, stops], axis=1),
+            drawn=np.arange(len(drawn)),
+            values=self.values[drawn],
+            ends=ends,
+            ring_ends=ring_ends,
+            points=self.points[points],
+            run_ends=run_ends,
+            lengths=self.lengths[runs],
+        )
+
+
+def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the numbers start, start + 1, ..., `count` of them, of each pair, one range after another."""
+    before = np.cumsum(counts) - counts
+    shift: NDArray[np.int64] = np.repeat(starts - before, counts)
+    return shift + np.arange(len(shift))
+
+
+def _cut(ends: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the ends of the chosen lists among lists that lie one behind another, and where their items lay."""
+    starts = np.append(0, ends)[chosen]
+    counts = ends[chosen] - starts
+    return np.cumsum(counts), _ranges(starts, counts)
+
 
 def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], value: int | np.uint8) -> None:
     """Sets the pixels of a mask whose centres lie inside a polygon, by the even-odd rule.

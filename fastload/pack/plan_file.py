@@ -1,0 +1,280 @@
+"""A plan of packing, `OUT.h5.plan`: what any process on any machine needs to pack one of the shards of OUT.h5.
+
+It is a zip. `plan.json` describes it; `00017.npz` is shard 17 as a `PackJob` (`plain`): its samples in order, how each
+is read, and all that was decided about the whole dataset. Shards lie where the plan lies, wherever that is mounted.
+
+A shard is packed under a name of its own attempt, and gets its final name when it is complete and on disk. So any
+number of processes may pack the same shard: each writes the same bytes, and none touches the files of another.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import secrets
+import socket
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from fastload.errors import (
+    FastloadError,
+    FormatError,
+    MissingFileError,
+    OptionError,
+    OutputError,
+    PackError,
+    ResumeError,
+)
+from fastload.format.writer import writer_name
+from fastload.images.decode import decoder_versions
+from fastload.pack.begin import remove
+from fastload.pack.finish import PackReport
+from fastload.pack.index import IndexReport, index_files
+from fastload.pack.pack_options import PackJob, Progress
+from fastload.pack.plain import from_bytes, to_bytes
+from fastload.pack.shards import ShardPlan, is_shard, kept_shard, shard_path
+from fastload.sources.listing import first_few
+from fastload.system.files import check_new_file, output_errors, sync_folder
+
+VERSION = 1
+SUFFIX = ".plan"
+_HEAD = "plan.json"
+_ATTEMPT = ".try-"
+_FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # of a zip: the same plan has the same bytes
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What a plan says of the whole dataset.
+
+    Attributes:
+        path: the plan.
+        source: absolute path of the dataset.
+        num_samples: rows of all shards.
+        num_shards: the shards.
+        spread: folders that they are spread over; 0: they lie where the plan does.
+        identity: of the source, the options and the shards' bounds, hex.
+        release: of fastload.
+        decoder: versions of the libraries that decode.
+        converted: how many images are changed in kind, by a description.
+        skipped: (key, reason) of each sample left out.
+        notes: what was recognised in the source, what was absent or ignored, and what was chosen.
+    """
+
+    path: Path
+    source: str
+    num_samples: int
+    num_shards: int
+    spread: int
+    identity: str
+    release: str
+    decoder: str
+    converted: dict[str, int]
+    skipped: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> PlanFile:
+        """Returns what a plan says.
+
+        Raises:
+            MissingFileError: it is not there.
+            FormatError: it is none, or of another release.
+        """
+        with _opened(path) as archive:
+            head = json.loads(archive.read(_HEAD))
+            if head.pop("fastload_plan") != VERSION:
+                raise FormatError(f"{path}: is a plan of another release of fastload. Make it anew.")
+            head["skipped"] = tuple((key, reason) for key, reason in head["skipped"])
+            return cls(**{**head, "path": path, "notes": tuple(head["notes"])})
+
+    @property
+    def output(self) -> Path:
+        """The index that the shards are to have."""
+        return self.path.with_name(self.path.name.removesuffix(SUFFIX))
+
+    def shard(self, number: int) -> Path:
+        """Returns the path of a shard."""
+        return shard_path(self.output, number, self.num_shards, self.spread)
+
+    def is_packed(self, number: int) -> bool:
+        """Whether a shard is there, complete."""
+        return is_shard(self.shard(number), number, self.num_shards, self.identity)
+
+    def job(self, number: int) -> PackJob:
+        """Returns the job of packing a shard.
+
+        Raises:
+            OptionError: there is no such shard.
+            ResumeError: this process has another release, or other libraries, than the one that made the plan.
+        """
+        if not 0 <= number < self.num_shards:
+            raise OptionError(f"{self.path}: there is no shard {number}; it has 0 to {self.num_shards - 1}.")
+        for name, then, now in (
+            ("release", self.release, writer_name()),
+            ("decoder", self.decoder, decoder_versions()),
+        ):
+            if then != now:
+                raise ResumeError(
+                    f"{self.path}: the {name} was {then}, here it is {now}, and shards could differ. Install the same "
+                    f"on all machines, or make the plan anew."
+                )
+        with _opened(self.path) as archive:
+            job = from_bytes(archive.read(_member(number)))
+            if not isinstance(job, PackJob):
+                raise FormatError(f"{self.path}: shard {number} is damaged. Make the plan anew.")
+        return replace(job, output=self.shard(number))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Opens a plan; MissingFileError or FormatError: it is missing, or what is read of it is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except FastloadError:
+        raise
+    except FileNotFoundError as exc:
+        raise MissingFileError(f"{path}: is missing. Make it with `fastload pack ... --plan`.") from exc
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
+        raise FormatError(f"{path}: cannot be read as a plan of packing ({exc}). Make it anew.") from exc
+
+
+def is_plan(path: str | Path) -> bool:
+    """Whether a path is that of a plan, by its name."""
+    return str(path).endswith(SUFFIX)
+
+
+def plan_path(output: Path) -> Path:
+    """Returns the path of an output's plan."""
+    return output.with_name(output.name + SUFFIX)
+
+
+def write_plan(job: PackJob, plan: ShardPlan) -> PlanFile:
+    """Writes the plan of a job beside its output.
+
+    Raises:
+        OptionError: other machines cannot read the samples.
+        OutputError: it exists, or cannot be written.
+    """
+    path, survey = plan_path(job.output), plan.survey
+    check_new_file(path, force=job.overwrite)
+    found = PlanFile(
+        path=path,
+        source=os.path.abspath(job.source),
+        num_samples=survey.num_samples,
+        num_shards=len(plan),
+        spread=plan.spread,
+        identity=plan.identity,
+        release=writer_name(),
+        decoder=decoder_versions(),
+        converted=survey.converted,
+        skipped=survey.skipped,
+        notes=survey.notes,
+    )
+    head = {"fastload_plan": VERSION, **asdict(found)}
+    del head["path"]
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with output_errors(f"{path}: cannot be written ({{}})."):
+            with open(part, "xb") as file:
+                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                    archive.writestr(zipfile.ZipInfo(_HEAD, _FIRST_DATE), json.dumps(head, indent=1))
+                    for number in range(len(plan)):
+                        one = replace(plan.job(job, number), output=Path(), overwrite=False, on_progress=None)
+                        member = zipfile.ZipInfo(_member(number), _FIRST_DATE)
+                        archive.writestr(member, to_bytes(one), zipfile.ZIP_DEFLATED, 1)
+                        if job.on_progress:
+                            job.on_progress("writing the plan", number + 1, len(plan))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+            sync_folder(path.absolute().parent)
+    finally:
+        part.unlink(missing_ok=True)
+    return found
+
+
+@contextmanager
+def planned_file(job: PackJob, plan: ShardPlan) -> Iterator[PlanFile]:
+    """Gives the plan's file, the same one if an earlier call has left it; it is removed when all was done."""
+    found: PlanFile | None = None
+    with suppress(MissingFileError, FormatError):
+        found = PlanFile.read(plan_path(job.output))
+    yield write_plan(job, plan) if found is None or found.identity != plan.identity else found
+    remove(plan_path(job.output))
+
+
+def _member(number: int) -> str:
+    return f"{number:05d}.npz"
+
+
+def pack_planned(
+    plan: PlanFile, number: int, pack: Callable[[PackJob], PackReport], progress: Progress | None, *, overwrite: bool
+) -> PackReport:
+    """Packs a shard by `pack`, unless it is there, complete; see `fastload.pack_shard`."""
+    job = replace(plan.job(number), overwrite=overwrite)
+    with output_errors(f"{job.output}: its folder cannot be made ({{}})."):
+        job.output.parent.mkdir(parents=True, exist_ok=True)
+    if (kept := kept_shard(job)) is not None:
+        return kept
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
+    for files in _attempts(job.output, host):
+        if not psutil.pid_exists(int(files[0].name.rpartition(_ATTEMPT)[2].split(".")[1])):
+            _remove(files)
+    attempt = job.output.with_name(f"{job.output.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        report = pack(replace(job, output=attempt, overwrite=False, on_progress=progress))
+        if kept_shard(job) is None:
+            with output_errors(f"{job.output}: cannot get its name ({{}}). Pack the shard again."):
+                os.replace(attempt, job.output)
+                sync_folder(job.output.parent)
+    finally:
+        for files in _attempts(job.output, attempt.name.rpartition(_ATTEMPT)[2]):
+            _remove(files)
+    return replace(report, path=job.output)
+
+
+def _attempts(shard: Path, begin: str = "") -> Iterable[list[Path]]:
+    """Returns the files of each attempt at a shard whose name begins so: its host, process and token."""
+    found: dict[str, list[Path]] = {}
+    for name in glob.glob(f"{glob.escape(str(shard))}{_ATTEMPT}{begin}*"):
+        attempt = name.rpartition(_ATTEMPT)[2].split(".")
+        if len(attempt) >= 3:
+            found.setdefault(".".join(attempt[:3]), []).append(Path(name))
+    return found.values()
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        with suppress(OutputError):  # as another process may have done
+            remove(file)
+
+
+def index_plan(path: Path, output: Path, *, overwrite: bool = False) -> IndexReport:
+    """Writes the index of the shards of a plan, and removes what killed attempts at them have left.
+
+    Raises:
+        PackError: shards are missing, or not those of the plan; it names them.
+        OptionError, OutputError, FormatError: as `index_files`.
+    """
+    plan = PlanFile.read(path)
+    shards = [plan.shard(number) for number in range(plan.num_shards)]
+    missing = [number for number in range(plan.num_shards) if not plan.is_packed(number)]
+    if missing:
+        raise PackError(
+            f"{path}: {len(missing)} of {len(shards)} shards are not packed: {first_few(map(str, missing))}. Pack them "
+            f"with `--shard-index`, such as {missing[0]}; {shards[missing[0]].name} is the first."
+        )
+    report = index_files(shards, output, overwrite=overwrite)
+    for shard in shards:
+        for files in _attempts(shard):
+            _remove(files)
+    return report
