@@ -92,13 +92,11 @@ other_pythons() {
     fi
 }
 
-# Three runs at a time, or the cores would idle while a test waits: the main one, the tests that mostly start processes of
-# their own, and types, docs, the other Pythons and then tests of three folders, so that all three end at about the same
-# time. What the other two say comes at the end.
-mostly_processes=(
-    tests/distributed tests/export tests/faults tests/inspection tests/profiling/doctor tests/repack tests/test_readme.py
-    tests/test_shards.py
-)
+# Four runs at a time, or the cores would idle while a test waits: the main one, two of tests that mostly start processes
+# of their own, and types, docs, the other Pythons and then tests of three folders, so that all end at about the same
+# time. What the other three say comes at the end.
+of_processes=(tests/distributed tests/export tests/faults tests/prefetch tests/repack tests/test_shards.py)
+of_commands=(tests/cli tests/inspection tests/pack/test_ray.py tests/profiling tests/test_readme.py)
 after_checks=(tests/benchmarks tests/tools tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
@@ -121,19 +119,25 @@ checks() {
 }
 
 chosen=$#
-tests_of "${mostly_processes[@]}" "$@" >dist/test/processes.log 2>&1 &
-processes_job=$!
+tests_of "${of_processes[@]}" "$@" >dist/test/processes.log 2>&1 &
+jobs=($!)
+tests_of "${of_commands[@]}" "$@" >dist/test/commands.log 2>&1 &
+jobs+=($!)
 checks "$@" >dist/test/checks.log 2>&1 &
-checks_job=$!
-trap 'kill "$processes_job" "$checks_job" 2>/dev/null || true' EXIT
+jobs+=($!)
+trap 'kill "${jobs[@]}" 2>/dev/null || true' EXIT
 
 failed=()
+elsewhere=("${of_processes[@]}" "${of_commands[@]}" "${after_checks[@]}")
 say "tests against the wheel"
-tests_of "${mostly_processes[@]/#/--ignore=}" "${after_checks[@]/#/--ignore=}" "$@" || failed+=("tests")
-wait "$processes_job" || failed+=("tests that start processes")
+tests_of "${elsewhere[@]/#/--ignore=}" "$@" || failed+=("tests")
+wait "${jobs[0]}" || failed+=("tests that start processes")
 say "tests that start processes"
 cat dist/test/processes.log
-wait "$checks_job" || failed+=("types, docs, another Python, or tests of the benchmarks, tools or transforms")
+wait "${jobs[1]}" || failed+=("tests of commands and profiling")
+say "tests of commands and profiling"
+cat dist/test/commands.log
+wait "${jobs[2]}" || failed+=("types, docs, another Python, or tests of the benchmarks, tools or transforms")
 cat dist/test/checks.log
 say "done"
 if ((${#failed[@]})); then

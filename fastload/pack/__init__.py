@@ -243,7 +243,8 @@ def pack_shard(
         SourceError: the source cannot be packed as it is, or has changed since.
         OutputError: something else has the shard's name, or it cannot be written.
     """
-    packing = partial(pack_listing, workers=workers)
+    # As a rule each CPU of the machine has such a process.
+    packing = partial(pack_listing, workers=workers, sharers=worker_count(workers or None))
     return pack_planned(PlanFile.read(Path(plan)), number, packing, progress, overwrite=overwrite)
 
 
@@ -297,11 +298,12 @@ def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
     return job, plan_shards(job, survey, wanted)
 
 
-def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:
-    """Packs a listing that is made already; otherwise as `pack_images`."""
+def pack_listing(job: PackJob, workers: int | None = None, sharers: int | None = None) -> PackReport:
+    """Packs a listing that is made already; otherwise as `pack_images`. So many `sharers` have the machine's memory."""
     started = time.perf_counter()
     job = replace(job, output=_checked_output(job.output, job.overwrite))
-    with job.options.accepting_large(worker_count(workers)), PackPool(worker_count(workers)) as pool:
+    processes = worker_count(workers)
+    with job.options.accepting_large(sharers or processes), PackPool(processes) as pool:
         return _run(job, pool, started)
 
 
@@ -311,7 +313,7 @@ def _run(job: PackJob, pool: PackPool, started: float) -> PackReport:
     copies = job.options.size is None and job.options.mode is None and only_arrays(job.listing)
     if copies or job.listing.files is None:
         pool.workers = 0  # Copying arrays takes less time than sending tasks.
-    with closing(Journal(journal_path(job.output))) as journal:
+    with closing(Journal(journal_path(job.output), alone=job.alone)) as journal:
         found = journal.read()
         try:
             if report := finished_report(job, journal, found):

@@ -114,10 +114,11 @@ class JournalContents:
 class Journal:
     """An open journal, locked against a second packer while it is open.
 
-    PackError: another process holds the lock; OutputError: it cannot be opened, or another file lies there.
+    `alone`: nobody else has this output, so that it may lie on a file system without locks. PackError: another process
+    holds the lock; OutputError: it cannot be opened, or another file lies there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, alone: bool = False) -> None:
         self.path = path
         while True:
             with output_errors(f"{path}: cannot be written ({{}}). Choose another folder for the output."):
@@ -128,13 +129,15 @@ class Journal:
                 os.close(self._fd)
                 raise PackError(f"{path}: another process is packing to this output. Wait for it, or stop it.") from exc
             except OSError as exc:
-                if os.fstat(self._fd).st_size == 0:
-                    path.unlink(missing_ok=True)
-                os.close(self._fd)
-                raise OutputError(
-                    f"{path}: its file system has no locks ({exc.strerror}), and two packers could write to one "
-                    f"output. Pack to another disk, and copy the file here."
-                ) from exc
+                if not alone:
+                    if os.fstat(self._fd).st_size == 0:
+                        path.unlink(missing_ok=True)
+                    os.close(self._fd)
+                    raise OutputError(
+                        f"{path}: its file system has no locks ({exc.strerror}), and two packers could write to one "
+                        f"output. Pack to another disk, and copy the file here; or pack shards by a plan "
+                        f"(`fastload pack --plan`), which needs no locks."
+                    ) from exc
             try:
                 if self._still_there():
                     self._check_ours()

@@ -247,6 +247,7 @@ class PackJob:
     on_error: OnError = "fail"
     overwrite: bool = False
     on_progress: Progress | None = None
+    alone: bool = False  # whether no other process has this output: its name is of this attempt only
     # Of a shard: `plan` and `key_bytes` of the survey of the whole dataset, and its `headers` for these samples
     planned: Mapping[str, Any] | None = None
 

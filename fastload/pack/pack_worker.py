@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -328,8 +329,10 @@ class Worker:
             with output_errors(f"{path}: cannot be opened ({{}}). Run the same command again."):
                 fd = open_output(Path(path), os.O_RDWR)
             # A shared lock held while this process lives: after a kill of the packer, the next one waits for it
-            # before it touches the file, so that no orphan writes behind its back.
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            # before it touches the file, so that no orphan writes behind its back. Where there are no locks, nobody
+            # else has the file.
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_SH)
             self._outputs[path] = fd
         return self._outputs[path]
 

@@ -231,7 +231,7 @@ def pack_planned(
             _remove(files)
     attempt = job.output.with_name(f"{job.output.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        report = pack(replace(job, output=attempt, overwrite=False, on_progress=progress))
+        report = pack(replace(job, output=attempt, overwrite=False, on_progress=progress, alone=True))
         if kept_shard(job) is None:
             with output_errors(f"{job.output}: cannot get its name ({{}}). Pack the shard again."):
                 os.replace(attempt, job.output)

@@ -162,6 +162,11 @@ def test_a_file_system_without_locks_is_read_and_packing_there_is_refused(
     said = " ".join(text(done).split())
     assert done.returncode == 1 and "has no locks" in said and "Traceback" not in said, text(done)
     assert "another process" not in said and not (tmp_path / "out.h5").exists()
+    words = ("pack", tmp_path / "photos", tmp_path / "out.h5")
+    for more in (("--shards", "2", "--plan"), ("--shard-index", "0"), ("--shard-index", "1")):
+        done = cli(*words, *more, **without_locks)
+        assert done.returncode == 0, text(done)
+    assert len(list(tmp_path.glob("out-*"))) == 2
 
 
 @pytest.mark.parametrize("locking", ["TRUE", "FALSE"])
