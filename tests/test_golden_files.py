@@ -70,6 +70,12 @@ def in_zstd_chunks(folder: Path, output: Path) -> None:
     pack_images(folder / "a.npz", output, workers=0, codec="zstd", chunk_bytes=500, shuffle=False)
 
 
+def in_shards(folder: Path, output: Path) -> None:
+    arrays = np.stack([pixels(i, 8, 9) for i in range(7)])
+    np.savez(folder / "a.npz", images=arrays, labels=np.arange(7) % 3)
+    pack_images(folder / "a.npz", output, workers=0, chunk_bytes=500, shards=2, seed=5)
+
+
 def tokens_alone(folder: Path, output: Path) -> None:
     np.savez(folder / "a.npz", tokens=np.arange(24, dtype=np.int32).reshape(6, 4), labels=np.arange(6) % 2)
     pack_images(folder / "a.npz", output, workers=0)
@@ -81,6 +87,7 @@ STORES: dict[str, Callable[[Path, Path], None]] = {
     "v1_16_bits_gzip.h5": of_16_bits,
     "v1_zstd.h5": in_zstd_chunks,
     "v1_tokens.h5": tokens_alone,
+    "v1_index.h5": in_shards,
 }
 """Name of a kept file -> how it was made; `tools/refresh_golden.py stores` makes those that are absent."""
 
@@ -103,7 +110,7 @@ def decoded(name: str) -> Iterator[tuple[str, NDArray[Any], int]]:
             yield key, (np.arange(10 * 60) * 7 % 251).astype(np.uint8).reshape(10, 5, 4, 3)[row], 0
         elif name == "v1_16_bits_gzip.h5":
             yield key, pixels(number, 6, 7, 1, "u2"), 0
-        elif name == "v1_zstd.h5":
+        elif name in ("v1_zstd.h5", "v1_index.h5"):
             yield key, pixels(number, 8, 9), 0
         else:
             size = 8 + 2 * number, 20 - 2 * number
@@ -115,9 +122,13 @@ def kept_rows(path: Path) -> dict[str, Any]:
     if "zstd" in path.name:
         import hdf5plugin  # noqa: F401
     with h5py.File(path) as file:
+        found: list[str] = []
+        file.visit(found.append)
         digests = {
-            name: f"{dataset.dtype.str} {list(dataset.shape)} {xxhash.xxh3_64_hexdigest(dataset[()].tobytes())}"
-            for name, dataset in sorted(file.items())
+            name: f"{file[name].dtype.str} {list(file[name].shape)} "
+            f"{xxhash.xxh3_64_hexdigest(np.asarray(file[name][()]).astype(file[name].dtype).tobytes())}"
+            for name in sorted(found)
+            if isinstance(file[name], h5py.Dataset)
         }
         whole = xxhash.xxh3_64_hexdigest(path.read_bytes())
         return {"file": whole, "header_digest": file.attrs["header_digest"].decode(), "datasets": digests}
@@ -136,7 +147,7 @@ def test_a_kept_file_is_what_was_written_and_no_tool_of_ours_is_needed_to_see_it
 
 def test_the_kept_files_are_small_and_of_every_store() -> None:
     assert set(json.loads(TABLE.read_text(encoding="utf-8"))) == set(NAMES)
-    assert sum((DATA / name).stat().st_size for name in STORES) < 50_000
+    assert sum((DATA / name).stat().st_size for name in STORES) < 70_000
     stored: set[str | int] = set()
     for name in STORES:
         with h5py.File(DATA / name) as file:
