@@ -8,6 +8,8 @@ import os
 import pickle
 import resource
 import shutil
+import signal
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from torch.utils.data import DataLoader
 from fastload import ChunkSampler, FastLoader, PackedDataset
 from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, OutputError, SourceError
 from fastload.export import export_file
-from fastload.format.header import open_columns, read_header
+from fastload.format.header import PackedFile, open_columns, read_header, read_shard
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview
@@ -33,6 +35,7 @@ from fastload.inspection.verify import verify_file
 from fastload.pack import pack_images
 from fastload.pack.index import index_files
 from fastload.pack.shards import whole_pages
+from fastload.read import sharded
 from fastload.read.linear import MappedShards
 from fastload.read.sharded import ShardedReader
 from fastload.repack import Choice, append_images, merge_files, repack_file
@@ -178,6 +181,38 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
     assert not reader.compares, "what was compared is remembered of closed shards, too"
     if before:
         assert len(os.listdir("/proc/self/fd")) <= before + 2 * 5 + 1
+    reader.close()
+
+
+def test_a_fork_while_a_thread_opens_a_shard_reads_all_of_them(tmp_path, monkeypatch):
+    files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(3)]
+    index_files(files, tmp_path / "out.h5")
+    reader = ShardedReader(read_header(tmp_path / "out.h5"), ["images"])
+    out = {"images": np.empty((18, *SIZE), np.uint8)}
+    expected = np.concatenate([of_one_file(file, np.arange(6))["images"] for file in files])
+    opening, go_on = threading.Event(), threading.Event()
+
+    def slow(*words: object) -> PackedFile:
+        opening.set()
+        go_on.wait()
+        return read_shard(*words)
+
+    monkeypatch.setattr(sharded, "read_shard", slow)
+    thread = threading.Thread(target=reader.gather, args=(np.array([0]), {"images": np.empty((1, *SIZE), np.uint8)}))
+    thread.start()
+    opening.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)  # instead of waiting for ever
+            monkeypatch.undo()
+            reader.gather(np.arange(18), out)
+            os._exit(0 if (out["images"] == expected).all() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    thread.join()
     reader.close()
 
 

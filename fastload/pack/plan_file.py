@@ -9,7 +9,6 @@ number of processes may pack the same shard: each writes the same bytes, and non
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import secrets
@@ -226,8 +225,8 @@ def pack_planned(
     if (kept := kept_shard(job)) is not None:
         return kept
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
-    for files in _attempts(job.output, host):
-        if not psutil.pid_exists(int(files[0].name.rpartition(_ATTEMPT)[2].split(".")[1])):
+    for (_, process, _), files in _attempts([job.output], f"{host}.").items():
+        if not psutil.pid_exists(process):
             _remove(files)
     attempt = job.output.with_name(f"{job.output.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -237,19 +236,28 @@ def pack_planned(
                 os.replace(attempt, job.output)
                 sync_folder(job.output.parent)
     finally:
-        for files in _attempts(job.output, attempt.name.rpartition(_ATTEMPT)[2]):
+        for files in _attempts([job.output], attempt.name.rpartition(_ATTEMPT)[2]).values():
             _remove(files)
     return replace(report, path=job.output)
 
 
-def _attempts(shard: Path, begin: str = "") -> Iterable[list[Path]]:
-    """Returns the files of each attempt at a shard whose name begins so: its host, process and token."""
-    found: dict[str, list[Path]] = {}
-    for name in glob.glob(f"{glob.escape(str(shard))}{_ATTEMPT}{begin}*"):
-        attempt = name.rpartition(_ATTEMPT)[2].split(".")
-        if len(attempt) >= 3:
-            found.setdefault(".".join(attempt[:3]), []).append(Path(name))
-    return found.values()
+def _attempts(shards: Iterable[Path], begin: str = "") -> dict[tuple[str, int, str], list[Path]]:
+    """Returns the files of attempts at shards: (host, number of the process, token) -> paths.
+
+    `begin`: only of attempts whose name begins so.
+    """
+    names: dict[Path, set[str]] = {}
+    for shard in shards:
+        names.setdefault(shard.parent, set()).add(shard.name)
+    found: dict[tuple[str, int, str], list[Path]] = {}
+    for folder, known in names.items():
+        for file in os.listdir(folder):
+            shard_name, _, attempt = file.rpartition(_ATTEMPT)
+            host, _, rest = attempt.partition(".")
+            process, _, rest = rest.partition(".")
+            if shard_name in known and attempt.startswith(begin) and process.isdigit() and rest:
+                found.setdefault((host, int(process), rest.partition(".")[0]), []).append(folder / file)
+    return found
 
 
 def _remove(files: Iterable[Path]) -> None:
@@ -274,7 +282,6 @@ def index_plan(path: Path, output: Path, *, overwrite: bool = False) -> IndexRep
             f"with `--shard-index`, such as {missing[0]}; {shards[missing[0]].name} is the first."
         )
     report = index_files(shards, output, overwrite=overwrite)
-    for shard in shards:
-        for files in _attempts(shard):
-            _remove(files)
+    for files in _attempts(shards).values():
+        _remove(files)
     return report

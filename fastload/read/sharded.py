@@ -7,6 +7,7 @@ they are one array, as those of a single file are.
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 from collections import OrderedDict
@@ -70,7 +71,7 @@ class ShardedReader(RowReader):
         self._fields, self._read, self._check_option = list(fields), chosen(file.path, read), check
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
         self._checks: dict[int, RowCheck] = {}
-        self._lock = threading.RLock()
+        self._lock, self._pid = threading.RLock(), os.getpid()
         self._open: OrderedDict[int, RowReader] = OrderedDict()
         self._users: dict[int, int] = {}
         self._local = threading.local()
@@ -102,7 +103,7 @@ class ShardedReader(RowReader):
 
     def taken(self, numbers: Sequence[int]) -> list[RowReader]:
         """Returns the open readers of shards, which stay open until they are released as often as they were taken."""
-        with self._lock:
+        with self._locked():
             found = []
             for number in numbers:
                 reader = self._open.get(number)
@@ -120,11 +121,19 @@ class ShardedReader(RowReader):
 
     def released(self, numbers: Sequence[int]) -> None:
         """Lets shards that were taken be closed."""
-        with self._lock:
+        with self._locked():
             for number in numbers:
-                self._users[number] -= 1
-                if not self._users[number]:
-                    del self._users[number]
+                left = self._users.get(number, 1) - 1
+                if left:
+                    self._users[number] = left
+                else:
+                    self._users.pop(number, None)
+
+    def _locked(self) -> threading.RLock:
+        """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
+        if self._pid != os.getpid():
+            self._lock, self._pid, self._users = threading.RLock(), os.getpid(), {}
+        return self._lock
 
     def _opened(self, number: int) -> RowReader:
         header = read_shard(self.file, number)

@@ -1,8 +1,13 @@
-"""On a Ray cluster shards are packed as here, also where nodes are lost, slow or not what they should be."""
+"""On a Ray cluster shards are packed as here, also where nodes are lost, slow or not what they should be.
+
+And Ray Train trains there on a packed file, as `tools/examples/ray_train.py` shows.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -17,6 +22,7 @@ import pytest
 from golden_sources import SOURCES
 from PIL import Image
 from ray_tasks import fail, wait_for_leave
+from small_files import write_random
 
 from fastload import pack_images
 from fastload.errors import OptionError, PackError, SourceError
@@ -247,3 +253,25 @@ def test_what_cannot_be_packed_there_is_said(engine: RayCluster, photos: Path, t
         [sys.executable, "-c", code, photos, tmp_path / "out.h5"], capture_output=True, text=True, check=False
     )
     assert "PackError: no Ray cluster can be reached at 127.0.0.1:9" in ended.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # its own modules, of each other
+def test_ranks_of_ray_train_see_each_sample_once_an_epoch_in_a_new_order(
+    engine: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("pandas", "pyarrow", "pydantic", "torch"):
+        pytest.importorskip(package, reason=f"{package}, which Ray Train needs, is not installed")
+    script = Path(__file__).parents[2] / "tools" / "examples" / "ray_train.py"
+    rows, epochs = 64, 2
+    packed = write_random(tmp_path / "file.h5", rows=rows, size=(8, 8, 3), classes="0123456789", chunk_rows=4)
+    words = [packed, "--epochs", epochs, "--results", tmp_path / "results", "--seen", tmp_path / "seen"]
+    monkeypatch.setattr(sys, "argv", [str(script), *map(str, words)])
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # so soon is the end noticed, not after two seconds
+    runpy.run_path(str(script), run_name="__main__")  # in this process, whose connection it takes
+    seen = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("seen.*"))]
+    assert len(seen) == 2
+    for epoch in range(epochs):
+        shares = [seen[rank][epoch] for rank in range(2)]
+        assert sorted(shares[0] + shares[1]) == list(range(rows)), f"epoch {epoch}"
+        assert len(shares[0]) == len(shares[1])
+    assert seen[0][0] + seen[1][0] != seen[0][1] + seen[1][1]

@@ -405,11 +405,14 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ONE_OF_EACH = {
     "workers": ("workers", "workers-list", "folder", "cold", "two-ranks", "state-dict"),
     "loader": ("take", "between", "check", "opening", "h5py", "jpeg", "first-batch", "info", "plan", "memory"),
+    "scale": ("scale", "shards"),  # a cluster takes half a minute to start
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", "loader pack sources shuffle workers augment echo accelerator meter next".split())
+@pytest.mark.parametrize(
+    "what", "loader pack sources shuffle workers augment echo accelerator meter next scale".split()
+)
 def test_benchmarks_run_and_write_records(run, drawn, tmp_path, what):
     out = tmp_path / "out.jsonl"
     words = ["--quick", "--out", out]
