@@ -166,13 +166,15 @@ def test_a_wait_without_a_timeout_is_warned_of_once_with_the_same_words(packed, 
 
 @pytest.fixture
 def hangs(monkeypatch):
-    """Reading row 21 hangs until the event is set."""
+    """Reading row 21 hangs until the event is set; its `begun` is set when it begins to."""
     from fastload.read.reader import RowReader
 
     opened, gather = threading.Event(), RowReader.gather
+    opened.begun = threading.Event()
 
     def hanging(self, rows, arrays):
         if 21 in rows and not opened.is_set():
+            opened.begun.set()
             opened.wait()
         return gather(self, rows, arrays)
 
@@ -224,6 +226,7 @@ def test_close_and_break_do_not_wait_for_ever_for_a_thread(packed, pixels, hangs
     with caplog.at_level(logging.WARNING, logger="fastload"):
         for batch in loader:
             if batch.rows[0] == 8:
+                hangs.begun.wait()
                 break
     assert "did not finish its batch" in caplog.text
     hangs.set()
