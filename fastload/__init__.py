@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fastload.inspection.verify import verify_file
     from fastload.loader.loader import FastLoader
     from fastload.pack import pack_images, pack_shard, plan_images
+    from fastload.pack.index import index_files
+    from fastload.pack.plan_file import index_plan
     from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
     from fastload.profiling.doctor.in_process import diagnose
     from fastload.profiling.meter import Meter
@@ -74,6 +76,8 @@ __all__ = [
     "WorkerError",
     "WorkerTimeoutError",
     "diagnose",
+    "index_files",
+    "index_plan",
     "inspect_file",
     "pack_images",
     "pack_shard",
@@ -94,6 +98,8 @@ _HOMES = {
     "MixedEcho": "fastload.plan",
     "PackedDataset": "fastload.dataset",
     "diagnose": "fastload.profiling.doctor.in_process",
+    "index_files": "fastload.pack.index",
+    "index_plan": "fastload.pack.plan_file",
     "inspect_file": "fastload.inspection.info",
     "pack_images": "fastload.pack",
     "pack_shard": "fastload.pack",

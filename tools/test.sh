@@ -13,7 +13,7 @@ source tools/environment.sh
 
 # What other Pythons run, where it works without torch: every command, and each stage that reads or writes bytes.
 torch_free=(
-    tests/cli tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
+    tests/cli --ignore=tests/cli/test_live.py tests/format tests/images tests/pack/test_golden_bytes.py tests/pack/test_pack.py tests/plan tests/read
     tests/sources tests/system tests/timing
 )
 

@@ -270,7 +270,15 @@ class ShardedColumn:
         shards, rest = self._index.shards, key[1:] if isinstance(key, tuple) else ()
         assert shards is not None, "an index"
         first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
-        rows = np.arange(self.shape[0])[first]
+        if isinstance(first, slice):
+            rows = np.arange(*first.indices(self.shape[0]))
+        else:
+            rows = np.asarray(first, np.int64 if np.size(first) == 0 else None)
+            if rows.dtype == np.bool_:
+                rows = np.flatnonzero(rows)
+            rows = np.where(rows < 0, rows + self.shape[0], rows)
+            if ((rows < 0) | (rows >= self.shape[0])).any():
+                raise IndexError(f"{self._index.path}: {self._name!r} has {self.shape[0]:,} rows, asked for {first}")
         numbers, there = shards.locate(np.atleast_1d(rows))
         found = np.empty((len(numbers), *self.shape[1:]), self.dtype)[(slice(None), *rest)]
         for number in np.unique(numbers).tolist():

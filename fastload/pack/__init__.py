@@ -181,6 +181,7 @@ def pack_images(
     if engine is not None:
         check_choice("engine", engine, ("ray",))
         _require_path(source)
+        ShardOptions.of(arguments)  # refused before anything is connected
         from fastload.system.ray_cluster import RayCluster
 
         with RayCluster(address) as cluster:
@@ -205,6 +206,8 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
     _require_path(source)
     arguments = inspect.signature(pack_images).bind(source, output, **options)
     arguments.apply_defaults()
+    if arguments.arguments["engine"] is not None:
+        raise OptionError("a plan is made by this machine: `--plan` and `--engine` do not go together.")
     return write_plan(*_planned(arguments.arguments))
 
 
@@ -224,16 +227,16 @@ def pack_shard(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Packs one shard of a plan, on any machine that sees the plan and the source; a complete one is kept.
+    """Packs one shard of a plan, on any machine that sees the plan and the source; a complete one is kept as it is.
 
     Any number of processes may pack the same shard at once: they write the same bytes. When all shards are there,
-    `fastload index OUT.h5.plan -o OUT.h5` makes one dataset of them.
+    `index_plan` or `fastload index OUT.h5.plan -o OUT.h5` makes one dataset of them.
 
     Args:
         plan: made by `fastload pack ... --plan` or `plan_images`.
         number: of the shard, from 0.
         workers: processes that decode; 0: this one does, None: one for each CPU.
-        overwrite: replace something else that has the shard's name.
+        overwrite: pack it anew, also where it or something else has its name.
         progress: called with (stage, done, total).
 
     Raises:
@@ -245,7 +248,8 @@ def pack_shard(
     """
     # As a rule each CPU of the machine has such a process.
     packing = partial(pack_listing, workers=workers, sharers=worker_count(workers or None))
-    return pack_planned(PlanFile.read(Path(plan)), number, packing, progress, overwrite=overwrite)
+    found = PlanFile.read(Path(plan))
+    return pack_planned(found, number, packing, progress, overwrite=overwrite, keep=not overwrite)
 
 
 def _pack_task(task: tuple[str, int, bool], report: Callable[[int], None]) -> PackReport:
@@ -256,7 +260,8 @@ def _pack_task(task: tuple[str, int, bool], report: Callable[[int], None]) -> Pa
         if stage == "packing":
             report(done)
 
-    found = pack_shard(path, number, overwrite=overwrite, progress=progress)
+    packing = partial(pack_listing, workers=0, sharers=worker_count(None))
+    found = pack_planned(PlanFile.read(Path(path)), number, packing, progress, overwrite=overwrite, keep=True)
     report(found.num_samples)
     return found
 

@@ -18,6 +18,7 @@ from fastload.format.digests import attributes
 from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
+from fastload.pack.pack_options import output_exists
 from fastload.sources.listing import first_few
 from fastload.system.files import check_new_file, read_bytes, save_bytes
 
@@ -61,6 +62,8 @@ def index_files(files: Sequence[str | Path], output: str | Path, *, overwrite: b
         OutputError: the output exists, or cannot be written.
     """
     output = Path(output)
+    if output.exists() and not overwrite:
+        raise output_exists(output)
     check_new_file(output, force=overwrite)
     if not files:
         raise OptionError("an index needs at least one packed file.")

@@ -62,6 +62,7 @@ def check_nodes(job: PackJob, engine: Engine) -> None:
     differ = [f"{node}: {why}" for node, why in failures.items()]
     for node, found in answers.items():
         differ += [f"{node}: {found[what] or here[what]}" for what in here if found[what] != here[what]]
+    differ = [one.removesuffix(".") for one in differ]
     if differ:
         raise PackError(
             f"{job.output}: cannot be packed on this cluster, as nodes differ from this machine, which has "

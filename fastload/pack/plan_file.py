@@ -24,23 +24,25 @@ import psutil
 
 from fastload.errors import (
     FastloadError,
+    FileChangedError,
     FormatError,
     MissingFileError,
     OptionError,
     OutputError,
     PackError,
     ResumeError,
+    SourceError,
 )
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import remove
 from fastload.pack.finish import PackReport
 from fastload.pack.index import IndexReport, index_files
-from fastload.pack.pack_options import PackJob, Progress
+from fastload.pack.pack_options import KEPT, PackJob, Progress, output_exists
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.shards import ShardPlan, is_shard, kept_shard, shard_path
 from fastload.sources.listing import first_few
-from fastload.system.files import check_new_file, output_errors, sync_folder
+from fastload.system.files import output_errors, sync_folder
 
 VERSION = 1
 SUFFIX = ".plan"
@@ -62,6 +64,7 @@ class PlanFile:
         identity: of the source, the options and the shards' bounds, hex.
         release: of fastload.
         decoder: versions of the libraries that decode.
+        temporary: whether it is that of a call on an engine, which replaces and removes it unasked.
         converted: how many images are changed in kind, by a description.
         skipped: (key, reason) of each sample left out.
         notes: what was recognised in the source, what was absent or ignored, and what was chosen.
@@ -75,6 +78,7 @@ class PlanFile:
     identity: str
     release: str
     decoder: str
+    temporary: bool
     converted: dict[str, int]
     skipped: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
@@ -156,15 +160,15 @@ def plan_path(output: Path) -> Path:
     return output.with_name(output.name + SUFFIX)
 
 
-def write_plan(job: PackJob, plan: ShardPlan) -> PlanFile:
-    """Writes the plan of a job beside its output.
-
-    Raises:
-        OptionError: other machines cannot read the samples.
-        OutputError: it exists, or cannot be written.
-    """
+def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> PlanFile:
+    """Writes the plan of a job beside its output; OutputError: another is there, or it cannot be written."""
     path, survey = plan_path(job.output), plan.survey
-    check_new_file(path, force=job.overwrite)
+    if path.exists() and not job.overwrite:
+        before: PlanFile | None = None
+        with suppress(FormatError):
+            before = PlanFile.read(path)
+        if before is None or not before.temporary:
+            raise output_exists(path)
     found = PlanFile(
         path=path,
         source=os.path.abspath(job.source),
@@ -174,6 +178,7 @@ def write_plan(job: PackJob, plan: ShardPlan) -> PlanFile:
         identity=plan.identity,
         release=writer_name(),
         decoder=decoder_versions(),
+        temporary=temporary,
         converted=survey.converted,
         skipped=survey.skipped,
         notes=survey.notes,
@@ -203,12 +208,15 @@ def write_plan(job: PackJob, plan: ShardPlan) -> PlanFile:
 
 @contextmanager
 def planned_file(job: PackJob, plan: ShardPlan) -> Iterator[PlanFile]:
-    """Gives the plan's file, the same one if an earlier call has left it; it is removed when all was done."""
+    """Gives the plan's file, the same one if it is there; one that is for this call alone is removed at its end."""
     found: PlanFile | None = None
     with suppress(MissingFileError, FormatError):
         found = PlanFile.read(plan_path(job.output))
-    yield write_plan(job, plan) if found is None or found.identity != plan.identity else found
-    remove(plan_path(job.output))
+    if found is None or found.identity != plan.identity:
+        found = write_plan(job, plan, temporary=True)
+    yield found
+    if found.temporary:
+        remove(found.path)
 
 
 def _member(number: int) -> str:
@@ -216,13 +224,20 @@ def _member(number: int) -> str:
 
 
 def pack_planned(
-    plan: PlanFile, number: int, pack: Callable[[PackJob], PackReport], progress: Progress | None, *, overwrite: bool
+    plan: PlanFile,
+    number: int,
+    pack: Callable[[PackJob], PackReport],
+    progress: Progress | None,
+    *,
+    overwrite: bool,
+    keep: bool,
 ) -> PackReport:
-    """Packs a shard by `pack`, unless it is there, complete; see `fastload.pack_shard`."""
+    """Packs a shard by `pack`, unless it is there, complete, and to be kept; see `fastload.pack_shard`."""
     job = replace(plan.job(number), overwrite=overwrite)
     with output_errors(f"{job.output}: its folder cannot be made ({{}})."):
         job.output.parent.mkdir(parents=True, exist_ok=True)
-    if (kept := kept_shard(job)) is not None:
+    kept = kept_shard(job)
+    if kept is not None and keep:
         return kept
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
     for (_, process, _), files in _attempts([job.output], f"{host}.").items():
@@ -231,10 +246,15 @@ def pack_planned(
     attempt = job.output.with_name(f"{job.output.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         report = pack(replace(job, output=attempt, overwrite=False, on_progress=progress, alone=True))
-        if kept_shard(job) is None:
+        if not keep or kept_shard(job) is None:
             with output_errors(f"{job.output}: cannot get its name ({{}}). Pack the shard again."):
                 os.replace(attempt, job.output)
                 sync_folder(job.output.parent)
+    except (SourceError, FileChangedError) as exc:
+        raise SourceError(
+            f"{job.output}: cannot be packed: {str(exc).removesuffix(KEPT).rstrip()} What is left out, and whether the "
+            f"source is still the same, is up to the plan: else make {plan.path.name} anew."
+        ) from exc
     finally:
         for files in _attempts([job.output], attempt.name.rpartition(_ATTEMPT)[2]).values():
             _remove(files)
@@ -266,20 +286,29 @@ def _remove(files: Iterable[Path]) -> None:
             remove(file)
 
 
-def index_plan(path: Path, output: Path, *, overwrite: bool = False) -> IndexReport:
+def index_plan(plan: str | Path, output: str | Path, *, overwrite: bool = False) -> IndexReport:
     """Writes the index of the shards of a plan, and removes what killed attempts at them have left.
+
+    Args:
+        plan: made by `fastload pack ... --plan` or `plan_images`.
+        output: the index, in the folder of the plan.
+        overwrite: replace an output that exists.
 
     Raises:
         PackError: shards are missing, or not those of the plan; it names them.
         OptionError, OutputError, FormatError: as `index_files`.
     """
-    plan = PlanFile.read(path)
-    shards = [plan.shard(number) for number in range(plan.num_shards)]
-    missing = [number for number in range(plan.num_shards) if not plan.is_packed(number)]
+    found = PlanFile.read(Path(plan))
+    shards = [found.shard(number) for number in range(found.num_shards)]
+    missing = [number for number in range(found.num_shards) if not found.is_packed(number)]
     if missing:
+        others = [number for number in missing if shards[number].exists()]
+        replaced = ""
+        if others:
+            replaced = f" Others have the names of {first_few(map(str, others))}: for these say `--overwrite`, too."
         raise PackError(
-            f"{path}: {len(missing)} of {len(shards)} shards are not packed: {first_few(map(str, missing))}. Pack them "
-            f"with `--shard-index`, such as {missing[0]}; {shards[missing[0]].name} is the first."
+            f"{plan}: {len(missing)} of {len(shards)} shards are not packed: {first_few(map(str, missing))}. Pack them "
+            f"with `--shard-index`, such as {missing[0]}, which becomes {shards[missing[0]].name}.{replaced}"
         )
     report = index_files(shards, output, overwrite=overwrite)
     for files in _attempts(shards).values():

@@ -22,7 +22,7 @@ from fastload.errors import DamagedRowError, OptionError
 from fastload.format.header import PackedFile, check_header, open_hdf5, read_shard
 from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
 from fastload.images.decode_part import DecodedPart, offset_in
-from fastload.read.linear import SHORT_ROW_BYTES, MappedShards, Read, chosen
+from fastload.read.linear import MappedShards, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck
@@ -79,6 +79,9 @@ class ShardedReader(RowReader):
         self._joined: MappedShards | None = None
         if "images" in fields and self._read == "map":
             self._joined = MappedShards.of(file)
+        # Of each shard that is open, where the first row of a field is mapped to: int64 (S,) of each field.
+        names = [name for name in fields if self._read == "map" and self._maps(name)]
+        self._addresses = {name: np.zeros(len(self.shards.names), np.int64) for name in names}
         self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
 
     def parts(self, rows: NDArray[np.int64]) -> list[ShardPart]:
@@ -144,59 +147,55 @@ class ShardedReader(RowReader):
         reader = RowReader(header, self._fields, self._read, check=self._checks.get(number), **self._options)
         if self._joined is not None:
             self._joined.join(number, reader.fd)
+        for name, addresses in self._addresses.items():
+            mapped = reader.mapped(name)
+            assert mapped is not None, "it lies in one piece in every shard"
+            addresses[number] = mapped.ctypes.data
         return reader
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.path)
-        parts, copied, most = self.parts(rows), 0, self._most_open
+        copied, most = 0, self._most_open
         known = {name: out for name, out in outs.items() if name in self.file.fields}
-        if len(parts) > most:
+        shard, there = self.shards.locate(rows)
+        numbers: list[int] = np.flatnonzero(np.bincount(shard)).tolist()
+        if len(numbers) > most:
+            parts = self.parts(rows)
             for some in (parts[first : first + most] for first in range(0, len(parts), most)):
                 with _Holding(self, [part.shard for part in some]):
                     copied += sum(self._gather_part(part, rows, known) for part in some)
             return copied
-        with _Holding(self, [part.shard for part in parts]):
-            due = [part for part in parts if self._due(part)]
-            if not due and self._read == "map":
-                for name in [name for name in known if self._maps(name)]:
-                    self._gather_mapped(name, parts, rows, known[name])
-                    copied += known.pop(name).nbytes
-            for part in parts if known or due else ():
+        with _Holding(self, numbers):
+            due = any(map(self._due, self.parts(rows))) if self._may_be_due(numbers) else False
+            if not due and self._read == "map" and native.library() is not None:
+                for name in [name for name in known if name in self._addresses]:
+                    out = known.pop(name)
+                    flat = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+                    native.gather(self._addresses[name][shard] + there * flat.shape[1], flat)
+                    copied += out.nbytes
+            elif not due and self._joined is not None and "images" in known:
+                out = known.pop("images")
+                flat = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+                np.take(self._joined.rows, rows, axis=0, out=flat, mode="clip")
+                copied += out.nbytes
+            for part in self.parts(rows) if known or due else ():
                 copied += self._gather_part(part, rows, known)
             return copied
 
     def _maps(self, name: str) -> bool:
+        """Whether the rows of a field lie one after another in each shard, and mean the same in all."""
         field = self.file.fields[name]
-        return field.in_shards and field.ragged is None and field.dtype.kind != "S" and name != "split"
+        plain = field.ragged is None and field.dtype.kind != "S" and name != "split"
+        return field.in_shards and plain and field.row_bytes > 0
 
-    def _gather_mapped(self, name: str, parts: Sequence[ShardPart], rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies rows of a field that is mapped in all of these shards."""
-        if not out.size:
-            return
-        flat = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
-        if name == "images" and self._joined is not None and native.library() is None:
-            np.take(self._joined.rows, rows, axis=0, out=flat, mode="clip")
-            return
-        sources = list[NDArray[np.uint8]]()
-        for part in parts:
-            mapped = self._open[part.shard].mapped(name)
-            assert mapped is not None, "it lies in one piece in every shard"
-            sources.append(mapped)
-        if flat.shape[1] > SHORT_ROW_BYTES and native.library() is not None:
-            addresses = np.empty(len(rows), np.int64)
-            for part, source in zip(parts, sources, strict=True):
-                addresses[part.at] = source.ctypes.data + part.rows * source.shape[1]
-            native.gather(addresses, flat)
-            return
-        element = np.dtype((np.void, flat.shape[1]))
-        whole = flat.view(element)[:, 0]
-        for part, source in zip(parts, sources, strict=True):
-            whole[part.at] = source.view(element)[:, 0][part.rows]
+    def _may_be_due(self, numbers: Sequence[int]) -> bool:
+        checks = (self._checks.get(number) for number in numbers)
+        return any(check is not None and not check.all_seen for check in checks)
 
     def _due(self, part: ShardPart) -> bool:
         check = self._checks.get(part.shard)
-        return check is not None and not check.all_seen and len(check.due(part.rows)) > 0
+        return check is not None and len(check.due(part.rows)) > 0
 
     def _gather_part(self, part: ShardPart, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies the rows of one shard to where they belong in the arrays of a batch."""

@@ -166,7 +166,7 @@ def changed(plan: PlanFile, **values: object) -> None:
 def test_an_index_names_the_shards_that_are_missing(plan: PlanFile) -> None:
     pack_shard(plan.path, 1)
     plan.shard(2).write_bytes(plan.shard(1).read_bytes())
-    with pytest.raises(PackError, match=r"2 of 3 shards are not packed: 0, 2"):
+    with pytest.raises(PackError, match=r"2 of 3 shards are not packed: 0, 2.* Others have the names of 2: for these"):
         index_plan(plan.path, plan.output)
     with pytest.raises(OutputError, match=r"out-00002-of-00003.h5: exists"):
         pack_shard(plan.path, 2)
@@ -185,7 +185,9 @@ def test_a_source_that_changed_is_an_error_and_leaves_nothing(plan: PlanFile) ->
             pack_shard(plan.path, number)
         except SourceError as exc:
             failed += 1
-            assert "was written to or replaced since it was listed" in str(exc)
+            said = str(exc)
+            assert "was written to or replaced since it was listed" in said
+            assert said.endswith("else make out.h5.plan anew.") and "the same command continues" not in said
     assert failed == 1
     assert len(list(plan.path.parent.glob("out-*"))) == 2, "those that could be packed"
 
@@ -226,6 +228,10 @@ def test_a_complete_shard_is_kept(plan: PlanFile) -> None:
     kept = pack_shard(plan.path, 0)
     assert plan.shard(0).stat() == written
     assert first.chunks_decoded == first.chunks == kept.chunks_kept and kept.chunks_decoded == 0
+    good = plan.shard(0).read_bytes()
+    plan.shard(0).write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])  # rotted, its attributes right
+    assert pack_shard(plan.path, 0, overwrite=True).chunks_kept == 0
+    assert plan.shard(0).read_bytes() == good
 
 
 def test_the_command_packs_the_shards_that_are_its_own(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -211,6 +212,22 @@ def test_a_node_lost_in_the_middle_of_a_pack_changes_no_byte(
     same_files(tmp_path / "here", there)
 
 
+def test_after_a_repair_the_same_command_goes_on(
+    nodes: Nodes, engine: RayCluster, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    shutil.copytree(photos, tmp_path / "photos")
+    image = next((tmp_path / "photos").rglob("*.jpg"))
+    good = image.read_bytes()
+    image.write_bytes(good[:-200])
+    options = {"size": 24, "shards": 2, "engine": "ray"}
+    with pytest.raises(SourceError, match=image.name):
+        pack_images(tmp_path / "photos", tmp_path / "there" / "out.h5", **options)
+    image.write_bytes(good)
+    assert pack_images(tmp_path / "photos", tmp_path / "there" / "out.h5", **options).num_samples == 60
+    assert len(list((tmp_path / "there").iterdir())) == 3
+
+
 _DIFFERENT = """
 import importlib.metadata, os
 version, opened = importlib.metadata.version, os.open
@@ -264,8 +281,9 @@ def test_ranks_of_ray_train_see_each_sample_once_an_epoch_in_a_new_order(
     script = Path(__file__).parents[2] / "tools" / "examples" / "ray_train.py"
     rows, epochs = 64, 2
     packed = write_random(tmp_path / "file.h5", rows=rows, size=(8, 8, 3), classes="0123456789", chunk_rows=4)
-    words = [packed, "--epochs", epochs, "--results", tmp_path / "results", "--seen", tmp_path / "seen"]
-    monkeypatch.setattr(sys, "argv", [str(script), *map(str, words)])
+    monkeypatch.chdir(tmp_path)
+    words = [packed.name, "--epochs", str(epochs), "--results", "results", "--seen", "seen"]
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # so soon is the end noticed, not after two seconds
     runpy.run_path(str(script), run_name="__main__")  # in this process, whose connection it takes
     seen = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("seen.*"))]
