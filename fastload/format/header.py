@@ -24,7 +24,7 @@ from fastload.format import valid
 from fastload.format.codecs import pipeline
 from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset, repaired_splits
 from fastload.format.ragged import RaggedExtent
-from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
+from fastload.format.shards import INDEX_AGAIN, Shards, read_shards, split_of
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
@@ -269,27 +269,19 @@ class ShardedColumn:
         """
         shards, rest = self._index.shards, key[1:] if isinstance(key, tuple) else ()
         assert shards is not None, "an index"
-        first = (key[0] if key else slice(None)) if isinstance(key, tuple) else key
-        if isinstance(first, slice):
-            rows = np.arange(*first.indices(self.shape[0]))
-        else:
-            rows = np.asarray(first, np.int64 if np.size(first) == 0 else None)
-            if rows.dtype == np.bool_:
-                rows = np.flatnonzero(rows)
-            rows = np.where(rows < 0, rows + self.shape[0], rows)
-            if ((rows < 0) | (rows >= self.shape[0])).any():
-                raise IndexError(f"{self._index.path}: {self._name!r} has {self.shape[0]:,} rows, asked for {first}")
+        first = (*key, slice(None))[0] if isinstance(key, tuple) else key
+        rows = np.arange(*first.indices(self.shape[0])) if isinstance(first, slice) else np.asarray(first, np.int64)
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.shape[0]:
+            raise IndexError(f"{self._index.path}: {self._name!r} has {self.shape[0]:,} rows, asked for {first}")
         numbers, there = shards.locate(np.atleast_1d(rows))
         found = np.empty((len(numbers), *self.shape[1:]), self.dtype)[(slice(None), *rest)]
         for number in np.unique(numbers).tolist():
-            here = np.flatnonzero(numbers == number)
-            wanted = there[here]
-            span = slice(int(wanted.min()), int(wanted.max()) + 1)
+            wanted = there[here := numbers == number]
+            first, stop = int(wanted.min()), int(wanted.max()) + 1
             with open_hdf5(read_shard(self._index, number).path) as hdf5:
-                found[here] = hdf5[self._name][(span, *rest)][wanted - span.start]
+                found[here] = hdf5[self._name][(slice(first, stop), *rest)][wanted - first]
         if self._name == "split":
-            stops = [run.stop for run in self._index.splits.values()]
-            found = np.searchsorted(stops, np.atleast_1d(rows), "right").astype(self.dtype)
+            found = split_of(self._index.splits, np.atleast_1d(rows)).astype(self.dtype)
         return found if np.ndim(rows) else found[0]
 
 

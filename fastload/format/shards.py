@@ -150,6 +150,11 @@ def _check(path: Path, shards: Shards, num_rows: int) -> None:
         raise FormatError(f"{path}: its pieces are not rows of its shards. {INDEX_AGAIN}")
 
 
+def split_of(splits: Mapping[str, range], rows: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Returns the number of each row's split, of splits that follow one another: int64 (n,)."""
+    return np.searchsorted([run.stop for run in splits.values()], rows, "right")
+
+
 def check_name(path: Path, name: str) -> None:
     """Raises FormatError for the name of a shard that may lead out of the folder of its index."""
     if not name or name.startswith("/") or "\\" in name or "\0" in name or (".." in name and ".." in name.split("/")):

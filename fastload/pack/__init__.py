@@ -6,7 +6,8 @@ every header (`survey`, `decisions`), lets worker processes make and write rows 
 
 Read `engine` first: how rows are cut into tasks, and where they are written. Unfinished work lies in
 `OUT.h5.part` and `OUT.h5.journal`, and the same call continues it after a kill (`begin`, `journal`). `shards` packs a
-dataset as several files, and `index` makes one dataset of them.
+dataset as several files, and `index` makes one dataset of them. Other machines pack shards by a `plan_file`, those of a
+cluster by `on_engine`.
 
 Imports `sources`, `images`, `format` and below; never `read`, the loader or torch.
 """
@@ -25,7 +26,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fastload.errors import OptionError, OutputError, PackError
+from fastload.errors import OptionError, PackError
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
@@ -42,8 +43,8 @@ from fastload.pack.pack_options import (
     PackOptions,
     Progress,
     check_choice,
+    checked_output,
     journal_path,
-    output_exists,
 )
 from fastload.pack.plan_file import PlanFile, index_plan, pack_planned, planned_file, write_plan
 from fastload.pack.pool import PackPool
@@ -287,7 +288,7 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
     if arguments["parents"]:
         with output_errors(f"{output}: its folder cannot be made ({{}}). Choose another one."):
             Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
-    output = _checked_output(output, overwrite, source)
+    output = checked_output(output, overwrite, source)
     processes = worker_count(workers if isinstance(source, (str, Path)) else workers or 0)
     with options.accepting_large(processes), PackPool(processes) as pool:
         listing = _list_samples(source, arguments["layout"], options, on_error, pool)
@@ -306,7 +307,7 @@ def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
 def pack_listing(job: PackJob, workers: int | None = None, sharers: int | None = None) -> PackReport:
     """Packs a listing that is made already; otherwise as `pack_images`. So many `sharers` have the machine's memory."""
     started = time.perf_counter()
-    job = replace(job, output=_checked_output(job.output, job.overwrite))
+    job = replace(job, output=checked_output(job.output, job.overwrite))
     processes = worker_count(workers)
     with job.options.accepting_large(sharers or processes), PackPool(processes) as pool:
         return _run(job, pool, started)
@@ -398,33 +399,3 @@ def _list_samples(
     if options.limit is None or options.limit >= total:
         return listing
     return listing.take(np.arange(options.limit) * total // options.limit)
-
-
-def _checked_output(output: str | Path, overwrite: bool, source: object = None) -> Path:
-    """Returns the path to write to, the target of a link; raises OutputError if it cannot be written.
-
-    A source that is a path must not be the output, nor contain it.
-    """
-    output = Path(output)
-    if output.is_symlink():
-        output = output.resolve()
-    if output.is_dir():
-        raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
-    if output.exists() and not output.is_file():
-        raise OutputError(f"{output}: a device or pipe, which cannot hold a packed file. Name a file.")
-    if output.name.endswith((".part", ".journal", ".meta", ".masks")):
-        raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
-    if not output.absolute().parent.is_dir():
-        or_ask = "" if source is None else ", or with `--parents`"  # which copies of packed files do not have
-        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first{or_ask}.")
-    if output.exists() and not overwrite and not journal_path(output).exists():
-        raise output_exists(output)
-    if isinstance(source, (str, Path)):
-        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
-            raise OutputError(
-                f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
-                f"folder outside of it."
-            )
-        if Path(source).exists() and output.exists() and output.samefile(source):
-            raise OutputError(f"{output}: is the source itself. Choose another name.")
-    return output

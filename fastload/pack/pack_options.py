@@ -280,3 +280,33 @@ def journal_path(output: Path) -> Path:
 def output_exists(output: Path) -> OutputError:
     """Returns the error that the output is there already."""
     return OutputError(f"{output}: exists. Choose another name, or replace it with `--overwrite`.")
+
+
+def checked_output(output: str | Path, overwrite: bool, source: object = None) -> Path:
+    """Returns the path to write to, the target of a link; raises OutputError if it cannot be written.
+
+    A source that is a path must not be the output, nor contain it.
+    """
+    output = Path(output)
+    if output.is_symlink():
+        output = output.resolve()
+    if output.is_dir():
+        raise OutputError(f"{output}: a folder. Name a file in it, such as {output / 'out.h5'}.")
+    if output.exists() and not output.is_file():
+        raise OutputError(f"{output}: a device or pipe, which cannot hold a packed file. Name a file.")
+    if output.name.endswith((".part", ".journal", ".meta", ".masks")):
+        raise OutputError(f"{output}: this ending is kept for unfinished packs. Choose another name, such as out.h5.")
+    if not output.absolute().parent.is_dir():
+        or_ask = "" if source is None else ", or with `--parents`"  # which copies of packed files do not have
+        raise OutputError(f"{output}: its folder {output.absolute().parent} does not exist. Make it first{or_ask}.")
+    if output.exists() and not overwrite and not journal_path(output).exists():
+        raise output_exists(output)
+    if isinstance(source, (str, Path)):
+        if Path(source).is_dir() and output.resolve().is_relative_to(Path(source).resolve()):
+            raise OutputError(
+                f"{output}: lies inside the source {source}, which would then contain its own packed copy. Choose a "
+                f"folder outside of it."
+            )
+        if Path(source).exists() and output.exists() and output.samefile(source):
+            raise OutputError(f"{output}: is the source itself. Choose another name.")
+    return output

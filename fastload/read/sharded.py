@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fastload.errors import DamagedRowError, OptionError
 from fastload.format.header import PackedFile, check_header, open_hdf5, read_shard
 from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
+from fastload.format.shards import split_of
 from fastload.images.decode_part import DecodedPart, offset_in
 from fastload.read.linear import MappedShards, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
@@ -74,24 +75,20 @@ class ShardedReader(RowReader):
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._open: OrderedDict[int, RowReader] = OrderedDict()
         self._users: dict[int, int] = {}
-        self._local = threading.local()
         self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
         self._joined: MappedShards | None = None
         if "images" in fields and self._read == "map":
             self._joined = MappedShards.of(file)
         # Of each shard that is open, where the first row of a field is mapped to: int64 (S,) of each field.
-        names = [name for name in fields if self._read == "map" and self._maps(name)]
-        self._addresses = {name: np.zeros(len(self.shards.names), np.int64) for name in names}
+        self._addresses = {name: np.zeros(len(self.shards.names), np.int64) for name in filter(self._maps, fields)}
         self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
 
     def parts(self, rows: NDArray[np.int64]) -> list[ShardPart]:
         """Returns the rows of a batch shard by shard."""
         shard, there = self.shards.locate(rows)
-        if not len(rows) or (shard == shard[0]).all():
-            return [ShardPart(int(shard[0]), there, np.arange(len(rows)))] if len(rows) else []
         order = np.argsort(shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
-        return [ShardPart(int(shard[at[0]]), there[at], at) for at in np.split(order, cuts)]
+        return [ShardPart(int(shard[at[0]]), there[at], at) for at in np.split(order, cuts) if len(at)]
 
     def reader(self, shard: int) -> RowReader:
         """Returns the reader of a shard, within `holding` a row of it."""
@@ -160,42 +157,38 @@ class ShardedReader(RowReader):
         known = {name: out for name, out in outs.items() if name in self.file.fields}
         shard, there = self.shards.locate(rows)
         numbers: list[int] = np.flatnonzero(np.bincount(shard)).tolist()
-        if len(numbers) > most:
+        if not len(rows) or len(numbers) > most:
             parts = self.parts(rows)
             for some in (parts[first : first + most] for first in range(0, len(parts), most)):
                 with _Holding(self, [part.shard for part in some]):
                     copied += sum(self._gather_part(part, rows, known) for part in some)
             return copied
         with _Holding(self, numbers):
-            due = any(map(self._due, self.parts(rows))) if self._may_be_due(numbers) else False
-            if not due and self._read == "map" and native.library() is not None:
+            due = self._are_due(rows, numbers)
+            if not due and native.library() is not None:
                 for name in [name for name in known if name in self._addresses]:
-                    out = known.pop(name)
-                    flat = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+                    flat = _as_rows(known.pop(name))
                     native.gather(self._addresses[name][shard] + there * flat.shape[1], flat)
-                    copied += out.nbytes
+                    copied += flat.nbytes
             elif not due and self._joined is not None and "images" in known:
-                out = known.pop("images")
-                flat = out.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+                flat = _as_rows(known.pop("images"))
                 np.take(self._joined.rows, rows, axis=0, out=flat, mode="clip")
-                copied += out.nbytes
+                copied += flat.nbytes
             for part in self.parts(rows) if known or due else ():
                 copied += self._gather_part(part, rows, known)
             return copied
 
     def _maps(self, name: str) -> bool:
-        """Whether the rows of a field lie one after another in each shard, and mean the same in all."""
+        """Whether the rows of a field are mapped in each shard, and mean the same in all."""
         field = self.file.fields[name]
-        plain = field.ragged is None and field.dtype.kind != "S" and name != "split"
-        return field.in_shards and plain and field.row_bytes > 0
+        plain = field.ragged is None and field.dtype.kind != "S" and name != "split" and field.row_bytes > 0
+        return self._read == "map" and field.in_shards and plain
 
-    def _may_be_due(self, numbers: Sequence[int]) -> bool:
-        checks = (self._checks.get(number) for number in numbers)
-        return any(check is not None and not check.all_seen for check in checks)
-
-    def _due(self, part: ShardPart) -> bool:
-        check = self._checks.get(part.shard)
-        return check is not None and len(check.due(part.rows)) > 0
+    def _are_due(self, rows: NDArray[np.int64], numbers: Sequence[int]) -> bool:
+        """Whether rows of a batch, which lie in these shards, are to be compared with their digests."""
+        if all(number not in self._checks or self._checks[number].all_seen for number in numbers):
+            return False
+        return any(len(self._checks[part.shard].due(part.rows)) > 0 for part in self.parts(rows))
 
     def _gather_part(self, part: ShardPart, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies the rows of one shard to where they belong in the arrays of a batch."""
@@ -217,14 +210,10 @@ class ShardedReader(RowReader):
             error.rows = tuple(there[row] for row in error.rows if row in there)
             raise
         if "split" in outs:  # whose numbers mean other splits in each shard
-            into["split"][...] = self._split_of(rows[part.at])
+            into["split"][...] = split_of(self.file.splits, rows[part.at])
         for name in scattered:
             outs[name][part.at] = into[name]
         return copied
-
-    def _split_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Returns the number of each row's split among those of the index."""
-        return np.searchsorted([run.stop for run in self.file.splits.values()], rows, "right")
 
     @property
     def compares(self) -> bool:
@@ -254,6 +243,11 @@ class ShardedReader(RowReader):
             while self._open:
                 self._open.popitem()[1].close()
             self._joined = None
+
+
+def _as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns a view of a batch, C-contiguous and not empty, as bytes (B, row_bytes)."""
+    return out.reshape(-1).view(np.uint8).reshape(len(out), -1)
 
 
 class _Holding:
