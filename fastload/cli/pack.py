@@ -25,7 +25,8 @@ from fastload.cli.output import (
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
-    from fastload.pack import PackReport, PlanFile
+    from fastload.pack import PackReport
+    from fastload.pack.plan_file import PlanFile
 
 
 MAX_SIZES = 8
@@ -193,8 +194,8 @@ def _pack_shards(
 ) -> None:
     """Packs the shards of a plan that one of several processes is to pack."""
     from fastload.errors import OptionError
-    from fastload.pack import PlanFile, pack_shard
-    from fastload.pack.plan_file import plan_path
+    from fastload.pack import pack_shard
+    from fastload.pack.plan_file import PlanFile, plan_path
 
     if shard_index is None:
         raise OptionError("`--num-shards` belongs to `--shard-index`: say which of these this process packs.")

@@ -60,7 +60,6 @@ __all__ = [
     "PackJob",
     "PackOptions",
     "PackReport",
-    "PlanFile",
     "Survey",
     "pack_images",
     "pack_listing",
@@ -196,7 +195,7 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
 
     Args:
         source: as in `pack_images`.
-        output: the index that the shards are to have; they will lie beside it.
+        output: the index that the shards are to have; they will lie in its folder.
         options: those of `pack_images`, with `shards` or `shard_bytes`.
 
     Raises:

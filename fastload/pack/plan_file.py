@@ -161,7 +161,7 @@ def plan_path(output: Path) -> Path:
 
 
 def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> PlanFile:
-    """Writes the plan of a job beside its output; OutputError: another is there, or it cannot be written."""
+    """Writes the plan of a job, next to its output; OutputError: another is there, or it cannot be written."""
     path, survey = plan_path(job.output), plan.survey
     if path.exists() and not job.overwrite:
         before: PlanFile | None = None
