@@ -48,6 +48,28 @@ mapfile -t core < <(requirements "$python" core)
 mapfile -t dev < <(requirements "$python" dev)
 mapfile -t docs < <(requirements "$python" docs)
 mapfile -t test_core < <(requirements "$python" test-core)
+
+# The other Pythons 3.11 to 3.14 that are found: lines of version and interpreter, the newest first.
+find_others() {
+    local seen candidate version
+    declare -A interpreters=()
+    seen=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    for candidate in python3.11 python3.12 python3.13 python3.14 "$HOME"/.pyenv/versions/*/bin/python; do
+        version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+        case $version in "$seen") continue ;; 3.11 | 3.12 | 3.13 | 3.14) interpreters[$version]=${interpreters[$version]:-$candidate} ;; esac
+    done
+    for version in $(printf '%s\n' "${!interpreters[@]}" | sort -rV); do
+        printf '%s %s\n' "$version" "${interpreters[$version]}"
+    done
+}
+
+# Their environments, while that of the first is made.
+mapfile -t others < <(find_others)
+mkdir -p dist
+for other in "${others[@]}"; do
+    ensure_venv ".venv-test-${other%% *}" "${other#* }" "${core[@]}" "${test_core[@]}" || true
+done >dist/others.log 2>&1 &
+others_job=$!
 ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}"
 bin=.venv-test/bin
 
@@ -65,18 +87,11 @@ say "ruff"
 
 # On the newest other Python most of what needs no torch, on those between what packs and reads a file.
 other_pythons() {
-    local seen candidate version venv chosen_tests=() failed=()
-    declare -A interpreters=()
-    seen=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    for candidate in python3.11 python3.12 python3.13 python3.14 "$HOME"/.pyenv/versions/*/bin/python; do
-        version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
-        case $version in "$seen") continue ;; 3.11 | 3.12 | 3.13 | 3.14) interpreters[$version]=${interpreters[$version]:-$candidate} ;; esac
-    done
-    chosen_tests=("${torch_free[@]}")
-    for version in $(printf '%s\n' "${!interpreters[@]}" | sort -rV); do
+    local other version venv chosen_tests=("${torch_free[@]}") failed=()
+    for other in "${others[@]}"; do
+        version=${other%% *} venv=.venv-test-${other%% *}
         say "tests without torch on Python $version"
-        venv=.venv-test-$version
-        if ! ensure_venv "$venv" "${interpreters[$version]}" "${core[@]}" "${test_core[@]}"; then
+        if ! ensure_venv "$venv" "${other#* }" "${core[@]}" "${test_core[@]}"; then
             echo "SKIPPED: Python $version cannot install the dependencies (pip's reason above)"
             continue
         fi
@@ -96,7 +111,7 @@ other_pythons() {
 # of their own, and types, docs, the other Pythons and then tests of three folders, so that all end at about the same
 # time. What the other three say comes at the end.
 of_processes=(tests/distributed tests/export tests/faults tests/prefetch tests/repack tests/test_shards.py)
-of_commands=(tests/cli tests/inspection tests/pack/test_ray.py tests/profiling tests/test_readme.py)
+of_commands=(tests/inspection tests/profiling tests/test_readme.py)
 after_checks=(tests/benchmarks tests/tools tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.
@@ -112,6 +127,7 @@ checks() {
     "$bin/mypy" --strict fastload tests/typing || code=1
     say "docs, warnings as errors"
     DOCS_PYTHON=$bin/python bash tools/docs.sh || code=1
+    while kill -0 "$others_job" 2>/dev/null; do sleep 1; done
     other_pythons || code=1
     say "tests of the benchmarks, tools and transforms"
     tests_of "${after_checks[@]}" "$@" || code=1

@@ -95,7 +95,7 @@ def test_every_section_gives_its_figures_without_optional_packages_and_leaves_no
 @pytest.mark.slow
 def test_failing_and_hanging_sections_leave_the_others(tmp_path):
     words = ["--only", "copy", "kernel", "cpu-seconds", "--fail", "copy", "--hang", "kernel", "--limit", "kernel=1"]
-    records = run(tmp_path / "out", *words, expect=1)
+    records = run(tmp_path / "out", *words, expect=1, script=IN_FORKS)
     assert "code 1" in records["copy"]["error"]
     assert "this section was told to fail" in records["copy"]["log"]
     assert "over its limit of 1 s" in records["kernel"]["error"]

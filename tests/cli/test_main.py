@@ -48,7 +48,7 @@ def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_
 @pytest.mark.parametrize(
     ("command", "function", "own"),
     [
-        (pack, pack_images, {"dry_run"}),
+        (pack, pack_images, {"context", "dry_run", "plan", "shard_index", "num_shards"}),
         (repack, repack_file, {"split", "label", "key", "without", "rows"}),
         (merge, merge_files, set()),
         (export, export_file, set()),
