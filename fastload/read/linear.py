@@ -29,6 +29,7 @@ from fastload.format.header import PackedFile
 from fastload.read.identity import read_error
 from fastload.system import native, syscalls
 from fastload.system.files import read_into
+from fastload.system.syscalls import KEEPS_GIL
 
 Read = Literal["auto", "map", "pread"]
 """How rows are read; see `chosen`."""
@@ -43,9 +44,6 @@ FILE_SYSTEMS = {
 """File systems that others may change unseen by this kernel, by their numbers in statfs(2): other machines, the host of
 a virtual machine, a process (FUSE). Not overlayfs, on which containers run: it is local, and its files are held like
 those of the file system below it (`HeldOffWriters`), which is tested; mapped it is as fast, too."""
-
-KEEPS_GIL = 500
-"""Elements up to which NumPy loops over an array without releasing the GIL, whose cost `system.syscalls` describes."""
 
 # Rows up to this length (labels, attributes, boxes) are copied by indexing, in slices that keep the GIL.
 SHORT_ROW_BYTES = 256
@@ -335,6 +333,22 @@ class MappedShards:
             if found != address:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         self._joined[number] = True
+
+
+def addresses_of(
+    bases: NDArray[np.int64], shard: NDArray[np.int64], there: NDArray[np.int64], row_bytes: int
+) -> NDArray[np.int64]:
+    """Returns the addresses of rows of shards, whose first rows lie at `bases`, int64 (B,)."""
+    found = np.empty(len(shard), np.int64)
+    for first in range(0, len(shard), KEEPS_GIL):
+        some = slice(first, first + KEEPS_GIL)
+        found[some] = bases[shard[some]] + there[some] * row_bytes
+    return found
+
+
+def as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns a view of a batch, C-contiguous and not empty, as bytes (B, row_bytes)."""
+    return out.reshape(-1).view(np.uint8).reshape(len(out), -1)
 
 
 def _pages(num_bytes: int) -> int:

@@ -118,6 +118,11 @@ class ReadAhead:
             self._thread.start()
         self._orders.put(rows)
 
+    @property
+    def announces(self) -> bool:
+        """Whether some of the last rows were likely not in memory."""
+        return self._hold > 0
+
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Ends the thread, dropping rows not announced yet."""
         if _is_finalizing():
@@ -210,11 +215,15 @@ class ShardedReadAhead(ReadAhead):
         self._open: dict[int, ReadAhead] = {}
         self._fd = -1  # each of them has its own
         self._most = max(2, min(_MOST_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 32))
+        self._probed = self._quiet = 0
 
     def announce(self, rows: NDArray[np.int64]) -> None:
         """Announces rows of the index, int64 (B,), that will be read soon; calls come in the order of reading."""
+        self._probed += 1
+        if self._quiet >= _QUIET_BATCHES and self._probed % _QUIET_EVERY:
+            return
         numbers, there = self._shards.locate(rows)
-        found = np.unique(numbers).tolist()
+        found = np.flatnonzero(np.bincount(numbers)).tolist()
         for number in found:
             one = self._open.pop(number, None)
             if one is None:
@@ -228,6 +237,8 @@ class ShardedReadAhead(ReadAhead):
             one.announce(there[numbers == number])
             while len(self._open) > self._most:
                 self._open.pop(next(iter(self._open))).close()
+        in_memory = not any(one.announces for one in self._open.values())
+        self._quiet = self._quiet + 1 if in_memory else 0
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         while self._open:

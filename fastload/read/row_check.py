@@ -19,8 +19,9 @@ from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_row
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import unreadable
-from fastload.read.linear import KEEPS_GIL, MappedRows, PreadRows
+from fastload.read.linear import MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, sample_error
+from fastload.system.syscalls import KEEPS_GIL
 
 Check = Literal["always", "first"]
 """When a row is compared with its digests: each time that it is read, or the first time."""

@@ -23,7 +23,7 @@ from fastload.format.header import PackedFile, check_header, open_hdf5, read_sha
 from fastload.format.ragged import INDEX_DTYPES, RaggedIndex
 from fastload.format.shards import split_of
 from fastload.images.decode_part import DecodedPart, offset_in
-from fastload.read.linear import MappedShards, Read, chosen
+from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck
@@ -167,11 +167,11 @@ class ShardedReader(RowReader):
             due = self._are_due(rows, numbers)
             if not due and native.library() is not None:
                 for name in [name for name in known if name in self._addresses]:
-                    flat = _as_rows(known.pop(name))
-                    native.gather(self._addresses[name][shard] + there * flat.shape[1], flat)
+                    flat = as_rows(known.pop(name))
+                    native.gather(addresses_of(self._addresses[name], shard, there, flat.shape[1]), flat)
                     copied += flat.nbytes
             elif not due and self._joined is not None and "images" in known:
-                flat = _as_rows(known.pop("images"))
+                flat = as_rows(known.pop("images"))
                 np.take(self._joined.rows, rows, axis=0, out=flat, mode="clip")
                 copied += flat.nbytes
             for part in self.parts(rows) if known or due else ():
@@ -243,11 +243,6 @@ class ShardedReader(RowReader):
             while self._open:
                 self._open.popitem()[1].close()
             self._joined = None
-
-
-def _as_rows(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns a view of a batch, C-contiguous and not empty, as bytes (B, row_bytes)."""
-    return out.reshape(-1).view(np.uint8).reshape(len(out), -1)
 
 
 class _Holding:

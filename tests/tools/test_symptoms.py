@@ -58,5 +58,6 @@ def test_the_page_names_every_symptom_and_only_flags_that_there_are(monkeypatch,
     with pytest.raises(SystemExit):
         train.parse_options()
     known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    known |= set(re.findall(r'"(--[\w-]+)"', (ROOT / "tools" / "examples" / "ray_train.py").read_text()))
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", page))
     assert named - known <= {"--cure", "--nproc-per-node", "--standalone"}
