@@ -344,6 +344,32 @@ def test_batches_are_those_of_one_file_cut_at_its_chunks(tmp_path, shuffle, size
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+def test_batches_of_several_splits_are_those_of_one_file(photos, tmp_path):
+    for i, image in enumerate(sorted(photos.rglob("*.jpg"))):
+        image.rename(photos / f"{'train' if i % 3 else 'val'}-{image.parent.name}-{image.name}")
+    for image in list(photos.glob("*.jpg")):
+        split, label, name = image.name.split("-")
+        (photos / split / label).mkdir(parents=True, exist_ok=True)
+        image.rename(photos / split / label / name)
+    options = {"workers": 0, "size": 16, "chunk_bytes": 16 * 16 * 3 * 4}
+    pack_images(photos, tmp_path / "one.h5", **options)
+    assert len(pack_images(photos, tmp_path / "out.h5", shards=3, **options).splits) == 2
+    for shuffle in (True, "full"):
+        found, expected = (
+            [batch.rows.tolist() for batch in FastLoader(PackedDataset(tmp_path / name), 8, shuffle=shuffle, seed=3)]
+            for name in ("out.h5", "one.h5")
+        )
+        assert found == expected
+
+
+def test_a_percent_sign_in_names_leads_other_programs_to_the_rows(photos, tmp_path):
+    for name in ("c%.h5", "p%%q.h5", "a%d.h5"):
+        pack_images(photos, tmp_path / name, workers=0, size=16, shards=2)
+        with h5py.File(tmp_path / name) as file:
+            assert file["images"][()].any(axis=(1, 2, 3)).all()
+        assert verify_file(tmp_path / name, workers=0).ok
+
+
 def test_worker_processes_read_an_index_whichever_way_they_start(tmp_path):
     files = [shard(tmp_path / f"s{i}.h5", 6, seed=i) for i in range(3)]
     index_files(files, tmp_path / "out.h5")

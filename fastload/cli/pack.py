@@ -159,12 +159,13 @@ def pack(
     arguments = dict(locals())  # named like those of `pack_images`
     for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
         del arguments[name]
-    with one_line_errors("interrupted." if dry_run else CONTINUES):
+    of_plan = shard_index is not None or num_shards is not None
+    with one_line_errors("interrupted." if dry_run or of_plan else CONTINUES):
+        if of_plan:
+            _pack_shards(context, **context.params)
+            return
         if dry_run:
             _survey(**arguments)
-            return
-        if shard_index is not None or num_shards is not None:
-            _pack_shards(context, **context.params)
             return
         from fastload.pack import pack_images, plan_images
 
@@ -193,7 +194,7 @@ def _pack_shards(
     **others: Any,
 ) -> None:
     """Packs the shards of a plan that one of several processes is to pack."""
-    from fastload.errors import OptionError
+    from fastload.errors import OptionError, check_whole
     from fastload.pack import pack_shard
     from fastload.pack.plan_file import PlanFile, plan_path
 
@@ -210,6 +211,7 @@ def _pack_shards(
     if os.path.abspath(source) != plan.source:
         raise OptionError(f"{plan.path}: is a plan of {plan.source}, not of {source}.")
     step = plan.num_shards if num_shards is None else num_shards
+    check_whole("num_shards", step, least=1)
     if not 0 <= shard_index < step:
         raise OptionError(f"`--shard-index {shard_index}` of {step}: it counts from 0 to {step - 1}.")
     for number in range(shard_index, plan.num_shards, step):

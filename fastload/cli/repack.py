@@ -124,17 +124,20 @@ def index(
     """
     with one_line_errors():
         from fastload.pack.index import index_files
-        from fastload.pack.plan_file import index_plan, is_plan
+        from fastload.pack.plan_file import PlanFile, index_plan, is_plan
 
+        left_out = 0
         if len(files) == 1 and is_plan(files[0]):
             report = index_plan(files[0], output, overwrite=overwrite)
+            left_out = PlanFile.read(files[0]).num_samples - report.num_samples
         else:
             report = index_files(files, output, overwrite=overwrite)
+        notes = [f"{counted(left_out, 'planned sample')} could not be packed and left out."] if left_out else []
         pairs = [
             splits_pair(report.splits),
             ("shards", f"{report.num_shards:,}, {format_bytes(report.num_bytes)}"),
         ]
-        print_written(f"indexed {counted(report.num_samples, 'sample')}", report.path, pairs, ())
+        print_written(f"indexed {counted(report.num_samples, 'sample')}", report.path, pairs, notes)
 
 
 def append(

@@ -64,13 +64,16 @@ class Shards:
         """The first row of each piece among those of the index, int64 (P,)."""
         return np.cumsum(self.rows) - self.rows
 
-    def leads(self, chunk_rows: int) -> NDArray[np.int64]:
-        """Returns by how many rows a chunk began before each piece, int64 (P,).
+    def runs(self, chunk_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the first row of each run of rows that follow one another in a shard, also from split to split.
 
-        A shard whose chunks have another length is cut as if its piece began one.
+        And by how many rows a chunk began before it: int64 (R,) each. A shard whose chunks have another length is cut
+        as if the run began one.
         """
-        alike = self.chunk_rows[self.shard] == chunk_rows
-        return np.where(alike, self.first % max(1, chunk_rows), 0)
+        before = self.first[:-1] + self.rows[:-1]
+        new = np.append(True, (np.diff(self.shard) != 0) | (self.first[1:] != before))
+        alike = self.chunk_rows[self.shard[new]] == chunk_rows
+        return self.begins[new], np.where(alike, self.first[new] % max(1, chunk_rows), 0)
 
     def locate(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns of each row of the index, checked to be in range, its shard and its row there: int64 (B,) each."""
@@ -246,7 +249,7 @@ def _create_virtual(file: h5py.File, name: str, field: Mapping[str, Any], shards
         space.select_hyperslab((begin, *zeros), (count, *row))
         source = h5s.create_simple((num_rows, *row))
         source.select_hyperslab((first, *zeros), (count, *row))
-        plist.set_virtual(space, shards.names[shard].encode(), name.encode(), source)
+        plist.set_virtual(space, shards.names[shard].replace("%", "%%").encode(), name.encode(), source)
     kind = h5t.py_create(dtype.newbyteorder("<"))
     if dtype.kind == "S":
         kind.set_cset(h5t.CSET_UTF8)
@@ -290,7 +293,7 @@ def check_mappings(path: Path, file: h5py.File, shards: Shards, fields: Mapping[
             every = source.get_select_type() == h5s.SEL_ALL
             begin = 0 if every else source.get_select_bounds()[0][0]
             whole = plist.get_virtual_dsetname(at) == name and tuple(end + 1 for end in ends) == rest
-            shard = plist.get_virtual_filename(at)
+            shard = plist.get_virtual_filename(at).replace("%%", "%")
             found.append((int(first), shard if whole else "", int(begin), int(last - first + 1)))
         if found != [(begin, shards.names[shard], first, count) for begin, shard, first, count, _ in expected]:
             raise FormatError(f"{path}: `{name}` leads other programs to other rows than the index says. {INDEX_AGAIN}")

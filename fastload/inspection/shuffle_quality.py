@@ -154,7 +154,7 @@ def measure_shuffles(
         notes.append("The file is stored without chunks, so there are no chunk windows; shuffle=True means full.")
     shards, pieces = file.shards, None
     if shards is not None:
-        pieces = ChunkPieces(shards.begins, shards.leads(main.chunk_rows))
+        pieces = ChunkPieces(*shards.runs(main.chunk_rows))
     sampling = _Sampling(len(rows), batch_size, seed, mix_of)
     if len(sampling.batches) < len(rows) // batch_size:
         part = f"{sampling.batches.size:,} of {len(rows):,} samples"

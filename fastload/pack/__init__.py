@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fastload.errors import OptionError, PackError
+from fastload.errors import OptionError, PackError, check_whole
 from fastload.format.writer import CHUNK_BYTES
 from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
@@ -175,6 +175,8 @@ def pack_images(
         PackError: a worker died, or another process packs to the same output.
     """
     started, arguments = time.perf_counter(), locals()
+    if address is not None and engine is None:
+        raise OptionError(f"`--address {address}` is that of a cluster: say which kind it is, `--engine ray`.")
     if shards is None and shard_bytes is None and not spread and engine is None:
         with _listed(arguments) as (job, pool):
             return _run(job, pool, started)
@@ -220,7 +222,7 @@ def _require_path(source: object) -> None:
 
 
 def pack_shard(
-    plan: str | Path,
+    plan: str | Path | PlanFile,
     number: int,
     *,
     workers: int | None = 0,
@@ -248,7 +250,8 @@ def pack_shard(
     """
     # As a rule each CPU of the machine has such a process.
     packing = partial(pack_listing, workers=workers, sharers=worker_count(workers or None))
-    found = PlanFile.read(Path(plan))
+    check_whole("number", number, least=0)
+    found = plan if isinstance(plan, PlanFile) else PlanFile.read(Path(plan))
     return pack_planned(found, number, packing, progress, overwrite=overwrite, keep=not overwrite)
 
 

@@ -48,6 +48,7 @@ VERSION = 1
 SUFFIX = ".plan"
 _HEAD = "plan.json"
 _ATTEMPT = ".try-"
+_GONE = "was written to or replaced since", "cannot be read: "  # how files say that they changed, or are gone
 _FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # of a zip: the same plan has the same bytes
 
 
@@ -146,7 +147,9 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise
     except FileNotFoundError as exc:
         raise MissingFileError(f"{path}: is missing. Make it with `fastload pack ... --plan`.") from exc
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
+    except OSError as exc:
+        raise FormatError(f"{path}: cannot be read ({exc.strerror or exc}).") from exc
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as exc:
         raise FormatError(f"{path}: cannot be read as a plan of packing ({exc}). Make it anew.") from exc
 
 
@@ -246,6 +249,9 @@ def pack_planned(
     attempt = job.output.with_name(f"{job.output.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         report = pack(replace(job, output=attempt, overwrite=False, on_progress=progress, alone=True))
+        if gone := [f"{key}: {reason}" for key, reason in report.skipped if reason.startswith(_GONE)]:
+            # They could be read when the plan was made: leaving them out would hide that.
+            raise SourceError(f"{plan.source}: {len(gone)} samples are not what they were: {first_few(gone, 3)}.")
         if not keep or kept_shard(job) is None:
             with output_errors(f"{job.output}: cannot get its name ({{}}). Pack the shard again."):
                 os.replace(attempt, job.output)
@@ -298,6 +304,10 @@ def index_plan(plan: str | Path, output: str | Path, *, overwrite: bool = False)
         PackError: shards are missing, or not those of the plan; it names them.
         OptionError, OutputError, FormatError: as `index_files`.
     """
+    if is_plan(output):
+        raise OutputError(
+            f"{output}: this ending is that of plans. Name the index, such as {str(output).removesuffix(SUFFIX)}."
+        )
     found = PlanFile.read(Path(plan))
     shards = [found.shard(number) for number in range(found.num_shards)]
     missing = [number for number in range(found.num_shards) if not found.is_packed(number)]

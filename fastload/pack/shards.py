@@ -139,7 +139,9 @@ def plan_shards(job: PackJob, survey: Survey, wanted: ShardOptions) -> ShardPlan
     total = int(survey.expected.sum()) if survey.plan is not None else num_rows
     count = wanted.count or -(-total // (wanted.num_bytes or 1))
     if count > num_rows:
-        raise OptionError(f"{job.source}: {count:,} shards of {num_rows:,} samples: each needs one. Say fewer shards.")
+        raise OptionError(
+            f"{job.source}: {count:,} shards of {num_rows:,} samples: each needs one. Say fewer, or larger ones."
+        )
     even = np.arange(count + 1) * num_rows // count
     specs = survey.pixels(num_rows)
     if "images" not in specs:  # rows of varying length, or none: as many bytes in each

@@ -56,7 +56,7 @@ class PackedInput:
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
         self.pieces: ChunkPieces | None = None  # where rows are cut into chunks anew
         if file.shards is not None and self.chunk_rows:
-            self.pieces = ChunkPieces(file.shards.begins, file.shards.leads(self.chunk_rows))
+            self.pieces = ChunkPieces(*file.shards.runs(self.chunk_rows))
         self.shuffled = file.shuffled  # whether neighbouring rows are a fair mix already
         masks = file.fields.get("masks")
         self.ignore_index = int(masks.attrs.get("ignore_index", 0)) if masks else 0

@@ -7,6 +7,7 @@ few times; and one that takes far longer than the others gets a second copy, of 
 
 from __future__ import annotations
 
+import builtins
 import logging
 import socket
 import statistics
@@ -75,7 +76,7 @@ class RayCluster:
                 "Packing on Ray needs the package ray, on all nodes. Install it with: pip install 'fastload-hdf5[ray]'."
             ) from exc
         self.ray: Any = ray
-        self._own = not ray.is_initialized()
+        self._own, self._print = not ray.is_initialized(), builtins.print
         if self._own:
             try:
                 _check_reachable(address or "auto")
@@ -92,6 +93,7 @@ class RayCluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._own:
             self.ray.shutdown()
+            builtins.print = self._print  # Ray puts its own in the place of it
 
     def _nodes(self) -> dict[str, str]:
         """Returns the nodes that have CPUs: id -> name for messages."""
@@ -122,7 +124,8 @@ class RayCluster:
                 answers[asked[each]] = self.ray.get(each)
             except self.ray.exceptions.RayError as exc:
                 failures[asked[each]] = _last_line(exc)
-        return answers, {name: why for name, why in failures.items() if name not in answers}
+        alive = set(self._nodes().values())  # one that was lost meanwhile does no harm
+        return answers, {name: why for name, why in failures.items() if name not in answers and name in alive}
 
     def run(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -132,8 +133,8 @@ def test_a_dataset_object_stays_where_it_is(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_plan_is_said(plan: PlanFile, tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"other.h5.plan: is missing"):
         pack_shard(tmp_path / "other.h5.plan", 0)
-    for number in (-1, 3):
-        with pytest.raises(OptionError, match=f"there is no shard {number}; it has 0 to 2"):
+    for number, said in ((-1, "0 or more"), (3, "there is no shard 3; it has 0 to 2")):
+        with pytest.raises(OptionError, match=said):
             pack_shard(plan.path, number)
     with pytest.raises(OutputError, match=r"out.h5.plan: exists"):
         plan_images(tmp_path / "source", plan.output, workers=0, shards=2)
@@ -190,6 +191,20 @@ def test_a_source_that_changed_is_an_error_and_leaves_nothing(plan: PlanFile) ->
             assert said.endswith("else make out.h5.plan anew.") and "the same command continues" not in said
     assert failed == 1
     assert len(list(plan.path.parent.glob("out-*"))) == 2, "those that could be packed"
+
+
+def test_a_source_that_changed_is_never_what_skip_leaves_out(tmp_path: Path) -> None:
+    source = sources.folder(tmp_path / "source")
+    plan = plan_images(source, tmp_path / "out.h5", workers=0, shards=1, on_error="skip")
+    image = next(source.rglob("*.png"))
+    os.utime(image, (1, 1))
+    with pytest.raises(SourceError, match="1 samples are not what they were"):
+        pack_shard(plan.path, 0)
+    assert not list(tmp_path.glob("out-*"))
+    with pytest.raises(OutputError, match="this ending is that of plans"):
+        index_plan(plan.path, plan.path, overwrite=True)
+    with pytest.raises(OptionError, match="`--engine ray`"):
+        pack_images(source, tmp_path / "out.h5", workers=0, shards=1, address="auto")
 
 
 def test_attempts_at_one_shard_do_each_other_no_harm(plan: PlanFile, tmp_path: Path) -> None:

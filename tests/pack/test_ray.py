@@ -5,6 +5,7 @@ And Ray Train trains there on a packed file, as `tools/examples/ray_train.py` sh
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import runpy
@@ -75,8 +76,10 @@ def nodes() -> Iterator[Nodes]:
 @pytest.fixture(scope="module")
 def engine(nodes: Nodes) -> Iterator[RayCluster]:
     """One connection, which calls of `pack_images` take, too: worker processes serve all tests."""
+    before = builtins.print
     with RayCluster(nodes.address) as found:
         yield found
+    assert builtins.print is before
 
 
 @pytest.fixture(scope="module")
