@@ -29,6 +29,9 @@ _MOST_SPLIT_ROW_BYTES = 2**20
 # milliseconds. A row is hashed in pieces below that: 2.0 us for 116 KB in cache, 1.4 us in one piece.
 _PIECE_BYTES = 96 * 2**10
 
+KEEPS_GIL = 500
+"""Elements up to which NumPy loops over an array without releasing the GIL, whose cost `system.syscalls` describes."""
+
 
 def row_digests(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.uint64]:
     """Returns XXH3-64 of each row's bytes in these arrays (N, ...), one array after another by name; uint64 (N,)."""

@@ -19,8 +19,7 @@ from h5py import h5d, h5p, h5s, h5t
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError
-from fastload.format.digests import attributes, plain
-from fastload.system.syscalls import KEEPS_GIL
+from fastload.format.digests import KEEPS_GIL, attributes, plain
 
 INDEX_VERSION = 1
 

@@ -188,8 +188,7 @@ def pack_images(
 
         with RayCluster(address) as cluster:
             return _pack_on_engine(arguments, cluster, started)
-    job, plan = _planned(arguments)
-    return pack_shards(job, plan, partial(pack_listing, workers=workers), started)
+    return pack_shards(*_planned(arguments), partial(pack_listing, workers=workers), started)
 
 
 def plan_images(source: str | Path | Sequence[Any], output: str | Path, **options: Any) -> PlanFile:
@@ -206,11 +205,11 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
         OutputError: the plan exists, or cannot be written.
     """
     _require_path(source)
-    arguments = inspect.signature(pack_images).bind(source, output, **options)
-    arguments.apply_defaults()
-    if arguments.arguments["engine"] is not None:
+    bound = inspect.signature(pack_images).bind(source, output, **options)
+    bound.apply_defaults()
+    if bound.arguments["engine"] is not None:
         raise OptionError("a plan is made by this machine: `--plan` and `--engine` do not go together.")
-    return write_plan(*_planned(arguments.arguments))
+    return write_plan(*_planned(bound.arguments))
 
 
 def _require_path(source: object) -> None:
@@ -248,9 +247,9 @@ def pack_shard(
         SourceError: the source cannot be packed as it is, or has changed since.
         OutputError: something else has the shard's name, or it cannot be written.
     """
+    check_whole("number", number, least=0)
     # As a rule each CPU of the machine has such a process.
     packing = partial(pack_listing, workers=workers, sharers=worker_count(workers or None))
-    check_whole("number", number, least=0)
     found = plan if isinstance(plan, PlanFile) else PlanFile.read(Path(plan))
     return pack_planned(found, number, packing, progress, overwrite=overwrite, keep=not overwrite)
 
@@ -271,12 +270,10 @@ def _pack_task(task: tuple[str, int, bool], report: Callable[[int], None]) -> Pa
 
 def _pack_on_engine(arguments: Mapping[str, Any], engine: Engine, started: float) -> PackReport:
     with _listed(arguments) as (job, pool):
-        wanted = ShardOptions.of(arguments)
         check_nodes(job, engine)
         pool.use(job.listing)
         survey = survey_listing(job, pool, headers_on(engine, job.listing, job.on_progress))
-    plan = plan_shards(job, survey, wanted)
-    with planned_file(job, plan) as file:
+    with planned_file(job, plan_shards(job, survey, ShardOptions.of(arguments))) as file:
         reports = pack_on(engine, file, _pack_task, job.on_progress, overwrite=job.overwrite)
         index = index_plan(file.path, job.output, overwrite=job.overwrite)
     return joined_report(survey, reports, index, started)
@@ -299,7 +296,7 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
 
 def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
     """Returns the job of the arguments of `pack_images`, and the shards that it is cut into."""
-    wanted = ShardOptions.of(arguments)
+    wanted = ShardOptions.of(arguments)  # refused before the source is read
     with _listed(arguments) as (job, pool):
         pool.use(job.listing)
         survey = survey_listing(job, pool)

@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, OptionError
+from fastload.format.digests import KEEPS_GIL
 from fastload.format.header import PackedFile
 from fastload.read.identity import read_error
 from fastload.system import native, syscalls
 from fastload.system.files import read_into
-from fastload.system.syscalls import KEEPS_GIL
 
 Read = Literal["auto", "map", "pread"]
 """How rows are read; see `chosen`."""

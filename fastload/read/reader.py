@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
+from fastload.format.digests import KEEPS_GIL
 from fastload.format.header import PackedFile
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import HeldOffWriters, check_open, open_checked
 from fastload.read.linear import MappedRows, PreadRows, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.row_check import Check, RowCheck
-from fastload.system.syscalls import KEEPS_GIL
 
 
 class RowReader:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError
-from fastload.format.digests import DIGEST_FIELDS, pixel_digests, row_digest, row_digests
+from fastload.format.digests import DIGEST_FIELDS, KEEPS_GIL, pixel_digests, row_digest, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.format.ragged import JPEG
 from fastload.images.decode_part import decode_row
@@ -21,7 +21,6 @@ from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import unreadable
 from fastload.read.linear import MappedRows, PreadRows
 from fastload.read.ragged_rows import RaggedReader, cannot_be_decoded, sample_error
-from fastload.system.syscalls import KEEPS_GIL
 
 Check = Literal["always", "first"]
 """When a row is compared with its digests: each time that it is read, or the first time."""

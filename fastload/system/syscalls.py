@@ -16,9 +16,6 @@ import sys
 from functools import cache
 from typing import Any
 
-KEEPS_GIL = 500
-"""Elements up to which NumPy loops over an array without releasing the GIL."""
-
 # struct statx, skipping nlink and ids before the inode, and other times before the device number.
 _STATX, _STATX_BYTES = struct.Struct("=32xQQ64xqI12xII"), 256
 _AT_EMPTY_PATH, _STATX_BASIC_STATS = 0x1000, 0x7FF
