@@ -480,6 +480,17 @@ def test_what_is_packed_of_shards_is_kept(photos, tmp_path):
     assert inspect_file(tmp_path / "few.h5").num_shards == 2
 
 
+def test_a_shard_is_kept_whatever_changes_in_the_others(photos, tmp_path):
+    options = {"workers": 0, "size": 16, "chunk_bytes": 16 * 16 * 3 * 4, "shards": 4}
+    pack_images(photos, tmp_path / "out.h5", **options)
+    os.utime(next(photos.rglob("*.jpg")), (1, 1))
+    (tmp_path / "out.h5").unlink()
+    with pytest.raises(OutputError, match=r"out-0000\d-of-00004.h5: exists"):
+        pack_images(photos, tmp_path / "out.h5", **options)
+    report = pack_images(photos, tmp_path / "out.h5", **options, overwrite=True)
+    assert 0 < report.chunks_decoded < report.chunks / 2, "one shard of four"
+
+
 def test_a_sample_that_cannot_be_read_is_left_out_of_its_shard(photos, tmp_path):
     bad = sorted(photos.rglob("*.jpg"))[5]
     bad.write_bytes(bad.read_bytes()[:-200])

@@ -62,7 +62,7 @@ class PlanFile:
         num_samples: rows of all shards.
         num_shards: the shards.
         spread: folders that they are spread over; 0: they lie where the plan does.
-        identity: of the source, the options and the shards' bounds, hex.
+        identities: of each shard, hex: of its samples' files, and of what was decided about the whole dataset.
         release: of fastload.
         decoder: versions of the libraries that decode.
         temporary: whether it is that of a call on an engine, which replaces and removes it unasked.
@@ -76,7 +76,7 @@ class PlanFile:
     num_samples: int
     num_shards: int
     spread: int
-    identity: str
+    identities: tuple[str, ...]
     release: str
     decoder: str
     temporary: bool
@@ -97,7 +97,8 @@ class PlanFile:
             if head.pop("fastload_plan") != VERSION:
                 raise FormatError(f"{path}: is a plan of another release of fastload. Make it anew.")
             head["skipped"] = tuple((key, reason) for key, reason in head["skipped"])
-            return cls(**{**head, "path": path, "notes": tuple(head["notes"])})
+            texts = {name: tuple(head[name]) for name in ("identities", "notes")}
+            return cls(**{**head, **texts, "path": path})
 
     @property
     def output(self) -> Path:
@@ -110,7 +111,7 @@ class PlanFile:
 
     def is_packed(self, number: int) -> bool:
         """Whether a shard is there, complete."""
-        return is_shard(self.shard(number), number, self.num_shards, self.identity)
+        return is_shard(self.shard(number), number, self.num_shards, self.identities[number])
 
     def job(self, number: int) -> PackJob:
         """Returns the job of packing a shard.
@@ -178,7 +179,7 @@ def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> Pla
         num_samples=survey.num_samples,
         num_shards=len(plan),
         spread=plan.spread,
-        identity=plan.identity,
+        identities=plan.identities,
         release=writer_name(),
         decoder=decoder_versions(),
         temporary=temporary,
@@ -215,7 +216,7 @@ def planned_file(job: PackJob, plan: ShardPlan) -> Iterator[PlanFile]:
     found: PlanFile | None = None
     with suppress(MissingFileError, FormatError):
         found = PlanFile.read(plan_path(job.output))
-    if found is None or found.identity != plan.identity:
+    if found is None or found.identities != plan.identities:
         found = write_plan(job, plan, temporary=True)
     yield found
     if found.temporary:
@@ -242,6 +243,8 @@ def pack_planned(
     kept = kept_shard(job)
     if kept is not None and keep:
         return kept
+    if kept is None and job.output.exists() and not overwrite:  # next to the journal of an interrupted pack
+        raise output_exists(job.output)
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
     for (_, process, _), files in _attempts([job.output], f"{host}.").items():
         if not psutil.pid_exists(process):

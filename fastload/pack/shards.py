@@ -7,6 +7,7 @@ one that is not.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -72,23 +73,19 @@ class ShardPlan:
         survey: of the whole dataset.
         bounds: int64 (S + 1,), the first row of each shard in the order of the dataset, and their end.
         chunk_bytes: of each shard's chunks.
-        identity: hex; of the source, the options and the bounds.
+        identities: hex, of each shard: of its samples' files, and of what was decided about the whole dataset.
         spread: as in `ShardOptions`.
     """
 
     survey: Survey
     bounds: NDArray[np.int64]
     chunk_bytes: int
-    identity: str
+    identities: tuple[str, ...]
     spread: int
     key_bytes: int  # of the dataset's longest key
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
-
-    def path(self, output: Path, number: int) -> Path:
-        """Returns the path of a shard of an index."""
-        return shard_path(output, number, len(self), self.spread)
 
     def job(self, job: PackJob, number: int) -> PackJob:
         """Returns the job of packing one shard."""
@@ -96,14 +93,14 @@ class ShardPlan:
         samples = survey.order[self.bounds[number] : self.bounds[number + 1]]
         listing = survey.listing.take(samples)
         attrs = {
-            "shard": _said_of(number, len(self), self.identity),
+            "shard": _said_of(number, len(self), self.identities[number]),
             "seed": job.options.seed,
             "shuffled": job.options.shuffle,
             "pack_options": dump_options(job.options.to_dict()),
         }
         return replace(
             job,
-            output=self.path(job.output, number),
+            output=shard_path(job.output, number, len(self), self.spread),
             listing=replace(listing, attrs={**attrs, **listing.attrs}, notes=(), skipped=()),
             options=replace(job.options, shuffle=False, chunk_bytes=self.chunk_bytes),
             planned={
@@ -163,10 +160,14 @@ def plan_shards(job: PackJob, survey: Survey, wanted: ShardOptions) -> ShardPlan
             break
     else:
         found = even
-    said = json.dumps([identity_of(job), job.on_error, found.tolist(), chunk_bytes], sort_keys=True, default=str)
-    identity = xxhash.xxh3_128_hexdigest(said.encode() + source_table(job.listing).tobytes())
     key_bytes = max(len(key.encode()) for key in survey.listing.keys)
-    return ShardPlan(survey, found, chunk_bytes, identity, wanted.spread, key_bytes)
+    decided = [identity_of(job), job.on_error, count, chunk_bytes, key_bytes, repr(survey.plan)]
+    said, sources = json.dumps(decided, sort_keys=True, default=str), source_table(job.listing)[survey.order]
+    identities = tuple(
+        xxhash.xxh3_128_hexdigest(f"{said} {first} ".encode() + sources[first:stop].tobytes())
+        for first, stop in itertools.pairwise(found.tolist())
+    )
+    return ShardPlan(survey, found, chunk_bytes, identities, wanted.spread, key_bytes)
 
 
 def whole_pages(chunk_rows: int, row_bytes: int, most_rows: int) -> tuple[int, int]:

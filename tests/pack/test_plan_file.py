@@ -27,6 +27,7 @@ from fastload import pack_images, pack_shard, plan_images
 from fastload.cli import app
 from fastload.errors import FormatError, MissingFileError, OptionError, OutputError, PackError, ResumeError, SourceError
 from fastload.inspection.verify import verify_file
+from fastload.pack.pack_options import journal_path
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.plan_file import PlanFile, index_plan
 from fastload.sources.spans import ListedFile
@@ -191,6 +192,14 @@ def test_a_source_that_changed_is_an_error_and_leaves_nothing(plan: PlanFile) ->
             assert said.endswith("else make out.h5.plan anew.") and "the same command continues" not in said
     assert failed == 1
     assert len(list(plan.path.parent.glob("out-*"))) == 2, "those that could be packed"
+
+
+def test_what_an_interrupted_pack_would_replace_stays(plan: PlanFile) -> None:
+    plan.shard(0).write_bytes(b"something else")
+    journal_path(plan.shard(0)).write_bytes(b"")
+    with pytest.raises(OutputError, match=r"out-00000-of-00003.h5: exists"):
+        pack_shard(plan.path, 0)
+    assert plan.shard(0).read_bytes() == b"something else"
 
 
 def test_a_source_that_changed_is_never_what_skip_leaves_out(tmp_path: Path) -> None:
