@@ -180,9 +180,6 @@ def pack(
             print_packed(report, overwrite=overwrite)
 
 
-_OF_A_SHARD = ("source", "output", "shard_index", "num_shards", "workers", "overwrite")
-
-
 def _pack_shards(
     context: typer.Context,
     source: Path,

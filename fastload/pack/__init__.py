@@ -32,7 +32,7 @@ from fastload.pack.begin import begin_or_resume, discard, free_bytes
 from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
-from fastload.pack.on_engine import Engine, check_nodes, headers_on, pack_on
+from fastload.pack.on_engine import check_nodes, headers_on, pack_on
 from fastload.pack.pack_options import (
     KEPT,
     Bits,
@@ -175,19 +175,13 @@ def pack_images(
         PackError: a worker died, or another process packs to the same output.
     """
     started, arguments = time.perf_counter(), locals()
-    if address is not None and engine is None:
-        raise OptionError(f"`--address {address}` is that of a cluster: say which kind it is, `--engine ray`.")
     if shards is None and shard_bytes is None and not spread and engine is None:
         with _listed(arguments) as (job, pool):
             return _run(job, pool, started)
     if engine is not None:
         check_choice("engine", engine, ("ray",))
         _require_path(source)
-        ShardOptions.of(arguments)  # refused before anything is connected
-        from fastload.system.ray_cluster import RayCluster
-
-        with RayCluster(address) as cluster:
-            return _pack_on_engine(arguments, cluster, started)
+        return _pack_on_engine(arguments, started)
     return pack_shards(*_planned(arguments), partial(pack_listing, workers=workers), started)
 
 
@@ -248,8 +242,7 @@ def pack_shard(
         OutputError: something else has the shard's name, or it cannot be written.
     """
     check_whole("number", number, least=0)
-    # As a rule each CPU of the machine has such a process.
-    packing = partial(pack_listing, workers=workers, sharers=worker_count(workers or None))
+    packing = partial(pack_listing, workers=workers)
     found = plan if isinstance(plan, PlanFile) else PlanFile.read(Path(plan))
     return pack_planned(found, number, packing, progress, overwrite=overwrite, keep=not overwrite)
 
@@ -262,20 +255,24 @@ def _pack_task(task: tuple[str, int, bool], report: Callable[[int], None]) -> Pa
         if stage == "packing":
             report(done)
 
-    packing = partial(pack_listing, workers=0, sharers=worker_count(None))
+    packing = partial(pack_listing, workers=0)
     found = pack_planned(PlanFile.read(Path(path)), number, packing, progress, overwrite=overwrite, keep=True)
     report(found.num_samples)
     return found
 
 
-def _pack_on_engine(arguments: Mapping[str, Any], engine: Engine, started: float) -> PackReport:
-    with _listed(arguments) as (job, pool):
-        check_nodes(job, engine)
-        pool.use(job.listing)
-        survey = survey_listing(job, pool, headers_on(engine, job.listing, job.on_progress))
-    with planned_file(job, plan_shards(job, survey, ShardOptions.of(arguments))) as file:
-        reports = pack_on(engine, file, _pack_task, job.on_progress, overwrite=job.overwrite)
-        index = index_plan(file.path, job.output, overwrite=job.overwrite)
+def _pack_on_engine(arguments: Mapping[str, Any], started: float) -> PackReport:
+    wanted = ShardOptions.of(arguments)  # refused before anything is connected
+    from fastload.system.ray_cluster import RayCluster
+
+    with RayCluster(arguments["address"]) as engine:
+        with _listed(arguments) as (job, pool):
+            check_nodes(job, engine)
+            pool.use(job.listing)
+            survey = survey_listing(job, pool, headers_on(engine, job.listing, job.on_progress))
+        with planned_file(job, plan_shards(job, survey, wanted)) as file:
+            reports = pack_on(engine, file, _pack_task, job.on_progress, overwrite=job.overwrite)
+            index = index_plan(file.path, job.output, overwrite=job.overwrite)
     return joined_report(survey, reports, index, started)
 
 
@@ -284,6 +281,8 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
     """Lists the source among the arguments of `pack_images`; gives the job, and the pool that packs it."""
     source, output, workers = arguments["source"], arguments["output"], arguments["workers"]
     options, on_error, overwrite = PackOptions.of(arguments), arguments["on_error"], arguments["overwrite"]
+    if (address := arguments["address"]) is not None and arguments["engine"] is None:
+        raise OptionError(f"`--address {address}` is that of a cluster: say which kind it is, `--engine ray`.")
     if arguments["parents"]:
         with output_errors(f"{output}: its folder cannot be made ({{}}). Choose another one."):
             Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -303,12 +302,13 @@ def _planned(arguments: Mapping[str, Any]) -> tuple[PackJob, ShardPlan]:
     return job, plan_shards(job, survey, wanted)
 
 
-def pack_listing(job: PackJob, workers: int | None = None, sharers: int | None = None) -> PackReport:
-    """Packs a listing that is made already; otherwise as `pack_images`. So many `sharers` have the machine's memory."""
+def pack_listing(job: PackJob, workers: int | None = None) -> PackReport:
+    """Packs a listing that is made already; otherwise as `pack_images`."""
     started = time.perf_counter()
     job = replace(job, output=checked_output(job.output, job.overwrite))
     processes = worker_count(workers)
-    with job.options.accepting_large(sharers or processes), PackPool(processes) as pool:
+    sharers = worker_count(workers or None) if job.alone else processes  # as a rule each CPU has an attempt at a shard
+    with job.options.accepting_large(sharers), PackPool(processes) as pool:
         return _run(job, pool, started)
 
 

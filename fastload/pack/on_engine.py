@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,27 +26,14 @@ from fastload.pack.plan_file import PlanFile
 from fastload.sources.listing import Arrays, Listing, only_arrays
 from fastload.system.files import output_errors
 
+if TYPE_CHECKING:
+    from fastload.system.ray_cluster import RayCluster, Report
+
 _BLOCK = 4096  # samples whose headers are read by one task
 _TRIED = 3  # samples that each node reads before anything is packed
 
 
-class Engine(Protocol):
-    """What a cluster does; `fastload.system.ray_cluster.RayCluster` is one."""
-
-    def ask_nodes(self, question: Callable[[Any], Any], about: Any) -> tuple[dict[str, Any], dict[str, str]]: ...
-
-    def run(
-        self,
-        work: Callable[[Any, Callable[[int], None]], Any],
-        tasks: Any,
-        *,
-        name: str = ...,
-        on_done: Callable[[int], None] | None = None,
-        typical: Callable[[Any], bool] = ...,
-    ) -> Iterator[tuple[int, Any]]: ...
-
-
-def check_nodes(job: PackJob, engine: Engine) -> None:
+def check_nodes(job: PackJob, engine: RayCluster) -> None:
     """Raises PackError if nodes differ from this machine in what packing needs; it names what differs on which."""
     folder, listing = job.output.absolute().parent, job.listing
     sample = np.unique(np.arange(_TRIED) * (len(listing) - 1) // max(1, _TRIED - 1))
@@ -102,7 +89,7 @@ def _samples(listing: Listing, samples: NDArray[np.int64]) -> bytes:
     return to_bytes((files and files.take(samples), masks and masks.take(samples), len(samples)))
 
 
-def headers_on(engine: Engine, listing: Listing, progress: Progress | None) -> Headers | None:
+def headers_on(engine: RayCluster, listing: Listing, progress: Progress | None) -> Headers | None:
     """Returns the headers of all samples, read by the nodes; None where there is nothing to be read."""
     if listing.files is None or only_arrays(listing):
         return None
@@ -121,7 +108,7 @@ def headers_on(engine: Engine, listing: Listing, progress: Progress | None) -> H
     return Headers(table, kinds, reasons)
 
 
-def read_headers(samples: bytes, report: Callable[[int], None]) -> Headers:
+def read_headers(samples: bytes, report: Report) -> Headers:
     """Returns the headers of samples, on a node."""
     files, masks, count = from_bytes(samples)
     report(count)
@@ -129,9 +116,9 @@ def read_headers(samples: bytes, report: Callable[[int], None]) -> Headers:
 
 
 def pack_on(
-    engine: Engine,
+    engine: RayCluster,
     plan: PlanFile,
-    pack: Callable[[tuple[str, int, bool], Callable[[int], None]], PackReport],
+    pack: Callable[[tuple[str, int, bool], Report], PackReport],
     progress: Progress | None,
     *,
     overwrite: bool,

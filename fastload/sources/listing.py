@@ -28,7 +28,11 @@ OnError = Literal["fail", "skip"]
 
 @runtime_checkable
 class Files(Protocol):
-    """Reads the file of each sample. Picklable, usable from any thread and process; keeps no file open."""
+    """Reads the file of each sample. Picklable, usable from any thread and process; keeps no file open.
+
+    A reader whose samples share arrays, or a temporary file, may have `compact()`: the same reader without what only
+    other samples need, for a plan of packing (`fastload.pack.plain`), as `spans.Joined` has it.
+    """
 
     def read(self, i: int) -> bytes:
         """Returns all bytes of the file of sample i.

@@ -41,7 +41,6 @@ _AHEAD = 2
 @dataclass(eq=False)
 class _Attempt:
     number: int
-    task: Any
     key: str  # under which the board knows it
 
 
@@ -164,7 +163,7 @@ class RayCluster:
         def begin(number: int) -> None:
             one = left[number]
             one.copies, one.begun = one.copies + 1, one.begun + 1
-            attempt = _Attempt(number, one.task, f"{number}.{one.begun}")
+            attempt = _Attempt(number, f"{number}.{one.begun}")
             running[remote.remote(work, one.task, board, attempt.key)] = attempt
 
         try:
@@ -185,9 +184,10 @@ class RayCluster:
                 else:  # all that is left is tried again later
                     time.sleep(_POLL_S)
                 for each in done:
-                    attempt = running.pop(each)
-                    if (one := left.get(attempt.number)) is None:
+                    if each not in running:  # another copy was done before it
                         continue
+                    attempt = running.pop(each)
+                    one = left[attempt.number]
                     one.copies -= 1
                     try:
                         seconds, result, error = ray.get(each)

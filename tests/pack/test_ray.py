@@ -208,7 +208,7 @@ def test_a_node_lost_in_the_middle_of_a_pack_changes_no_byte(
     pack_images(photos, tmp_path / "here" / "out.h5", workers=0, **options)
     there = tmp_path / "there"
     thread, found = in_thread(pack_images, photos, there / "out.h5", engine="ray", **options)
-    until(lambda: any(there.glob("*.part")), thread)
+    until(lambda: any(there.glob("*.try-*.part")), thread)
     nodes.replace()
     thread.join()
     assert found[0].num_samples == 60
