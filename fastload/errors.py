@@ -10,6 +10,12 @@ FastloadError
 ├── FormatError        (ValueError)    not a file fastload can read: damaged, foreign, newer
 │   └── DamagedRowError (ValueError)   a row of a packed file is no longer what was packed
 ├── ReadError          (OSError)       the disk or network failed while a file was read
+├── RemoteError        (OSError)       an object store or web server did not answer, or not as it should
+│   ├── ObjectMissingError (MissingFileError)  there is no such object
+│   ├── AccessError    (PermissionError)  credentials are missing, expired or not sufficient
+│   ├── ReplacedError  (FileChangedError)  the object was replaced while it was in use
+│   └── ObjectExistsError (FileExistsError)  there is an object of that name already
+├── ForkError          (RuntimeError)  a client of an object store was used in a fork of the process that opened it
 ├── MissingFileError   (FileNotFoundError)  there is no such file
 ├── FileChangedError   (RuntimeError)  the file was replaced or truncated while it was open
 ├── StateError         (ValueError)    a saved loader state belongs to other data or options
@@ -91,6 +97,30 @@ class MissingFileError(FastloadError, FileNotFoundError):
 
 class FileChangedError(FastloadError, RuntimeError):
     """The file was replaced, truncated or written to while it was open."""
+
+
+class RemoteError(FastloadError, OSError):
+    """An object store or web server did not answer, or not as it should; names the URL, without its query."""
+
+
+class ObjectMissingError(RemoteError, MissingFileError):
+    """There is no object of that name, or no such bucket."""
+
+
+class AccessError(RemoteError, PermissionError):
+    """The server refused the credentials: they are missing, expired, or do not suffice."""
+
+
+class ReplacedError(RemoteError, FileChangedError):
+    """The object was replaced while it was in use: its ETag is another one."""
+
+
+class ObjectExistsError(RemoteError, FileExistsError):
+    """There is an object of that name already, and it was to be written only if there is none."""
+
+
+class ForkError(FastloadError, RuntimeError):
+    """A client of an object store was used in a fork of the process that opened it."""
 
 
 class StateError(FastloadError, ValueError):

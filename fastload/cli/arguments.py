@@ -8,12 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-# dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
-_UNITS = {"": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("kmg", 1)
-    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
-}
+from fastload.system.text import bytes_of
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -31,10 +26,10 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_bytes(text: str) -> int:
     """Parses `8MiB`, `8M` or `8388608`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if not found or found[2] not in _UNITS:
+    count = bytes_of(text)
+    if count is None:
         raise typer.BadParameter(f"{text!r} is not a number of bytes; write 8MiB, 8M or 8388608.")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return count
 
 
 ChunkBytes = Annotated[

@@ -11,6 +11,13 @@ from typing import Any
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
+# dd's units: K, M, G and KiB, MiB, GiB count in 1024, KB, MB, GB in 1000.
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
 
 def text_of(value: bytes | str) -> str:
     """Returns bytes as text; what is not UTF-8, and lone surrogates of a text, as escapes such as `\\xff`."""
@@ -39,6 +46,12 @@ def _writable(value: Any) -> Any:
     if isinstance(value, list):
         return [_writable(item) for item in value]
     return {text_of(name): _writable(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def bytes_of(text: str) -> int | None:
+    """Returns the bytes that `8MiB`, `8M`, `1.5 TB` or `8388608` says; None where it is none of these."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    return int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
 def format_bytes(count: float) -> str:

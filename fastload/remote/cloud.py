@@ -1,0 +1,304 @@
+"""Requests through obstore, to S3, Google Cloud Storage, Azure and plain web servers: `CloudBackend`.
+
+Checked with obstore 0.12: it never repeats a request here (its retries are off), leaves the GIL while it waits, and
+hangs for ever in a fork of a process in which it made a request, also with what the fork opens itself.
+"""
+
+from __future__ import annotations
+
+import configparser
+import importlib.util
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from fastload.errors import AccessError, MissingExtraError, OptionError
+from fastload.remote.backend import Data, Failure, Kind, ObjectInfo
+from fastload.remote.options import Remote, shown
+
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https")
+
+ResultT = TypeVar("ResultT")
+
+_RETRIED = {408: "timeout", 409: "broken", 425: "broken", 429: "throttled", 503: "throttled"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_KINDS: dict[str, tuple[Kind, str]] = {
+    "Timeout": ("timeout", "no complete answer within the timeout"),
+    "Connect": ("unreachable", "no connection: the host is unknown, refuses, or there is no route to it"),
+    "Interrupted": ("broken", "the answer broke off"),
+}
+
+
+def failure_of(error: Exception) -> Failure:
+    """Returns what an exception of obstore means, without its text: that has URLs, queries and answers in it."""
+    text = str(error)
+    name = type(error).__name__
+    # The last ones: keys, which may say anything, come first.
+    status = int(found[-1]) if (found := re.findall(r"inner: Status \{\s*status: (\d{3})", text)) else None
+    code = found[-1] if (found := re.findall(r"<Code>(\w{1,60})</Code>", text)) else ""
+    how = f"HTTP status {status}{f' {code}' if code else ''}" if status else ""
+    if "169.254." in text or "External AWS credential provider" in text or "metadata.google.internal" in text:
+        return Failure("access", "no credentials were found")
+    if code in _EXPIRED:
+        return Failure("expired", how)
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+        return Failure("access", how or "permission denied")
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return Failure("missing", how or "there is no such object")
+    if name == "AlreadyExistsError":
+        return Failure("exists", how or "the object exists")
+    if name == "PreconditionError" or status == 412:
+        return Failure("replaced", how or "the ETag differs")
+    if status is not None:
+        kind = _RETRIED.get(status, "broken" if status >= 500 else "invalid")
+        return Failure(kind, how)  # type: ignore[arg-type]
+    if found := re.findall(r"HttpError \{\s*kind: (\w+)", text):
+        return Failure(*_KINDS.get(found[-1], ("broken", f"the connection failed ({found[-1]})")))
+    if name == "NotSupportedError" or "NotPartial" in text:
+        return Failure("invalid", "the server does not serve ranges of bytes")
+    if isinstance(error, ValueError):
+        return Failure("invalid", "this is no valid key: it has an empty part, or one that is `.` or `..`")
+    return Failure("broken", f"obstore raised {name}")
+
+
+class CloudBackend:
+    """Objects of one bucket, or of one web server, through obstore.
+
+    Args:
+        url: of the bucket or server, with the query that every request is to have.
+        remote: how long a request may take.
+    """
+
+    def __init__(self, url: str, remote: Remote) -> None:
+        self._url = url
+        self._remote = remote
+        self._obstore = _obstore()
+        self._is_web = url.startswith(("http://", "https://"))
+        self._bucket, self._uploads = self._open()
+
+    def _open(self) -> tuple[Any, Any]:
+        """Returns the bucket for single requests, and one that repeats by itself the parts of an upload."""
+        seconds = self._remote.timeout
+        client = {
+            "timeout": f"{max(1, round(seconds * 1000))}ms",
+            "connect_timeout": f"{max(1, round(min(seconds, 10.0) * 1000))}ms",
+            # MinIO, Ceph and test servers: an endpoint that the user gave as http:// is meant.
+            "allow_http": True,
+        }
+        options: dict[str, Any] = {}
+        if self._url.startswith(("s3://", "s3a://")) and (provider := _profile_credentials(self._url)):
+            options["credential_provider"] = provider
+        longest = timedelta(seconds=self._remote.give_up_after)
+        backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
+        once = {"max_retries": 0, "retry_timeout": longest}
+        often = {"max_retries": 10_000, "retry_timeout": longest, "backoff": backoff}
+        opened = []
+        problem = ""
+        try:
+            for retries in (once, often):
+                opened.append(
+                    self._obstore.store.from_url(self._url, client_options=client, retry_config=retries, **options)
+                )
+        except (self._obstore.exceptions.BaseError, ValueError) as error:
+            problem = str(error).split("\n")[0]
+        if problem:
+            # About the options only: nothing was sent so far.
+            raise OptionError(f"{shown(self._url)}: this cannot be opened. {problem}")
+        return opened[0], opened[1]
+
+    def renew(self) -> None:
+        self._bucket, self._uploads = self._open()
+
+    def _try(self, request: Callable[[], ResultT]) -> ResultT:
+        try:
+            return request()
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
+            failure = failure_of(error)
+        raise failure  # out here, so that no traceback shows obstore's text
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._try(lambda: _info(key, self._obstore.head(self._bucket, key)))
+
+    def get(self, key: str, span: tuple[int, int] | None, etag: str | None) -> tuple[Data, ObjectInfo]:
+        options: dict[str, Any] = {} if span is None else {"range": span}
+        # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1), and one made of time and size is ours.
+        if etag is not None and etag.startswith('"'):
+            options["if_match"] = etag
+        found, info, data = self._try(lambda: self._get(key, options))
+        if etag is not None and info.etag != etag:
+            raise Failure("replaced", "the ETag differs")
+        if span is not None and found != span:
+            raise Failure("invalid", f"the object has {info.num_bytes:,} bytes")
+        if len(data) != found[1] - found[0]:
+            raise Failure("broken", f"{len(data):,} bytes came of {found[1] - found[0]:,}")
+        return data, info
+
+    def _get(self, key: str, options: dict[str, Any]) -> tuple[tuple[int, int], ObjectInfo, Data]:
+        answer = self._obstore.get(self._bucket, key, options=options)
+        return answer.range, _info(key, answer.meta), memoryview(answer.bytes())
+
+    def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]:
+        if self._is_web:
+            raise Failure("invalid", "a web server has no list of its files")
+        # obstore's prefix ends at a slash; ours may be the beginning of a name.
+        folder = prefix.rpartition("/")[0] or None
+        found = self._try(lambda: self._obstore.list(self._bucket, folder, offset=after or None, chunk_size=1000))
+        while (page := self._try(lambda: next(found, None))) is not None:
+            yield [_info(item["path"], item) for item in page if item["path"].startswith(prefix)]
+
+    def put(self, key: str, data: Data, only_if: str | None) -> str | None:
+        mode: Any = "overwrite" if only_if is None else "create" if only_if == "absent" else {"e_tag": only_if}
+        whole = {"use_multipart": False, "mode": mode}
+        etag: str | None = self._try(lambda: self._obstore.put(self._bucket, key, data, **whole)["e_tag"])
+        return etag
+
+    def upload(self, key: str, part_bytes: int) -> _CloudUpload:
+        return _CloudUpload(self._obstore, self._uploads, key, part_bytes)
+
+    def delete(self, key: str) -> None:
+        self._try(lambda: self._obstore.delete(self._bucket, key))
+
+
+class _CloudUpload:
+    """A multipart upload, fed through a short queue to the thread in which obstore sends it."""
+
+    def __init__(self, obstore: ModuleType, bucket: Any, key: str, part_bytes: int) -> None:
+        self._obstore, self._bucket, self._key, self._part_bytes = obstore, bucket, key, part_bytes
+        self._data: queue.Queue[Data | _Aborted | None] = queue.Queue(2)
+        self._etag: str | None = None
+        self._failure: Failure | None = None
+        self._thread = threading.Thread(target=self._send, name="fastload-upload", daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        try:
+            done = self._obstore.put(
+                self._bucket, self._key, self._taken(), use_multipart=True, chunk_size=self._part_bytes,
+                max_concurrency=4,
+            )  # fmt: skip
+            self._etag = done["e_tag"]
+        except _Aborted:
+            pass
+        except Exception as error:  # noqa: BLE001 - handed to the thread that writes
+            self._failure = failure_of(error)
+
+    def _taken(self) -> Iterator[Data]:
+        while (data := self._data.get()) is not None:
+            if isinstance(data, _Aborted):
+                raise data
+            yield data
+
+    def _give(self, data: Data | _Aborted | None) -> None:
+        while self._thread.is_alive():
+            try:
+                return self._data.put(data, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def write(self, data: Data) -> None:
+        self._give(data)
+        if self._failure:
+            raise self._failure
+
+    def finish(self) -> str | None:
+        self._give(None)
+        self._thread.join()
+        if self._failure:
+            raise self._failure
+        return self._etag
+
+    def abort(self) -> None:
+        self._give(_Aborted())
+        self._thread.join()
+
+
+class _Aborted(Exception):
+    pass
+
+
+def _info(key: str, meta: Any) -> ObjectInfo:
+    modified_ns = round(meta["last_modified"].timestamp() * 1e6) * 1000
+    # A server without ETags: another time or size is another object.
+    return ObjectInfo(key, meta["size"], meta["e_tag"] or f"~{modified_ns:x}-{meta['size']:x}", modified_ns)
+
+
+def _obstore() -> ModuleType:
+    try:
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as error:
+        raise MissingExtraError(
+            "objects of s3://, gs://, az:// and http:// are read through obstore, which is not installed. "
+            "Install it with: pip install 'fastload-hdf5[cloud]'"
+        ) from error
+    return obstore
+
+
+_OWN_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+_IN_A_PROFILE = (
+    "aws_access_key_id", "role_arn", "credential_process", "sso_session", "sso_start_url", "web_identity_token_file",
+    "login_session",
+)  # fmt: skip
+
+
+def _profile_credentials(url: str) -> Callable[[], Any] | None:
+    """Returns boto3's credentials where a profile of `~/.aws` is to be used, which obstore does not read; else None.
+
+    The variables that obstore itself reads come first, as with boto3.
+    """
+    anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on")
+    if anonymous or any(os.environ.get(name) for name in _OWN_CREDENTIALS):
+        return None
+    chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    name = chosen or "default"
+    profiles = configparser.RawConfigParser(strict=False)
+    try:
+        for variable, file in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
+            profiles.read(Path(os.environ.get(variable) or Path("~/.aws") / file).expanduser())
+    except (configparser.Error, OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{shown(url)}: the profiles of ~/.aws cannot be read ({type(error).__name__})") from None
+    sections = [part for part in (name, f"profile {name}") if profiles.has_section(part)]
+    if not any(profiles.has_option(section, option) for section in sections for option in _IN_A_PROFILE):
+        if chosen:
+            raise AccessError(
+                f"{shown(url)}: the profile {chosen!r}, named by AWS_PROFILE, has no credentials in ~/.aws"
+            )
+        return None
+    if importlib.util.find_spec("boto3") is None:
+        raise MissingExtraError(
+            f"{shown(url)}: the credentials are those of the profile {name!r} in ~/.aws, which boto3 reads, and boto3 "
+            "is not installed. Install it with `pip install boto3`, or set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket."
+        )
+    import boto3.session
+    import botocore.exceptions
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    problem = ""
+    try:
+        # Asked again after five minutes: botocore renews what expires within ten.
+        return Boto3CredentialProvider(boto3.session.Session(), ttl=timedelta(minutes=5))
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        problem = type(error).__name__
+    raise AccessError(f"{shown(url)}: boto3 finds no credentials in the profile {name!r} of ~/.aws ({problem}).")
+
+
+def split(url: str) -> tuple[str, str]:
+    """Returns the URL of the bucket (or host, with the query) that an object is in, and the path behind it, decoded."""
+    scheme, _, rest = url.partition("://")
+    if scheme.lower() in ("http", "https"):
+        parts = urlsplit(url)
+        query = f"?{parts.query}" if parts.query else ""
+        return f"{scheme.lower()}://{parts.netloc}{query}", unquote(parts.path).lstrip("/")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme.lower()}://{bucket}", key

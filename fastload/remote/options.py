@@ -1,0 +1,96 @@
+"""Returns how a dataset behind a URL is read: `Remote`; and what is a URL, and how messages show one."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastload.errors import OptionError, check_whole, is_whole
+from fastload.system.text import bytes_of
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """How objects behind a URL are requested, and where their bytes are kept on this machine.
+
+    It holds no secret: credentials come from where the provider's own tools look for them.
+
+    Args:
+        cache: folder of the chunks kept on this machine; None: $FASTLOAD_CACHE, else $XDG_CACHE_HOME/fastload, else
+            ~/.cache/fastload.
+        max_bytes: most bytes kept there, as a number or as text such as "500 GB" or "64MiB"; None: nine tenths of what
+            is free on that disk when it is first used.
+        in_flight: most requests in progress at once.
+        timeout: seconds after which one request has failed, its body included, and is sent again.
+        give_up_after: seconds for which a request is repeated, counted from its first failure.
+        check: whether what arrives is compared with its digests.
+
+    Raises:
+        OptionError: a value is not one of these; the message lists what is accepted.
+    """
+
+    cache: str | Path | None = None
+    max_bytes: int | str | None = None
+    in_flight: int = 32
+    timeout: float = 30.0
+    give_up_after: float = 300.0
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        folder: object = self.cache
+        if folder is not None and (not isinstance(folder, str | os.PathLike) or is_url(os.fspath(folder))):
+            raise OptionError(f"cache={folder!r}: give a folder of this machine, or None for ~/.cache/fastload")
+        self.limit()
+        check_whole("in_flight", self.in_flight, least=1)
+        for name, least in (("timeout", "more than 0"), ("give_up_after", "0 or more")):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or value < 0 or (name == "timeout" and value == 0):
+                raise OptionError(f"{name}={value!r}: give seconds, a number, {least}")
+        if not isinstance(self.check, bool):
+            raise OptionError(f"check={self.check!r}: give True or False")
+
+    def cache_folder(self) -> Path:
+        """Returns the folder of the cache; it need not exist yet."""
+        if self.cache is not None:
+            return Path(self.cache).expanduser()
+        if own := os.environ.get("FASTLOAD_CACHE"):
+            return Path(own).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME")
+        # The specification ignores a relative XDG_CACHE_HOME.
+        return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "fastload"
+
+    def limit(self) -> int | None:
+        """Returns the most bytes that the cache may hold; None where the disk's free space decides."""
+        given = self.max_bytes
+        if given is None:
+            return None
+        count = given if is_whole(given) else bytes_of(given) if isinstance(given, str) else None
+        if count is None or count < 1:
+            raise OptionError(
+                f"max_bytes={given!r}: give a whole number of bytes, 1 or more, text such as '2TB', '500 GB' or "
+                "'64MiB', or None for nine tenths of what is free on the disk"
+            )
+        return int(count)
+
+
+def is_url(text: object) -> bool:
+    """Whether this is a text such as `s3://bucket/file.h5`: a scheme, then `://`; `file://` too."""
+    return isinstance(text, str) and _SCHEME.match(text) is not None
+
+
+def shown(url: str) -> str:
+    """Returns a URL as messages show it: without user, password, query and fragment, which may hold secrets."""
+    scheme, _, rest = url.partition("://")
+    try:
+        parts = urlsplit(url)
+        return f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    except ValueError:  # such as a port or an IPv6 address that is none
+        host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
