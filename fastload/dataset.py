@@ -25,6 +25,8 @@ from fastload.read.readahead import ReadAhead, open_read_ahead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes
 from fastload.read.row_check import Check
 from fastload.read.sharded import open_rows
+from fastload.remote.options import Remote, is_url
+from fastload.remote.shards import open_remote
 from fastload.system.text import counted, object_html, object_text
 
 Sample = tuple[torch.Tensor, ...]
@@ -47,7 +49,8 @@ class PackedDataset(Dataset[Any]):
     number of threads work.
 
     Args:
-        path: a file of `fastload pack`, or another HDF5 file with a dataset `images`.
+        path: a file or index of `fastload pack`, or another HDF5 file with a dataset `images`; also its URL
+            (s3://bucket/out.h5, gs://, az://, https://, or another scheme that fsspec knows), see `Remote`.
         split: name of a split; None for all rows.
         fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
             all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True and
@@ -61,6 +64,7 @@ class PackedDataset(Dataset[Any]):
             it in this process, which a bit for each row remembers; None: never. "auto" is "first", and None for files
             that fastload did not write, which have no digests. Unless it is None, the file's header is compared at
             once.
+        remote: where chunks of a URL are cached on this machine, and how they are requested; None: `Remote()`.
 
     Raises:
         MissingFileError, FormatError: the file is missing, cannot be read, or its header is damaged.
@@ -77,6 +81,7 @@ class PackedDataset(Dataset[Any]):
         *,
         decode: Literal["cpu", "device"] = "cpu",
         check: CheckOption = "auto",
+        remote: Remote | None = None,
     ) -> None:
         check_option(check)
         if decode not in ("cpu", "device"):
@@ -88,12 +93,18 @@ class PackedDataset(Dataset[Any]):
                 f"sample and returns the sample. Transforms of whole batches, those of fastload.transforms, are given "
                 f"to FastLoader(transform=[...])."
             )
-        self.path = Path(path)
+        self._url, self._remote = (str(path), remote or Remote()) if is_url(path) else ("", remote)
+        if remote is not None and not self._url:
+            raise OptionError(
+                f"PackedDataset({str(path)!r}, remote=...): this is no URL such as s3://bucket/out.h5, and files of "
+                f"this machine are read where they are. Leave remote out."
+            )
         self.split = split
         self.transform = transform
         self.decode = decode
-        self._file: PackedFile | None = read_header(self.path)
-        self._identity = self._file.identity
+        self._file: PackedFile | None = open_remote(self._url, remote) if self._url else read_header(path)
+        self.path = self._file.path  # of a URL, where its chunks are cached
+        self._identity, self._digest = self._file.identity, self._file.header_digest
         self.check: Check | None = None  # when rows are compared with their digests
         self._begin_checks(check)
         if split is not None and split not in self._file.splits:
@@ -114,12 +125,18 @@ class PackedDataset(Dataset[Any]):
             FileChangedError: the file has changed since the dataset was made.
         """
         if self._file is None:
-            file = read_header(self.path)
-            if file.identity != self._identity:
-                raise FileChangedError(
-                    f"{self.path}: changed since the dataset was made: {_described(self._identity)} then, "
-                    f"{_described(file.identity)} now. Make the dataset again."
+            file = open_remote(self._url, self._remote) if self._url else read_header(self.path)
+            alike = file.header_digest == self._digest if self._url else file.identity == self._identity
+            if not alike:
+                then, now = (
+                    (self._digest, file.header_digest)
+                    if self._url
+                    else map(_described, (self._identity, file.identity))
                 )
+                raise FileChangedError(
+                    f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
+                )
+            self.path = file.path
             self._file = file
         return self._file
 
@@ -180,7 +197,7 @@ class PackedDataset(Dataset[Any]):
         if self.file.version is None:
             if check in ("always", "first"):
                 raise OptionError(
-                    f"{self.path}: check={check!r}: fastload did not write this file, so it holds no digests to "
+                    f"{self.file.name}: check={check!r}: fastload did not write this file, so it holds no digests to "
                     f"compare with. Leave check out, or `fastload repack {typed(self.path)} OUT.h5`."
                 )
             return
@@ -247,14 +264,14 @@ class PackedDataset(Dataset[Any]):
         parts += ["some of its rows"] if self._selected is not None else []
         function = getattr(self.transform, "__qualname__", type(self.transform).__qualname__)
         how = forms_of_samples(self._file, self.fields) + ([f"transform {function}"] if self.transform else [])
-        return [self.path.name, *parts, counted(len(self), "row")], how
+        return [self.file.name.rpartition("/")[2], *parts, counted(len(self), "row")], how
 
     def __getitem__(self, index: int) -> Any:
         try:
             position = operator.index(index)
         except TypeError as exc:
             raise TypeError(
-                f"{self.path}: a sample is chosen by a whole number, not by {type(index).__name__}; for several, "
+                f"{self.file.name}: a sample is chosen by a whole number, not by {type(index).__name__}; for several, "
                 f"`select([...])` gives a dataset of them."
             ) from exc
         return self.__getitems__([position])[0]
@@ -287,8 +304,8 @@ class PackedDataset(Dataset[Any]):
         if indices.size and (indices.min() < -size or indices.max() >= size):
             bad = indices[(indices < -size) | (indices >= size)][0]
             raise IndexError(
-                f"{self.path}: index {bad} is out of range for {size} samples. If it came from a sampler, that is one "
-                f"of another dataset."
+                f"{self.file.name}: index {bad} is out of range for {size} samples. If it came from a sampler, that is "
+                f"one of another dataset."
             )
         indices = np.where(indices < 0, indices + size, indices)
         return indices + self._range.start if self._selected is None else self._selected[indices]

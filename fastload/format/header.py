@@ -9,11 +9,11 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
@@ -81,16 +81,33 @@ class Field:
 
 
 class FileIdentity(NamedTuple):
-    """A file's identity in the kernel; it changes when the file is replaced, truncated or written to."""
+    """A file's identity in the kernel; it changes when the file is replaced, truncated or written to.
+
+    `mtime_ns` is -1 for a sparse file that is filled while it is read.
+    """
 
     device: int
     inode: int
     size: int
     mtime_ns: int
 
+    def fits(self, found: tuple[int, int, int, int]) -> bool:
+        """Whether a file of that identity is this one, unchanged."""
+        return self == found or (self.mtime_ns < 0 and self[:3] == found[:3])
+
     @classmethod
     def of(cls, stat: os.stat_result) -> FileIdentity:
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+class RemoteFile(Protocol):
+    """Where the shards of an index come from, that are sparse files in a cache of this machine."""
+
+    url: str
+
+    def holding_header(self, shard: int) -> AbstractContextManager[None]:
+        """Returns a context within which all of a shard but the chunks of its large fields is in its file."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -110,6 +127,12 @@ class PackedFile:
     # Names in a file of another program that are no field: groups, texts of any length, other numbers of rows
     left_out: tuple[str, ...] = ()
     shards: Shards | None = None  # of an index; None for a file that holds its rows itself
+    remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
+
+    @property
+    def name(self) -> str:
+        """What messages call it: its path, or the URL that it is read from."""
+        return self.remote.url if self.remote is not None else str(self.path)
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
@@ -213,7 +236,7 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
     """
     found = _read_shard(index, number)
     with suppress(OSError):
-        if FileIdentity.of(os.stat(found.path)) == found.identity:
+        if found.identity.fits(FileIdentity.of(os.stat(found.path))):
             return found
     _read_shard.cache_clear()
     return _read_shard(index, number)
@@ -227,18 +250,21 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
     if not (path := folder / name).resolve().is_relative_to(folder.resolve()):
         raise FormatError(f"{index.path}: its shard {name} is a link that leaves the folder; refused as unsafe.")
     try:
-        found = read_header(path)
+        with index.remote.holding_header(number) if index.remote is not None else nullcontext():
+            found = read_header(path)
     except MissingFileError as exc:
         raise MissingFileError(
-            f"{index.path}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."
+            f"{index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."
         ) from exc
     then = (int(shards.num_rows[number]), int(shards.num_bytes[number]), shards.digests[number])
     if (found.num_rows, found.identity.size, found.header_digest) != then:
         raise FileChangedError(
-            f"{index.path}: its shard {name} is not the one that the index was made of: {then[0]:,} rows, {then[1]:,} "
+            f"{index.name}: its shard {name} is not the one that the index was made of: {then[0]:,} rows, {then[1]:,} "
             f"bytes and the digest {then[2]} then, {found.num_rows:,}, {found.identity.size:,} and "
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
+    if index.remote is not None:
+        return replace(found, identity=found.identity._replace(mtime_ns=-1))
     return found
 
 
@@ -278,7 +304,9 @@ class ShardedColumn:
         for number in np.unique(numbers).tolist():
             wanted = there[here := numbers == number]
             first, stop = int(wanted.min()), int(wanted.max()) + 1
-            with open_hdf5(read_shard(self._index, number).path) as hdf5:
+            remote = self._index.remote
+            held = remote.holding_header(number) if remote is not None else nullcontext()
+            with held, open_hdf5(read_shard(self._index, number).path) as hdf5:
                 found[here] = hdf5[self._name][(slice(first, stop), *rest)][wanted - first]
         if self._name == "split":
             found = split_of(self._index.splits, np.atleast_1d(rows)).astype(self.dtype)

@@ -17,6 +17,7 @@ from fastload.plan import ChunkWindow, Echo, EpochPlan
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import BatchForm, Resolved
+from fastload.remote.options import is_url
 from fastload.system.text import counted
 
 _MOST_PAD_TO = 4096
@@ -93,7 +94,7 @@ def opened(source: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
         from fastload.loader.from_folder import open_unpacked
 
         return open_unpacked(path, cache_dir)
-    if isinstance(source, (str, os.PathLike)) and not path.suffix and not path.exists():
+    if isinstance(source, (str, os.PathLike)) and not is_url(source) and not path.suffix and not path.exists():
         raise MissingFileError(
             f"{path}: no such file or folder. Give a packed file, or a folder, .zip or .tar of images to be packed."
         )

@@ -45,7 +45,7 @@ class PackedInput:
     def __init__(self, dataset: PackedDataset) -> None:
         file = dataset.file
         self.dataset = dataset
-        self.name = str(file.path)  # for messages
+        self.name = file.name  # for messages
         self.fields: tuple[str, ...] | None = dataset.fields  # names of a batch's, in order; None: the samples decide
         # The rows that the plan puts in order, and those of the file that they stand for, int64 (N,); None: themselves.
         rows = dataset.rows

@@ -107,7 +107,7 @@ class ProcessFeed:
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         self._streams += 1
         with ExitStack() as resources:
-            coming = announced(options, coalesced(epochs, 1), lambda one: one.whole.rows, batch_bytes, resources)
+            coming = announced(options, coalesced(epochs, 1), batch_bytes, resources)
             self.skip_before(self._streams)
             try:
                 if self._workers is None:

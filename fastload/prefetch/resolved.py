@@ -190,6 +190,11 @@ class Resolved:
         return self.data
 
     @property
+    def local_ranks(self) -> range:
+        """The ranks of this machine, as far as that is known."""
+        return range(self.share.rank, self.share.rank + 1)
+
+    @property
     def window(self) -> ChunkWindow | None:
         """The window of chunks whose rows are mixed; None: rows are read one by one."""
         return self.plan.shuffle if isinstance(self.plan.shuffle, ChunkWindow) else None

@@ -16,13 +16,12 @@ import functools
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice, takewhile
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.dataset import as_handed_over
 from fastload.device import Backend, Pins
@@ -52,14 +51,15 @@ from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring, SlotField
 from fastload.prefetch.row_transformer import RowTransformer
 from fastload.prefetch.waiting import Patience, doing, rows_in_words
+from fastload.read.fetch_ahead import FetchAhead
 from fastload.read.readahead import announced_ahead, has_read_ahead
+from fastload.read.sharded import ShardedReader
+from fastload.remote.shards import RemoteShards
 from fastload.timing.probe import WorkerInfo
 
 # Announced beyond what has a slot or was drawn: enough for a disk to work on, and not much of the memory.
 AHEAD_BYTES = 64 * 2**20
 MAX_AHEAD = 64
-
-Item = TypeVar("Item")
 
 LEAST_PART = 8
 """Samples of a batch that are worth a part of their own."""
@@ -155,9 +155,7 @@ class ThreadFeed:
         if self._stream is not None:
             self._stream.close()  # which may still wait for a thread, if it was collected by one
         with ExitStack() as resources:
-            groups = announced(
-                self._options, coalesced(epochs, group), lambda one: one.whole.rows, self._item_bytes, resources
-            )
+            groups = announced(self._options, coalesced(epochs, group), self._item_bytes, resources)
             stream = ThreadStream(
                 groups,
                 fill,
@@ -196,24 +194,48 @@ class ThreadFeed:
             self._pins.close()
 
 
-def announced(
-    options: Resolved,
-    coming: Iterator[Item],
-    rows_of: Callable[[Item], NDArray[np.int64]],
-    item_bytes: int,
-    resources: ExitStack,
-) -> Iterator[Item]:
+def announced(options: Resolved, coming: Iterator[Group], item_bytes: int, resources: ExitStack) -> Iterator[Group]:
     """Returns the items, and announces their rows to the kernel some time before, until the resources are closed.
+
+    Rows of remote files to who fetches them.
 
     Not where samples are no rows of a packed file.
     """
+    if isinstance(options.data, PackedInput) and options.data.dataset.file.remote is not None:
+        return fetched_ahead(options, options.data, coming, item_bytes, resources)
     # In file order the kernel's own read-ahead is better: cold, 19,500 images/s against 11,300 with ours.
     if not has_read_ahead() or options.plan.shuffle is False or not isinstance(options.data, PackedInput):
         return coming
     read_ahead = options.data.dataset.read_ahead(chunk_rows=options.data.chunk_rows if options.window else 0)
     resources.callback(read_ahead.close)
     depth = min(MAX_AHEAD, max(1, AHEAD_BYTES // max(1, item_bytes)))
-    return announced_ahead(coming, lambda item: read_ahead.announce(rows_of(item)), depth, gradually=True)
+    return announced_ahead(coming, lambda item: read_ahead.announce(item.whole.rows), depth, gradually=True)
+
+
+def fetched_ahead(
+    options: Resolved, data: PackedInput, coming: Iterator[Group], item_bytes: int, resources: ExitStack
+) -> Iterator[Group]:
+    """Returns the items, and has the chunks of their rows fetched some time before, until the resources are closed.
+
+    So far before that twice as many chunks are announced as requests may be in flight, and the next window.
+    """
+    dataset, window = data.dataset, options.window.chunks if options.window is not None else 1
+    remote = cast(RemoteShards, dataset.file.remote)
+    most_held = 2 * remote.remote.in_flight + 2 * window
+    depth = -(-most_held * remote.largest // max(1, item_bytes))
+    ahead = FetchAhead(
+        cast(ShardedReader, dataset.open_reader("pread", cache_chunks=1, windows=False)),
+        options.plan,
+        options.local_ranks,
+        kept=depth + options.num_workers + 2,
+        most_held=most_held,
+    )
+    resources.callback(ahead.close)
+
+    def announce(item: Group) -> None:
+        ahead.announce(item.whole.rows, item.epoch, item.whole.step)
+
+    return announced_ahead(coming, announce, depth)
 
 
 class ThreadStream(BatchStream):

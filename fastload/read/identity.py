@@ -123,7 +123,7 @@ class HeldOffWriters:
                 self._all_out.notify_all()
 
     def _unchanged(self) -> bool:
-        return self._file.identity == syscalls.identity_of(self._fd)
+        return self._file.identity.fits(syscalls.identity_of(self._fd))
 
     def close(self) -> None:
         """Closes what it opened in a forked child; the descriptor that was given stays open."""
@@ -134,7 +134,7 @@ class HeldOffWriters:
 
 def _check(file: PackedFile, found: tuple[int, int, int, int]) -> None:
     then = file.identity
-    if found == then:
+    if then.fits(found):
         return
     now = FileIdentity(*found)
     if now[:2] != then[:2]:

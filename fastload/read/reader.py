@@ -65,7 +65,7 @@ class RowReader:
         self._ragged: dict[str, RaggedReader] = {}
         try:
             read = chosen(file.path, read)
-            if read == "map":
+            if read == "map" and file.identity.mtime_ns >= 0:  # a sparse file is written to by who fetches its chunks
                 self.held = HeldOffWriters(file, self.fd)
             linear, other = list[str](), list[str]()
             for name in fields:

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chos
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck
+from fastload.remote.shards import RemoteShards
 from fastload.system import native
 
 _MOST_OPEN = 64
@@ -82,6 +83,10 @@ class ShardedReader(RowReader):
         # Of each shard that is open, where the first row of a field is mapped to: int64 (S,) of each field.
         self._addresses = {name: np.zeros(len(self.shards.names), np.int64) for name in filter(self._maps, fields)}
         self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
+        # Of remote shards: what is fetched by chunks when rows are read.
+        self._remote = cast("RemoteShards | None", file.remote)
+        needed = RowCheck(file, fields, check).needed if check is not None else fields
+        self._chunked = [name for name in needed if self._remote is not None and name in self._remote.table.fields]
 
     def parts(self, rows: NDArray[np.int64]) -> list[ShardPart]:
         """Returns the rows of a batch shard by shard."""
@@ -95,11 +100,30 @@ class ShardedReader(RowReader):
         return self._open[shard]
 
     @contextmanager
-    def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
-        """As that of `RowReader`: opens the shards that these rows lie in, and keeps them open."""
-        check_rows(rows, self.file.num_rows, self.file.path)
-        with _Holding(self, np.unique(self.shards.locate(rows)[0]).tolist()):
+    def holding(self, rows: NDArray[np.int64], *, columns_only: bool = False) -> Iterator[None]:
+        """As that of `RowReader`: opens the shards that these rows lie in, and keeps them open.
+
+        `columns_only`: what is fetched by chunks need not be there.
+        """
+        check_rows(rows, self.file.num_rows, self.file.name)
+        shard, there = self.shards.locate(rows)
+        with _Holding(self, np.unique(shard).tolist(), shard, there[:0] if columns_only else there):
             yield
+
+    def chunks_of(self, shard: NDArray[np.int64], there: NDArray[np.int64]) -> list[int]:
+        """Returns the chunks of remote shards that rows lie in, each once; within `holding` their shards."""
+        assert self._remote is not None, "the shards are remote"
+        found: dict[int, None] = {}
+        for name in self._chunked:
+            if name in self._remote.table.rows:
+                chunks = self._remote.table.of_rows(name, shard, there)
+                low = int(chunks.min())
+                found |= dict.fromkeys((np.flatnonzero(np.bincount(chunks - low)) + low).tolist())
+                continue
+            for number in np.flatnonzero(np.bincount(shard)).tolist():
+                index = self._open[number].ragged(name).look_up(there[shard == number])
+                found |= dict.fromkeys(self._remote.table.of_bytes(name, number, index.offset, index.bytes).tolist())
+        return list(found)
 
     def taken(self, numbers: Sequence[int]) -> list[RowReader]:
         """Returns the open readers of shards, which stay open until they are released as often as they were taken."""
@@ -116,8 +140,14 @@ class ShardedReader(RowReader):
             if len(self._open) > self._most_open:
                 idle = [number for number in self._open if number not in self._users]
                 for number in idle[: len(self._open) - self._most_open]:
-                    self._open.pop(number).close()
+                    self._closed(self._open.pop(number), number)
             return found
+
+    def _closed(self, reader: RowReader, number: int) -> None:
+        """Closes the reader of a shard."""
+        reader.close()
+        if self._remote is not None:
+            self._remote.release_header(number)
 
     def released(self, numbers: Sequence[int]) -> None:
         """Lets shards that were taken be closed."""
@@ -133,9 +163,21 @@ class ShardedReader(RowReader):
         """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
         if self._pid != os.getpid():
             self._lock, self._pid, self._users = threading.RLock(), os.getpid(), {}
+            if self._remote is not None:
+                self._open = OrderedDict()  # the parent holds their headers, this process has to hold them itself
         return self._lock
 
     def _opened(self, number: int) -> RowReader:
+        if self._remote is None:
+            return self._opened_here(number)
+        self._remote.hold_header(number)
+        try:
+            return self._opened_here(number)
+        except BaseException:
+            self._remote.release_header(number)
+            raise
+
+    def _opened_here(self, number: int) -> RowReader:
         header = read_shard(self.file, number)
         if self._check_option is not None and number not in self._checks:
             with open_hdf5(header.path) as hdf5:
@@ -152,7 +194,7 @@ class ShardedReader(RowReader):
 
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
-        check_rows(rows, self.file.num_rows, self.file.path)
+        check_rows(rows, self.file.num_rows, self.file.name)
         copied, most = 0, self._most_open
         known = {name: out for name, out in outs.items() if name in self.file.fields}
         shard, there = self.shards.locate(rows)
@@ -160,10 +202,11 @@ class ShardedReader(RowReader):
         if not len(rows) or len(numbers) > most:
             parts = self.parts(rows)
             for some in (parts[first : first + most] for first in range(0, len(parts), most)):
-                with _Holding(self, [part.shard for part in some]):
+                at = np.concatenate([part.at for part in some])
+                with _Holding(self, [part.shard for part in some], shard[at], there[at]):
                     copied += sum(self._gather_part(part, rows, known) for part in some)
             return copied
-        with _Holding(self, numbers):
+        with _Holding(self, numbers, shard, there):
             due = self._are_due(rows, numbers)
             if not due and native.library() is not None:
                 for name in [name for name in known if name in self._addresses]:
@@ -241,16 +284,25 @@ class ShardedReader(RowReader):
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
         with self._lock:
             while self._open:
-                self._open.popitem()[1].close()
+                number, reader = self._open.popitem()
+                self._closed(reader, number)
             self._joined = None
 
 
 class _Holding:
-    """Within it shards are open, and nobody writes to them; see `RowReader.holding`."""
+    """Within it shards are open, and nobody writes to them; see `RowReader.holding`.
 
-    def __init__(self, reader: ShardedReader, numbers: list[int]) -> None:
+    Of remote ones, the chunks of these rows of them, int64 (B,) from `Shards.locate`, are there and stay.
+    """
+
+    def __init__(
+        self, reader: ShardedReader, numbers: list[int], shard: NDArray[np.int64], there: NDArray[np.int64]
+    ) -> None:
         self._reader, self._numbers = reader, numbers
+        self._rows = shard[: len(there)], there
         self._held: list[Any] = []
+        self._remote = cast("RemoteShards | None", reader.file.remote)
+        self._chunks: list[int] = []
 
     def __enter__(self) -> None:
         readers = self._reader.taken(self._numbers)
@@ -259,11 +311,17 @@ class _Holding:
                 one.held.__enter__()
                 self._held.append(one.held)
                 one.check_identity()
+            if self._remote is not None and len(self._rows[1]):
+                chunks = self._reader.chunks_of(*self._rows)
+                self._remote.hold(chunks)
+                self._chunks = chunks
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
+        if self._remote is not None and self._chunks:
+            self._remote.release(self._chunks)
         while self._held:
             self._held.pop().__exit__(None, None, None)
         self._reader.released(self._numbers)
@@ -309,7 +367,7 @@ class ShardedRagged(RaggedReader):
     def part(self, part: str, rows: NDArray[np.int64]) -> NDArray[Any]:
         dtype, shape = INDEX_DTYPES[part]
         whole = np.empty((len(rows), *shape), dtype)
-        with self._reader.holding(rows):
+        with self._reader.holding(rows, columns_only=True):
             for some in self._reader.parts(rows):
                 whole[some.at] = self._of(some.shard).part(part, some.rows)
                 if part == "offset":

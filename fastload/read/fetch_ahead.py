@@ -1,0 +1,153 @@
+"""Has the chunks of coming batches fetched from a remote store, and says which chunks of the cache are needed last."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import FastloadError
+from fastload.plan import ChunkWindow, EpochPlan
+from fastload.read.sharded import ShardedReader
+from fastload.remote.shards import RemoteShards
+
+_CLOSE_S = 10.0
+
+_log = logging.getLogger("fastload")
+
+
+class FetchAhead:
+    """Announces the rows of coming batches, in order, and keeps the chunks of the last ones held.
+
+    `announce` never waits: rows of varying length, whose chunks only the headers of their shards tell, are looked up by
+    a thread of its own. Threads may share it.
+
+    Args:
+        reader: of the fields that are read; closed with this.
+        plan: of any whole epoch.
+        local_ranks: the ranks that share the cache of this machine.
+        kept: batches announced last whose chunks are held, since they may not have been read yet.
+        most_held: chunks that are fetched before they are read.
+    """
+
+    def __init__(
+        self, reader: ShardedReader, plan: EpochPlan, local_ranks: range, *, kept: int, most_held: int
+    ) -> None:
+        self._reader, self._plan, self._local_ranks, self._kept = reader, plan, local_ranks, kept
+        self._remote = cast(RemoteShards, reader.file.remote)
+        self._shards = reader.shards
+        self._ragged = any(field.ragged is not None for field in reader.file.fields.values())
+        self._now = (plan.epoch, 0)
+        self._plans: dict[int, EpochPlan] = {}
+        self._held: deque[list[int]] = deque()
+        self._lock = threading.Lock()
+        self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        first = np.lexsort((self._shards.first, self._shards.shard))
+        self._pieces = first  # in the order of shards, and of the rows there
+        self._remote.expect(most_held, self.needed)
+
+    def announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
+        """Announces rows of the index, int64 (B,), of a step of an epoch; calls come in the order of reading."""
+        self._now = epoch, step
+        if not self._ragged:
+            self._announce(rows)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="fastload-fetch-ahead", daemon=True)
+            self._thread.start()
+        self._orders.put(rows)
+
+    def _announce(self, rows: NDArray[np.int64]) -> None:
+        shard, there = self._shards.locate(rows)
+        numbers = np.flatnonzero(np.bincount(shard))
+        headers: list[int] = self._remote.table.headers[numbers].tolist()
+        if self._ragged:
+            with self._reader.holding(rows, columns_only=True):
+                chunks = headers + self._reader.chunks_of(shard, there)
+        else:
+            chunks = headers + self._reader.chunks_of(shard, there)
+        with self._lock:
+            if self._closed:
+                return
+            self._remote.announce(chunks)
+            self._held.append(chunks)
+            while len(self._held) > self._kept:
+                self._remote.release(self._held.popleft())
+
+    def _run(self) -> None:
+        try:
+            while (rows := self._orders.get()) is not None:
+                self._announce(rows)
+        except (FastloadError, OSError, RuntimeError):
+            # Reading goes on without it, and whoever reads the rows gets the error.
+            if not self._closed:
+                _log.warning("fetching ahead stopped", exc_info=True)
+
+    def needed(self, chunks: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the steps until each chunk is needed next by a rank of this machine, inf for never: float64 (n,).
+
+        Where any chunk may be needed at any time, a random number.
+        """
+        rows = self._rows_of(chunks)
+        epoch, step = self._now
+        plan = self._plan_of(epoch)
+        ranks, steps = plan.chunk_places(rows)
+        window, chunk_rows = plan.shuffle, max(1, plan.chunk_rows)
+        begun = window.chunks * chunk_rows // plan.batch_size + 1 if isinstance(window, ChunkWindow) else 1
+        soon = self._is_here(ranks) & (steps > step - begun)
+        found = np.where(soon, np.maximum(steps - step, 0), np.inf).astype(np.float64)
+        later = np.flatnonzero(~soon & (ranks > -2))
+        if len(later) and (following := self._plan_of(epoch + 1)) is not None:
+            ranks_then, steps_then = following.chunk_places(rows[later])
+            then = plan.num_steps - step + steps_then
+            found[later] = np.where(self._is_here(ranks_then), then, np.inf)
+        anywhere = np.flatnonzero(ranks == -1)
+        found[anywhere] = np.random.default_rng().random(len(anywhere))
+        return found
+
+    def _is_here(self, ranks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = (ranks >= self._local_ranks.start) & (ranks < self._local_ranks.stop)
+        return found
+
+    def _plan_of(self, epoch: int) -> EpochPlan:
+        if epoch not in self._plans:
+            self._plans = {number: plan for number, plan in self._plans.items() if number == epoch - 1}
+            self._plans[epoch] = replace(self._plan, epoch=epoch, segments=())
+        return self._plans[epoch]
+
+    def _rows_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns for each chunk a row of the index in it, of a ragged field one near it; int64 (n,)."""
+        table, shards = self._remote.table, self._shards
+        shard, column, number = table.placed(chunks)
+        there = np.zeros_like(chunks)
+        for at, name in enumerate(table.fields):
+            mine = np.flatnonzero(column == 1 + at)
+            ragged = self._reader.file.fields[name].ragged
+            size = table.rows[name][shard[mine]] if ragged is None else ragged.chunk_rows
+            there[mine] = np.minimum(number[mine] * size, shards.num_rows[shard[mine]] - 1)
+        order = self._pieces
+        keys = shards.shard[order] * 2**40 + shards.first[order]
+        piece = order[np.searchsorted(keys, shard * 2**40 + there, "right") - 1]
+        return shards.begins[piece] + np.clip(there - shards.first[piece], 0, shards.rows[piece] - 1)
+
+    def close(self) -> None:
+        """Ends the holding of chunks that were announced; a later call does nothing."""
+        with self._lock:
+            self._closed = True
+            while self._held:
+                self._remote.release(self._held.popleft())
+        if self._thread is not None:
+            self._orders.put(None)
+            if self._thread is not threading.current_thread():
+                self._thread.join(_CLOSE_S)
+                if self._thread.is_alive():
+                    return  # it waits for a header, and uses the reader
+        self._reader.close()

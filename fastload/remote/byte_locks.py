@@ -1,0 +1,71 @@
+"""Locks on single bytes of a file, shared or exclusive, among all processes of a machine.
+
+They are locks of an open file description (fcntl, F_OFD_SETLK): the kernel ends them when the last process that has the
+description dies, however it dies, and threads of one process count among themselves, which `fetch` does. A forked child
+shares the description of its parent, so it has to open a file of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import sys
+from pathlib import Path
+
+from fastload.errors import OptionError
+
+_FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid, which is 0 for such a lock
+_BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+class ByteLocks:
+    """The locks of one open file; it is made if it is not there. Any thread may call it.
+
+    A byte need not exist to be locked. Hold tens of them: to lock and unlock one takes 5 us where 64 others are held,
+    and 439 us where 10,000 are.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if sys.platform != "linux":
+            raise OptionError("chunks of remote files are cached on Linux only: other systems lack the locks for it.")
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    def try_shared(self, byte: int) -> bool:
+        """Takes a shared lock, also in the place of an exclusive one; returns False where another process has it."""
+        return self._set(fcntl.F_RDLCK, byte)
+
+    def try_exclusive(self, byte: int) -> bool:
+        """Takes an exclusive lock, also in the place of a shared one; returns False where another process has any."""
+        return self._set(fcntl.F_WRLCK, byte)
+
+    def wait_exclusive(self, byte: int) -> None:
+        """Takes an exclusive lock as soon as no other process has any."""
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+
+    def wait_shared(self, byte: int) -> None:
+        """Takes a shared lock, also in the place of an exclusive one, as soon as no other has an exclusive one."""
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+
+    def unlock(self, byte: int) -> None:
+        self._set(fcntl.F_UNLCK, byte)
+
+    def _set(self, kind: int, byte: int) -> bool:
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        except OSError as exc:
+            if exc.errno in _BUSY:
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        """Ends all of its locks; those of a parent process stay, where this is the forked child's copy."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

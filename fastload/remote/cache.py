@@ -1,0 +1,385 @@
+"""The cache on a disk of this machine: sparse copies of remote files, filled chunk by chunk, within a bound.
+
+    CACHE/1/used                    bytes that the files below take; a lock for who changes them
+    CACHE/1/<header_digest>/
+        index.h5, out-00017-of-00100.h5, ...
+                                    sparse copies: the same offsets as the remote file; filled, the same bytes
+        chunks                      16 bytes a chunk: XXH3-64 of its bytes, boot, check
+        locks                       byte c stands for chunk c
+        meta.json                   version, URLs without secrets, size and ETag of each shard
+
+All ranks and jobs of a machine share it, without a process that serves them. A chunk is written, then its record; a
+record counts once its writer has let go of the lock on its byte. Whoever is killed in between leaves a chunk without a
+record, which takes its place on the disk until it is fetched again or evicted. Only files below CACHE/1 are removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from fastload.errors import CacheError, OptionError
+from fastload.remote.byte_locks import ByteLocks
+from fastload.remote.chunks import Range
+from fastload.system.files import write_at
+from fastload.system.text import format_bytes
+
+VERSION = 1
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_BLOCK = mmap.PAGESIZE
+_IN_USE = 2**62  # the byte of `locks` that who uses a dataset has a shared lock on
+_BOUND, _ALIVE = 0, 1  # bytes of `used`
+_SLACK = 512  # one part in so many of the bound is kept free for what file systems allocate by themselves
+
+RECORD = np.dtype([("hash", "<u8"), ("boot", "<u4"), ("check", "<u4")])
+_BEGUN = 1  # as `boot`: bytes may be on the disk, and are not to be used
+
+
+class DiskFullError(OSError):
+    """The disk of the cache is full before its bound is reached."""
+
+
+@cache
+def boot_number() -> int:
+    """Returns a number of this boot of the machine, 2 or more: memory may not have reached the disk at the last end."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        text = b""
+    return max(2, xxhash.xxh32_intdigest(text))
+
+
+class CacheFolder:
+    """The folder of a cache, and the bound on what its files take. Threads and processes share it."""
+
+    def __init__(self, folder: Path, limit: int | None) -> None:
+        self.root = folder.expanduser().absolute() / str(VERSION)
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._locks = ByteLocks(self.root / "used")
+            os.posix_fallocate(self._locks.fd, 0, _BLOCK)
+        except OSError as exc:
+            raise OptionError(
+                f"{folder}: no cache of remote files can be made there ({exc.strerror}). Name another folder: "
+                f"Remote(cache=...), or FASTLOAD_CACHE."
+            ) from exc
+        self._pid, self._thread_lock = os.getpid(), threading.RLock()
+        self._map = mmap.mmap(self._locks.fd, _BLOCK)
+        self._used = np.frombuffer(self._map, np.int64, 1, 64)
+        if self._locks.try_exclusive(_ALIVE):  # nobody else uses it: what killed processes left is counted anew
+            with self.locked():
+                self.count()
+        self._locks.wait_shared(_ALIVE)
+        if limit is None:
+            system = os.statvfs(self.root)
+            limit = int(self._used[0]) + system.f_bavail * system.f_frsize * 9 // 10
+        self.limit = limit
+        self.room = limit - limit // _SLACK
+
+    @property
+    def used(self) -> int:
+        """The bytes that all files of the cache take on the disk."""
+        return int(self._used[0])
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within it no other thread or process changes what the cache takes."""
+        with self._thread_lock:
+            self._locks.wait_exclusive(_BOUND)
+            try:
+                yield
+            finally:
+                self._locks.unlock(_BOUND)
+
+    def count(self) -> None:
+        """Counts what the files take, within `locked`."""
+        total = 0
+        for above, _, names in os.walk(self.root):
+            for name in names:
+                with suppress(OSError):
+                    total += os.lstat(os.path.join(above, name)).st_blocks * 512
+        self._used[0] = total
+
+    def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
+        """Allocates ranges of a file; returns False where they would pass the bound. DiskFullError: no space is left.
+
+        To be counted before they are there: who is killed in between leaves too much counted, never too little.
+        """
+        blocks = [(begin // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for begin, end in ranges]
+        most = sum(end - begin for begin, end in blocks) + _BLOCK
+        with self.locked():
+            if self.used + most > self.room:
+                return False
+            before = _allocated(fd)
+            self._used[0] += most
+            try:
+                for begin, end in ranges:
+                    _fallocate(fd, _KEEP_SIZE, begin, end - begin)
+            except OSError as exc:
+                if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise OptionError(
+                        f"{self.root}: its file system cannot allocate parts of sparse files. Put the cache on a local "
+                        f"disk with ext4 or XFS, or on tmpfs: Remote(cache=...)."
+                    ) from exc
+                for begin, end in ranges:
+                    _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin)
+                if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise DiskFullError(exc.errno, exc.strerror) from exc
+                raise
+            finally:
+                self._used[0] += _allocated(fd) - before - most
+        return True
+
+    def free(self, fd: int, ranges: Sequence[Range]) -> None:
+        """Gives the blocks of ranges of a file back, within `locked`; what shares a block with others becomes zeros."""
+        before = _allocated(fd)
+        for begin, end in ranges:
+            _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin)
+        self._used[0] += _allocated(fd) - before
+
+    def datasets(self) -> list[Path]:
+        """Returns the folders of all datasets, those used longest ago first."""
+        found = [path for path in self.root.iterdir() if path.is_dir() and (path / "meta.json").exists()]
+        return sorted(found, key=lambda path: (path / "meta.json").stat().st_mtime)
+
+    def remove(self, folder: Path) -> bool:
+        """Removes a dataset, unless some process uses it; returns whether it did. Within `locked`."""
+        assert folder.parent == self.root, "only what lies in the cache is removed"
+        locks = ByteLocks(folder / "locks")
+        try:
+            if not locks.try_exclusive(_IN_USE):
+                return False
+            # Under another name first: who opens it meanwhile makes a new one.
+            going = Path(tempfile.mkdtemp(prefix=".gone-", dir=self.root))
+            os.rename(folder, going / folder.name)
+            shutil.rmtree(going, ignore_errors=True)
+            self.count()
+            return True
+        finally:
+            locks.close()
+
+    def sweep(self) -> None:
+        """Removes what killed processes left: datasets that were never complete, and those half removed."""
+        for path in self.root.glob(".*"):
+            if path.name.startswith(".gone-") or (path.name.startswith(".new-") and not _lives(path)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def close(self) -> None:
+        self._locks.close()
+
+
+def _lives(path: Path) -> bool:
+    """Whether the process that makes this folder lives; its name has the process's number."""
+    number = path.name.split("-")[1]
+    return number.isdecimal() and Path(f"/proc/{number}").exists()
+
+
+class Presence(NamedTuple):
+    """The state of a chunk by its record: its bytes can be used; since this boot of the machine."""
+
+    complete: bool
+    this_boot: bool
+
+
+class CachedDataset:
+    """The sparse copies of one dataset, the records of their chunks, and the locks on them.
+
+    Any thread may call it. The locks are those of the process; `fetch` counts its threads.
+
+    Args:
+        cache: of the folder.
+        folder: of the dataset, which is complete but for its chunks.
+        names, sizes: name and bytes of each shard.
+        num_chunks: of all shards.
+    """
+
+    def __init__(
+        self, cache: CacheFolder, folder: Path, names: Sequence[str], sizes: NDArray[np.int64], num_chunks: int
+    ) -> None:
+        self.cache, self.folder = cache, folder
+        self._names, self._sizes = names, sizes
+        self.locks = ByteLocks(folder / "locks")
+        if not self.locks.try_shared(_IN_USE):
+            raise FileNotFoundError(errno.ENOENT, "it is being removed", str(folder))
+        fd = os.open(folder / "chunks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size < num_chunks * RECORD.itemsize:
+                os.ftruncate(fd, num_chunks * RECORD.itemsize)
+            self._map = mmap.mmap(fd, num_chunks * RECORD.itemsize)
+        finally:
+            os.close(fd)
+        self.records: NDArray[Any] = np.frombuffer(self._map, RECORD)
+
+    def path(self, shard: int) -> Path:
+        """Returns the sparse copy of a shard."""
+        return self.folder / self._names[shard]
+
+    def size(self, shard: int) -> int:
+        """Returns the bytes of a shard."""
+        return int(self._sizes[shard])
+
+    @contextmanager
+    def opened(self, shard: int) -> Iterator[int]:
+        """Yields a descriptor for reading and writing a shard's sparse copy, which is made if it is not there."""
+        path = self.path(shard)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.fstat(fd).st_size != self._sizes[shard]:
+                os.ftruncate(fd, int(self._sizes[shard]))
+            yield fd
+        finally:
+            os.close(fd)
+
+    def presence(self, chunk: int) -> Presence:
+        """Returns the state of a chunk, which counts while a lock is held on it."""
+        record = self.records[chunk]
+        boot = int(record["boot"])
+        complete = boot > _BEGUN and int(record["check"]) == _check(chunk, int(record["hash"]), boot)
+        return Presence(complete, complete and boot == boot_number())
+
+    def begin(self, chunk: int) -> None:
+        """Notes that bytes of a chunk may be on the disk; its lock is held exclusively."""
+        self.records[chunk] = (0, _BEGUN, 0)
+
+    def complete(self, chunk: int, digest: int) -> None:
+        """Notes that all bytes of a chunk, of this XXH3-64, are there."""
+        record = self.records[chunk]
+        boot = boot_number()
+        record["hash"], record["check"] = digest, _check(chunk, digest, boot)
+        record["boot"] = boot
+
+    def forget(self, chunk: int) -> None:
+        """Notes that a chunk is not there."""
+        self.records[chunk] = (0, 0, 0)
+
+    def kept(self) -> NDArray[np.int64]:
+        """Returns the chunks that take space on the disk, int64 (n,)."""
+        return np.flatnonzero(self.records["boot"])
+
+    def digest_matches(self, chunk: int, data: Sequence[memoryview | bytes]) -> bool:
+        """Whether bytes are those that a chunk's record was written for."""
+        return digest_of(data) == int(self.records[chunk]["hash"])
+
+    def evict(
+        self,
+        chunk: int,
+        shard: int,
+        ranges: Sequence[Range],
+        around: Sequence[tuple[int, Range]],
+        others: slice = slice(0),
+    ) -> bool:
+        """Removes a chunk unless somebody uses it, or has one of the others; returns whether it did.
+
+        `around`: chunks whose bytes touch those of this one, with their ranges: the blocks that it shares with them are
+        freed with it where they are not there.
+        """
+        if not self.locks.try_exclusive(chunk):
+            return False
+        try:
+            with self.cache.locked(), self.opened(shard) as fd:
+                if self.records["boot"][others].any():
+                    return False
+                self.forget(chunk)
+                self.cache.free(fd, [self._widened(one, around) for one in ranges])
+        finally:
+            self.locks.unlock(chunk)
+        return True
+
+    def _widened(self, one: Range, around: Sequence[tuple[int, Range]]) -> Range:
+        begin, end = one
+        first, last = begin // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK
+        for chunk, (other_begin, other_end) in around:
+            if self.records[chunk]["boot"]:
+                continue
+            if other_end == one[0] and other_begin <= first:
+                begin = first
+            elif other_begin == one[1] and other_end >= last:
+                end = last
+        return begin, end
+
+    def write(self, shard: int, parts: Sequence[tuple[Range, Any]]) -> None:
+        """Writes the bytes of ranges, which were allocated, to a shard's sparse copy."""
+        with self.opened(shard) as fd:
+            for (begin, _), data in parts:
+                write_at(fd, data, begin)
+
+    def close(self) -> None:
+        """Ends the locks of this process."""
+        self.locks.close()
+
+
+def digest_of(parts: Sequence[Any]) -> int:
+    """Returns XXH3-64 of bytes, one part after another."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return int(digest.intdigest())
+
+
+def _check(chunk: int, digest: int, boot: int) -> int:
+    """Returns the last number of a record: one that is written half, or that lies in another's place, has another."""
+    return xxhash.xxh32_intdigest(b"%d/%d/%d" % (chunk, digest, boot))
+
+
+def _allocated(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
+
+
+def _fallocate(fd: int, mode: int, offset: int, num_bytes: int) -> None:
+    function = ctypes.CDLL(None, use_errno=True).fallocate
+    if function(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(num_bytes)) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class Meta:
+    """The file meta.json of a dataset: for each URL that it was read from, size and ETag of each object, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, dict[str, tuple[int, str | None]]]:
+        """Returns by URL, and by name, size and ETag."""
+        try:
+            found = json.loads(self._path.read_text())
+            if found["version"] != VERSION:
+                return {}
+            return {
+                url: {name: (int(size), etag) for name, (size, etag) in objects.items()}
+                for url, objects in found["urls"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def add(self, url: str, objects: dict[str, tuple[int, str | None]]) -> None:
+        """Adds objects of a URL, in the place of those of these names; within the cache's `locked`."""
+        urls = self.read()
+        urls[url] = urls.get(url, {}) | objects
+        part = self._path.with_name(f".meta-{os.getpid()}-{threading.get_ident()}")
+        part.write_text(json.dumps({"version": VERSION, "urls": urls}))
+        os.replace(part, self._path)
+
+
+def check_room(cache: CacheFolder, needed: int, why: str) -> None:
+    """Raises CacheError unless so many bytes fit into the cache at once."""
+    if needed > cache.room:
+        raise CacheError(
+            f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is too small: {why} takes "
+            f"{format_bytes(needed)}. Give Remote(max_bytes=...) that much, or shuffle in smaller windows "
+            f"(shuffle=ChunkWindow(4))."
+        )

@@ -1,0 +1,427 @@
+"""Fetches chunks into the cache of this machine, ahead of their use and at once where they are waited for.
+
+    announced rows --chunks--> queue --threads: ranged GET, compared with digests, written, recorded--> held until used
+
+A chunk that is announced or in use is held: this process has a shared lock on it, so that nobody evicts it. Threads of
+the process count among themselves, and the last one that needs a chunk no more ends the lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import CacheError
+from fastload.remote.cache import CachedDataset, DiskFullError, digest_of
+from fastload.remote.chunks import Chunk, ChunkTable, Range
+from fastload.system.files import read_bytes
+from fastload.system.text import format_bytes
+from fastload.system.threads import run_as_batch
+
+_EXTRA_THREADS = 8
+"""Threads that write and compare what has come, while as many requests as are allowed at a time are in flight."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+_VICTIMS = 64  # chosen at a time
+_CLOSE_S = 10.0
+
+_living: weakref.WeakSet[ChunkFetcher] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends all threads: the interpreter aborts the process where one is in a request."""
+    for fetcher in list(_living):
+        fetcher.close()
+
+
+Needed = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""Returns how far off the next use of each chunk is, float64 (n,): those with the largest numbers are evicted first."""
+
+
+@dataclass
+class FetchCounts:
+    """What a process fetched for one dataset so far."""
+
+    chunks: int = 0  # fetched
+    hits: int = 0  # found in the cache when they were needed or announced
+    bytes: int = 0  # fetched
+    evicted: int = 0
+    waited_s: float = 0.0  # for which threads that read rows waited for chunks
+
+
+class _AbsentError(Exception):
+    """A chunk is not in the cache, and was not to be fetched."""
+
+
+class Objects(Protocol):
+    """The objects that chunks are fetched from, and what is known of their bytes."""
+
+    def ranges(self, chunk: Chunk) -> list[Range]:
+        """Returns where a chunk lies in its shard, whose header is in the cache; [] where that is damaged."""
+        ...
+
+    def fetch(self, shard: int, begin: int, end: int) -> Any:
+        """Returns bytes of a shard."""
+        ...
+
+    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]]) -> None:
+        """Raises DamagedRowError if bytes that were fetched are not what was packed."""
+        ...
+
+    def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
+        """Returns the parts of a shard that its header consists of."""
+        ...
+
+
+class ChunkFetcher:
+    """Holds chunks of a dataset, and fetches those that are not there. Any thread may call it; no forked child.
+
+    Args:
+        table: of the dataset's chunks.
+        cached: their copies on this machine.
+        objects: where they come from.
+        threads: requests that may be in flight.
+        most_held: chunks that are held because they were announced; more of them wait.
+        give_up_after_s: for which a chunk waits for room in the cache.
+    """
+
+    def __init__(
+        self,
+        table: ChunkTable,
+        cached: CachedDataset,
+        objects: Objects,
+        *,
+        threads: int,
+        most_held: int,
+        give_up_after_s: float,
+    ) -> None:
+        self._table, self._cached, self._objects = table, cached, objects
+        self._most_threads, self.most_held = threads + _EXTRA_THREADS, most_held
+        self._give_up_after_s = give_up_after_s
+        self._changed = threading.Condition()
+        self._wanted: dict[int, int] = {}  # chunk -> how often it is
+        self._ready: set[int] = set()  # with a shared lock
+        self._fetching: set[int] = set()
+        self._failed: dict[int, BaseException] = {}
+        self._urgent: deque[int] = deque()
+        self._announced: deque[int] = deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+        self._counts = FetchCounts()
+        self._victims: deque[int] = deque()
+        self._evicting = threading.Lock()
+        self.needed: Needed | None = None  # None: nothing is known of what comes next
+        _living.add(self)
+
+    @property
+    def counts(self) -> FetchCounts:
+        """A copy of the counts."""
+        with self._changed:
+            return replace(self._counts)
+
+    def hold(self, chunks: Sequence[int]) -> None:
+        """Returns when all of these chunks, each once, are there, and holds them until `release`.
+
+        Raises the error of one that cannot be fetched; then none is held.
+        """
+        with self._changed:
+            for chunk in chunks:
+                self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
+            missing = [chunk for chunk in chunks if chunk not in self._ready]
+            if not missing:
+                return
+            for chunk in missing:
+                self._failed.pop(chunk, None)  # it is tried again
+            self._urgent.extend(chunk for chunk in missing if chunk not in self._fetching)
+            since_s = time.perf_counter()
+            try:
+                self._start(len(missing))
+                while not self._ready.issuperset(missing):
+                    if error := next((self._failed[chunk] for chunk in missing if chunk in self._failed), None):
+                        raise error
+                    if self._closed:
+                        raise RuntimeError("the dataset was closed while its rows were read")
+                    self._changed.wait()
+            except BaseException:
+                self._release(chunks)
+                raise
+            finally:
+                self._counts.waited_s += time.perf_counter() - since_s
+
+    @contextmanager
+    def holding(self, chunks: Sequence[int]) -> Iterator[None]:
+        """Within it these chunks are there; see `hold`."""
+        self.hold(chunks)
+        try:
+            yield
+        finally:
+            self.release(chunks)
+
+    def announce(self, chunks: Sequence[int]) -> None:
+        """Has chunks fetched, in this order and as far ahead as there is room, and holds each until `release`."""
+        with self._changed:
+            for chunk in chunks:
+                self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
+            new = [chunk for chunk in chunks if chunk not in self._ready and chunk not in self._fetching]
+            self._announced.extend(new)
+            if new:
+                self._start(len(new))
+
+    def release(self, chunks: Sequence[int]) -> None:
+        """Ends what `hold` or `announce` began, for each of these chunks once."""
+        with self._changed:
+            self._release(chunks)
+
+    def _release(self, chunks: Sequence[int]) -> None:
+        for chunk in chunks:
+            left = self._wanted[chunk] - 1
+            if left:
+                self._wanted[chunk] = left
+                continue
+            del self._wanted[chunk]
+            self._failed.pop(chunk, None)
+            if chunk in self._ready:
+                self._ready.discard(chunk)
+                if not self._closed:
+                    self._cached.locks.unlock(chunk)
+        if self._announced:
+            self._changed.notify_all()  # one more may be held
+
+    def _start(self, count: int) -> None:
+        """Wakes threads for so many chunks, and starts some where too few are idle."""
+        for _ in range(min(count - self._idle, self._most_threads - len(self._threads))):
+            thread = threading.Thread(target=self._work, name=f"fastload-fetch-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Fetches chunks until the fetcher is closed; the body of a thread."""
+        run_as_batch()
+        while True:
+            with self._changed:
+                self._idle += 1
+                while (chunk := self._next()) is None and not self._closed:
+                    self._changed.wait()
+                self._idle -= 1
+                if chunk is None or self._closed:
+                    return
+                self._fetching.add(chunk)
+            self._obtain(chunk)
+
+    def _next(self) -> int | None:
+        """Returns a chunk to fetch now: one that somebody waits for, or an announced one where there is room."""
+        for some in (self._urgent, self._announced):
+            while some:
+                if some is self._announced and len(self._ready) + len(self._fetching) >= self.most_held:
+                    return None
+                chunk = some.popleft()
+                if chunk in self._wanted and chunk not in self._ready and chunk not in self._fetching:
+                    return chunk
+        return None
+
+    def _obtain(self, chunk: int, *, fetch: bool = True) -> None:
+        """Makes a chunk ready, which this thread has among those being fetched; notes the error where that fails.
+
+        Without `fetch` only one that is in the cache; else somebody who waits for it has it fetched.
+        """
+        error: BaseException | None = None
+        try:
+            self._bring(chunk, fetch=fetch)
+        except _AbsentError:
+            with self._changed:
+                self._fetching.discard(chunk)
+                self._urgent.append(chunk)
+                self._start(1)
+            return
+        except BaseException as exc:  # noqa: BLE001  # whoever waits for the chunk has to hear of it
+            error = exc
+        with self._changed:
+            self._fetching.discard(chunk)
+            if error is None and chunk in self._wanted and not self._closed:
+                self._ready.add(chunk)
+            elif error is None and not self._closed:
+                self._cached.locks.unlock(chunk)
+            elif error is not None and chunk in self._wanted:
+                self._failed[chunk] = error
+            self._changed.notify_all()
+
+    def _bring(self, chunk: int, *, fetch: bool) -> None:
+        """Returns when a chunk is there and this process has a shared lock on it."""
+        locks, pause_s = self._cached.locks, _FIRST_PAUSE_S
+        while not self._closed:
+            if locks.try_shared(chunk):
+                try:
+                    if self._is_there(chunk):
+                        with self._changed:
+                            self._counts.hits += 1
+                        return
+                    if not fetch:
+                        raise _AbsentError
+                    if locks.try_exclusive(chunk):
+                        self._fetch(chunk)
+                        locks.try_shared(chunk)
+                        return
+                except BaseException:
+                    locks.unlock(chunk)
+                    raise
+                locks.unlock(chunk)  # two processes may want to fetch it, and each hinder the other
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise RuntimeError("the dataset was closed")
+
+    def _is_there(self, chunk: int) -> bool:
+        """Whether a chunk that is locked can be used; one of an earlier boot of the machine is compared first."""
+        presence = self._cached.presence(chunk)
+        if not presence.complete or presence.this_boot:
+            return presence.complete
+        found = self._table.chunk(chunk)
+        with self._header(found.shard) if found.field else nullcontext():
+            ranges = self._objects.ranges(found)
+            with self._cached.opened(found.shard) as fd:
+                parts = [read_bytes(fd, end - begin, begin) for begin, end in ranges]
+        if not self._cached.digest_matches(chunk, parts):
+            return False
+        self._cached.complete(chunk, digest_of(parts))
+        return True
+
+    def _fetch(self, number: int) -> None:
+        """Fetches a chunk that is locked exclusively."""
+        chunk = self._table.chunk(number)
+        if not chunk.field:
+            parts = self._objects.fetch_header(chunk.shard)
+            self._make_room(number, chunk.shard, [one for one, _ in parts])
+        else:
+            with self._header(chunk.shard):
+                ranges = self._objects.ranges(chunk)
+                self._make_room(number, chunk.shard, ranges)
+                parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
+                self._objects.check(chunk, parts)
+        self._cached.write(chunk.shard, parts)
+        self._cached.complete(number, digest_of([data for _, data in parts]))
+        with self._changed:
+            self._counts.chunks += 1
+            self._counts.bytes += sum(end - begin for (begin, end), _ in parts)
+
+    @contextmanager
+    def _header(self, shard: int, *, fetch: bool = True) -> Iterator[None]:
+        """Within it the header of a shard is there; made so by this thread, unless another one is about to.
+
+        Without `fetch` it raises _AbsentError where the cache has it not.
+        """
+        header = int(self._table.headers[shard])
+        with self._changed:
+            self._wanted[header] = self._wanted.get(header, 0) + 1
+            while header in self._fetching:
+                self._changed.wait()
+            mine = header not in self._ready
+            if mine:
+                self._fetching.add(header)
+        try:
+            if mine:
+                self._obtain(header, fetch=fetch)
+            with self._changed:
+                if error := self._failed.get(header):
+                    raise error
+                if header not in self._ready:
+                    raise _AbsentError
+            yield
+        finally:
+            self.release([header])
+
+    def _make_room(self, number: int, shard: int, ranges: Sequence[Range]) -> None:
+        """Allocates a chunk's ranges in its shard's copy; evicts what is needed last where the cache is full."""
+        self._cached.begin(number)
+        deadline_s, pause_s, full = time.monotonic() + self._give_up_after_s, _FIRST_PAUSE_S, False
+        while not self._closed:
+            try:
+                with self._cached.opened(shard) as fd:
+                    if self._cached.cache.allocate(fd, ranges):
+                        return
+            except DiskFullError:
+                full = True
+            if self._evict():
+                continue
+            if time.monotonic() > deadline_s:
+                cache = self._cached.cache
+                what = "its disk is full" if full else f"max_bytes of {format_bytes(cache.limit)} is reached"
+                raise CacheError(
+                    f"{cache.root.parent}: {what}, and all chunks in it have been in use for "
+                    f"{self._give_up_after_s:g} s. Give the cache more: Remote(max_bytes=..., cache=...), or clear "
+                    f"what other jobs left: `fastload cache clear`."
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _evict(self) -> bool:
+        """Evicts one chunk that nobody uses, or another dataset that nobody uses; returns whether it did."""
+        with self._evicting:
+            for fresh in (False, True):
+                if fresh:
+                    self._victims = self._choose_victims()
+                while self._victims:
+                    victim = self._victims.popleft()
+                    with self._changed:
+                        used = victim in self._wanted or victim in self._fetching
+                    if not used and self._evict_chunk(victim):
+                        with self._changed:
+                            self._counts.evicted += 1
+                        return True
+        cache = self._cached.cache
+        with cache.locked():
+            cache.count()
+            others = [folder for folder in cache.datasets() if folder != self._cached.folder]
+            return any(cache.remove(folder) for folder in others)
+
+    def _evict_chunk(self, number: int) -> bool:
+        chunk = self._table.chunk(number)
+        if not chunk.field:
+            whole = [(0, int(self._cached.size(chunk.shard)))]
+            return self._cached.evict(number, chunk.shard, whole, [], self._table.data_of(chunk.shard))
+        with suppress(_AbsentError), self._header(chunk.shard, fetch=False):
+            neighbours = [chunk._replace(number=chunk.number + step) for step in (-1, 1)]
+            around = [
+                (number + step, one)
+                for step, near in zip((-1, 1), neighbours, strict=True)
+                if self._table.chunk(number + step) == near
+                for one in self._objects.ranges(near)
+            ]
+            return self._cached.evict(number, chunk.shard, self._objects.ranges(chunk), around)
+        return False  # where it lies, nobody knows before its shard's header is fetched
+
+    def _choose_victims(self) -> deque[int]:
+        """Returns chunks to evict, those first whose next use is farthest; headers last."""
+        kept = self._cached.kept()
+        with self._changed:
+            busy = np.array([*self._wanted, *self._fetching], np.int64)
+        kept = kept[~np.isin(kept, busy)]
+        shard, column, _ = self._table.placed(kept)
+        data, headers = kept[column > 0], kept[column == 0]
+        # Of a shard with chunks here its header says where they lie.
+        spare = headers[~np.isin(shard[column == 0], shard[column > 0])]
+        needed = self.needed(data) if self.needed is not None else np.random.default_rng().random(len(data))
+        order = np.argsort(-needed, kind="stable")[:_VICTIMS]
+        return deque([*data[order].tolist(), *spare[: _VICTIMS if not len(order) else 0].tolist()])
+
+    def close(self) -> None:
+        """Ends the threads, each with the chunk that it is at, and all locks of this process."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        deadline_s = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -1,0 +1,425 @@
+"""Opens a packed file or an index behind a URL: `open_remote` returns its header, whose rows are fetched when needed.
+
+The header is that of an index in the cache of this machine, of one shard where the URL is that of a packed file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fastload.distributed.ranks import local_world_size
+from fastload.errors import DamagedRowError, FastloadError, FormatError, RemoteError
+from fastload.format.digests import pixel_digests
+from fastload.format.header import Field, PackedFile, open_hdf5, read_header
+from fastload.format.ragged import RaggedExtent
+from fastload.format.shards import Shards
+from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room
+from fastload.remote.chunks import (
+    TAIL_BYTES,
+    Chunk,
+    ChunkTable,
+    Range,
+    ShardLayout,
+    extent_of,
+    is_large,
+    joined_ranges,
+    likely_header,
+    without,
+)
+from fastload.remote.client import Client, open_client
+from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
+from fastload.remote.options import Remote, shown
+from fastload.system.files import read_bytes, write_at
+
+_WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
+_LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
+
+
+class RemoteShards:
+    """The shards behind a URL, and what of them is in the cache. Threads share it; a fork opens the cache anew.
+
+    Attributes:
+        url: of the file or index, without secrets.
+        table: of the chunks of all shards.
+    """
+
+    def __init__(self, url: str, remote: Remote, file: PackedFile, client: Client, folder_key: str) -> None:
+        self.url = shown(url)
+        self.remote, self._file, self._client = remote, file, client
+        self._folder_key = folder_key  # of the objects' folder in the bucket
+        self.table = ChunkTable(file)
+        self._lock, self._pid = threading.RLock(), os.getpid()
+        self._layouts: dict[int, ShardLayout] = {}
+        self._etags: dict[str, tuple[int, str | None]] = {}
+        self._open()
+
+    def _open(self) -> None:
+        shards = self._file.shards
+        assert shards is not None, "an index"
+        self._cache = CacheFolder(self.remote.cache_folder(), self.remote.limit())
+        folder = self._file.path.parent
+        self._cached = CachedDataset(self._cache, folder, shards.names, shards.num_bytes, self.table.num_chunks)
+        self._meta = Meta(folder / "meta.json")
+        self._etags.update(self._meta.read().get(self.url, {}))
+        self.fetcher = ChunkFetcher(
+            self.table,
+            self._cached,
+            self,
+            threads=self.remote.in_flight,
+            most_held=max(1, self._fitting),
+            give_up_after_s=self.remote.give_up_after,
+        )
+
+    @property
+    def _fitting(self) -> int:
+        """The chunks that this process may hold at a time, if all ranks of this machine hold as many."""
+        return self._cache.room // local_world_size() // self.largest - 1
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest chunk, about."""
+        sizes = [1]
+        for name in self.table.fields:
+            field = self._file.fields[name]
+            if field.ragged is not None:
+                sizes.append(field.ragged.chunk_bytes)
+            else:
+                sizes.append(int(self.table.rows[name].max()) * field.row_bytes)
+        return max(sizes)
+
+    def _here(self) -> ChunkFetcher:
+        """Returns the fetcher; after a fork a new one, as the locks of the other are the parent's."""
+        if self._pid != os.getpid():
+            with self._lock:
+                if self._pid != os.getpid():
+                    self._lock = threading.RLock()
+                    self._open()
+                    self._pid = os.getpid()
+        return self.fetcher
+
+    @property
+    def counts(self) -> FetchCounts:
+        """The counts of this process."""
+        return self._here().counts
+
+    def holding_header(self, shard: int) -> AbstractContextManager[None]:
+        """Returns a context within which the header of a shard is in its sparse copy."""
+        return self._here().holding([int(self.table.headers[shard])])
+
+    def hold_header(self, shard: int) -> None:
+        """Returns when the header of a shard is in its sparse copy, and holds it until `release_header`."""
+        self.hold([int(self.table.headers[shard])])
+
+    def release_header(self, shard: int) -> None:
+        """Ends what `hold_header` began."""
+        self.release([int(self.table.headers[shard])])
+
+    def hold(self, chunks: Sequence[int]) -> None:
+        """Returns when chunks are there, and holds them; see `ChunkFetcher.hold`."""
+        self._here().hold(chunks)
+
+    def release(self, chunks: Sequence[int]) -> None:
+        """Ends what `hold` or `announce` began."""
+        self._here().release(chunks)
+
+    def announce(self, chunks: Sequence[int]) -> None:
+        """Has chunks fetched ahead; see `ChunkFetcher.announce`."""
+        self._here().announce(chunks)
+
+    def expect(self, most_held: int, needed: Needed) -> None:
+        """Says how many announced chunks are fetched ahead, as far as the cache has room, and which are needed last."""
+        fetcher = self._here()
+        fetcher.most_held = max(1, min(self._fitting, most_held))
+        fetcher.needed = needed
+
+    def check_room(self, num_chunks: int, why: str) -> None:
+        """Raises CacheError where the cache does not hold so many chunks at a time, and the headers of their shards."""
+        check_room(self._cache, num_chunks * self.largest, why)
+
+    # What `ChunkFetcher` asks for.
+
+    def ranges(self, chunk: Chunk) -> list[Range]:
+        """Returns where a chunk lies in its shard, whose header is in its copy; [] where that is damaged."""
+        if not chunk.field:
+            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+                return _header_ranges(self._cached.path(chunk.shard))
+            return []
+        return self._layout(chunk.shard).ranges(chunk)
+
+    def _layout(self, shard: int) -> ShardLayout:
+        found = self._layouts.get(shard)
+        if found is None:
+            with open_hdf5(self._cached.path(shard)) as hdf5:
+                found = self._layouts[shard] = ShardLayout(hdf5, self.table, shard)
+        return found
+
+    def fetch(self, shard: int, begin: int, end: int) -> Any:
+        """Returns bytes of a shard, uint8."""
+        name = self._shards.names[shard]
+        return self._client.read(self._key(name), begin, end, etag=self._etag(name))
+
+    def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
+        """Returns the parts of a shard that hold all but the chunks of its large fields."""
+        ranges = likely_header(self._file, shard)
+        parts = [(one, self.fetch(shard, *one)) for one in ranges]
+        size = int(self._shards.num_bytes[shard])
+        with tempfile.TemporaryDirectory(prefix=f".new-{os.getpid()}-", dir=self._cache.root) as folder:
+            path = Path(folder) / "shard.h5"
+            with _sparse(path, size) as fd:
+                for (begin, _), data in parts:
+                    write_at(fd, data, begin)
+                known = None
+                with suppress(FastloadError, OSError, RuntimeError, KeyError):
+                    known = _header_ranges(path)
+                if known != joined_ranges(ranges, 0):
+                    known = _look_for_header(path, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
+                    parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
+        return parts
+
+    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]]) -> None:
+        """Raises DamagedRowError if rows of one size, which have nothing but images, are not what was packed."""
+        field = self._file.fields[chunk.field]
+        alone = chunk.field == "images" and "masks" not in self._file.fields and field.in_shards
+        if not (self.remote.check and alone and self._file.version is not None):
+            return
+        rows = self.table.rows_of(chunk)
+        (((begin, end), data),) = parts
+        pixels = np.frombuffer(data, np.uint8).reshape(len(rows), end - begin and (end - begin) // len(rows))
+        with open_hdf5(self._cached.path(chunk.shard)) as hdf5:
+            expected = hdf5["digest"][rows.start : rows.stop]
+            wrong = np.flatnonzero(pixel_digests([pixels]) != expected)
+            if len(wrong):
+                row = rows.start + int(wrong[0])
+                name = bytes(hdf5["key"][row]).rstrip(b"\0").decode(errors="backslashreplace")
+                shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
+                more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
+                raise DamagedRowError(
+                    f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest "
+                    f"differs{more}. The object itself is damaged: copy the shard there again."
+                )
+
+    @property
+    def _shards(self) -> Shards:
+        assert self._file.shards is not None, "an index"
+        return self._file.shards
+
+    def _key(self, name: str) -> str:
+        return f"{self._folder_key}{name}"
+
+    def _etag(self, name: str) -> str | None:
+        """Returns the ETag of a shard; asked for once, and kept for all processes of this machine."""
+        known = self._etags.get(name)
+        if known is None:
+            info = self._client.head(self._key(name))
+            size = int(self._shards.num_bytes[self._shards.names.index(name)])
+            if info.num_bytes != size:
+                raise RemoteError(
+                    f"{self._client.url_of(self._key(name))}: has {info.num_bytes:,} bytes, and {size:,} when the "
+                    f"index {self.url} was made. Copy the right shard there, or make the index again: `fastload index`."
+                )
+            known = self._etags[name] = (info.num_bytes, info.etag)
+            with self._cache.locked():
+                self._meta.add(self.url, {name: known})
+        return known[1]
+
+    def close(self) -> None:
+        """Ends the threads that fetch; the cache stays."""
+        if self._pid == os.getpid():
+            self.fetcher.close()
+            self._client.close()
+
+
+def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
+    """Returns the header of a packed file or an index behind a URL; `PackedFile.remote` fetches its rows.
+
+    Raises:
+        RemoteError and its kin: the object is missing, refused, or its server is not reached.
+        FormatError: it is no HDF5 file.
+        OptionError: no cache can be made; a package for such URLs is missing.
+    """
+    remote = remote or Remote()
+    client, key = open_client(url, remote)
+    info = client.head(key)
+    cache = CacheFolder(remote.cache_folder(), remote.limit())
+    folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
+    folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
+    if folder is None:
+        folder = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
+    found = read_header(folder / name)
+    if found.shards is None:
+        found = _as_index(found)
+    file = replace(found, identity=found.identity._replace(mtime_ns=-1))
+    cache.close()
+    shards = RemoteShards(url, remote, file, client, folder_key)
+    object.__setattr__(file, "remote", shards)
+    return file
+
+
+def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None) -> Path | None:
+    """Returns the folder of a URL that is in the cache, and has not changed since."""
+    for folder in cache.datasets():
+        if etag is not None and Meta(folder / "meta.json").read().get(url, {}).get(name) == (size, etag):
+            with suppress(OSError):
+                os.utime(folder / "meta.json")
+                return folder
+    return None
+
+
+def _fetch_index(cache: CacheFolder, client: Client, key: str, url: str, size: int, etag: str | None) -> Path:
+    """Fetches an index, or what of a packed file is no pixels, into a new folder of the cache, and returns that."""
+    name = key[key.rfind("/") + 1 :]
+    cache.sweep()
+    new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=cache.root))
+    try:
+        path = new / name
+
+        def fetch(begin: int, end: int) -> Any:
+            return client.read(key, begin, end, etag=etag)
+
+        with _sparse(path, size) as fd:
+            if size <= _WHOLE_BYTES:
+                write_at(fd, fetch(0, size), 0)
+            else:
+                first = [(0, 4096), (size - TAIL_BYTES, size)]
+                for begin, end in first:
+                    write_at(fd, fetch(begin, end), begin)
+                _look_for_header(path, fd, first, fetch)
+        header = read_header(path)
+        (new / "locks").touch(0o600)
+        with cache.locked():
+            Meta(new / "meta.json").add(url, {name: (size, etag)})
+            folder = cache.root / header.header_digest
+            try:
+                os.rename(new, folder)
+            except OSError:  # another process was first, or the same dataset lies at another URL, too
+                Meta(folder / "meta.json").add(url, {name: (size, etag)})
+                if not (folder / name).exists():
+                    os.rename(path, folder / name)
+            cache.count()
+        return folder
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def _sparse(path: Path, size: int) -> Iterator[int]:
+    """Makes an empty file of that size, and yields its descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, size)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _header_ranges(path: Path) -> list[Range]:
+    """Returns the ranges of a file that hold all but its large fields, from the metadata that is there."""
+    with open_hdf5(path) as file:
+        return _around_large(file, path.stat().st_size)
+
+
+def _around_large(file: h5py.File, size: int) -> list[Range]:
+    large: list[Range] = []
+    for name in file:
+        item = file[name]
+        if not isinstance(item, h5py.Dataset) or item.is_virtual or not item.shape:
+            continue
+        extent = extent_of(item)
+        if is_large(name, extent.row_bytes):
+            large += extent.whole()
+    return without([(0, size)], joined_ranges(large, 0))
+
+
+class _Looked(io.RawIOBase):
+    """A file of which HDF5 reads what it needs: what is not in the sparse copy yet is fetched, some at a time."""
+
+    def __init__(self, fd: int, size: int, there: Sequence[Range], fetch: Any) -> None:
+        self._fd, self._size, self.there, self._fetch, self._at = fd, size, list(there), fetch, 0
+
+    def readinto(self, memory: Any) -> int:
+        view = memoryview(memory).cast("B")
+        end = min(self._at + len(view), self._size)
+        for begin, stop in without([(self._at, end)], self.there):
+            first = begin // _LOOK_BYTES * _LOOK_BYTES
+            last = min(-(-stop // _LOOK_BYTES) * _LOOK_BYTES, self._size)
+            for some in without([(first, last)], self.there):
+                write_at(self._fd, self._fetch(*some), some[0])
+            self.there = joined_ranges([*self.there, (first, last)], 0)
+        data = read_bytes(self._fd, end - self._at, self._at)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _look_for_header(path: Path, fd: int, there: Sequence[Range], fetch: Any) -> list[Range]:
+    """Fetches all but the large fields of a file into its sparse copy; returns the ranges of that.
+
+    Of an index, all of it.
+    """
+    size = os.fstat(fd).st_size
+    looked = _Looked(fd, size, there, fetch)
+    try:
+        with h5py.File(looked, "r") as file:
+            for item in (file, *(file[name] for name in file)):
+                for name in item.attrs:
+                    item.attrs.get_id(name)
+            ranges = [(0, size)] if "fastload_index" in file.attrs else _around_large(file, size)
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
+        if isinstance(exc, FastloadError):
+            raise
+        raise FormatError(
+            f"{path.name}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
+            f"`fastload pack` made."
+        ) from exc
+    for begin, end in without(ranges, looked.there):
+        write_at(fd, fetch(begin, end), begin)
+    return ranges
+
+
+def _as_index(file: PackedFile) -> PackedFile:
+    """Returns the header of a packed file as that of an index with one shard, the file itself."""
+    images = file.fields.get("images")
+    numbers = {
+        "num_rows": file.num_rows,
+        "num_bytes": file.identity.size,
+        "images_offset": -1 if images is None or images.offset is None else images.offset,
+        "chunk_rows": 0 if images is None else images.chunk_rows,
+        "shard": 0,
+        "first": 0,
+        "rows": file.num_rows,
+    }
+    shards = Shards((file.path.name,), (file.header_digest,), **{k: np.array([v]) for k, v in numbers.items()})
+    return replace(file, shards=shards, fields={name: _in_shard(one) for name, one in file.fields.items()})
+
+
+def _in_shard(field: Field) -> Field:
+    """Returns a field of a file as that of an index."""
+    if field.ragged is not None:
+        extent = RaggedExtent(0, *field.ragged[1:])
+        return replace(field, ragged=extent, shard_bytes=(field.ragged.num_bytes,))
+    return replace(field, offset=None, in_shards=field.offset is not None)
