@@ -1,4 +1,4 @@
-"""Ranks agree on small numbers by the process group's key-value store, without a collective.
+"""Ranks agree on small numbers, or share short texts, by the process group's key-value store, without a collective.
 
 A collective issued by a loader could interleave with one of the training loop. Each rank reads the store on its own.
 """
@@ -27,30 +27,44 @@ class Agreement:
 
     Each rank counts rounds itself. A rank's number is deleted once that rank has read a later round of all ranks, since
     nobody needs the earlier one then. Ranks are waited for as long as `timeout_s` says, or by default the store's own
-    timeout, that of `init_process_group`; `what` says in the error what is agreed on.
+    timeout, that of `init_process_group`; `what` says in the error what is agreed on, and `instead` what a user can do
+    without it.
     """
 
-    def __init__(self, store: Any, share: Share, *, what: str, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        store: Any,
+        share: Share,
+        *,
+        what: str,
+        instead: str = "give a fixed number",
+        timeout_s: float | None = None,
+    ) -> None:
         self._store = store
         self._share = share
         self._what = what
+        self._instead = instead
         self._timeout_s = timeout_s
         self._published: deque[int] = deque()
 
-    def publish(self, round_number: int, value: int) -> None:
-        """Publishes this rank's number for a round, once; never waits for another rank."""
+    def publish(self, round_number: int, value: int | str) -> None:
+        """Publishes this rank's number or text for a round, once; never waits for another rank."""
         self._store.set(f"{round_number}/{self._share.rank}", str(value))
         self._published.append(round_number)
 
     def largest(self, round_number: int) -> int:
         """Returns the largest number of the round, when every rank has given its; ShareError names one that is late."""
-        values = [self._read(round_number, rank) for rank in range(self._share.world_size)]
+        values = [int(text) for text in self.texts(round_number)]
         # A rank that gave a number for this round has read all rounds before.
         while self._published and self._published[0] < round_number:
             self._store.delete_key(f"{self._published.popleft()}/{self._share.rank}")
         return max(values)
 
-    def _read(self, round_number: int, rank: int) -> int:
+    def texts(self, round_number: int) -> list[str]:
+        """Returns what each rank published for the round; ShareError names one that is late."""
+        return [self._read(round_number, rank) for rank in range(self._share.world_size)]
+
+    def _read(self, round_number: int, rank: int) -> str:
         key, wait_s = f"{round_number}/{rank}", _FIRST_WAIT_S
         timeout_s: float = self._store.timeout.total_seconds() if self._timeout_s is None else self._timeout_s
         deadline = time.monotonic() + timeout_s
@@ -60,12 +74,12 @@ class Agreement:
                 raise ShareError(
                     f"rank {rank} of {self._share.world_size} did not say within {timeout_s:g} s {self._what}, number "
                     f"{round_number} on rank {self._share.rank}. Every rank must make the same loaders in the same "
-                    f"order and run the same epochs of them; look at whether rank {rank} still lives, or give a fixed "
-                    f"number. The time is that of init_process_group(timeout=...)."
+                    f"order and run the same epochs of them; look at whether rank {rank} still lives, or "
+                    f"{self._instead}. The time is that of init_process_group(timeout=...)."
                 )
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        return int(self._store.get(key))
+        return str(self._store.get(key), "utf-8")
 
 
 def open_agreement(share: Share, *, option: str, what: str) -> Agreement | None:
@@ -105,9 +119,26 @@ def least_of_all_ranks(value: int, share: Share, *, what: str) -> int | None:
     return -agreement.largest(0)
 
 
+def texts_of_all_ranks(text: str, share: Share, *, what: str, option: str) -> list[str]:
+    """Returns what each rank of the process group says of itself, which stays the same while the group lives.
+
+    Each rank calls it at some time, as often as it likes: it returns when all have, and raises ShareError if one is
+    late. `option` is what the user gave to be asked.
+    """
+    # The same keys for all loaders, since what is there is right.
+    store = _within(_default_store(), option)
+    agreement = Agreement(store, share, what=what, instead=f"leave out {option}")
+    agreement.publish(0, text)
+    return agreement.texts(0)
+
+
 def _next_agreement(store: Any, share: Share, what: str) -> Agreement:
-    prefixed: Any = dist.PrefixStore(f"fastload/{next(_numbers)}", store)  # type: ignore[attr-defined]  # not in torch's export list
-    return Agreement(prefixed, share, what=what)
+    return Agreement(_within(store, str(next(_numbers))), share, what=what)
+
+
+def _within(store: Any, name: str) -> Any:
+    """Returns a part of the store with keys of its own."""
+    return dist.PrefixStore(f"fastload/{name}", store)  # type: ignore[attr-defined]  # not in torch's export list
 
 
 def _default_store() -> Any | None:

@@ -1,10 +1,11 @@
-"""Rank and world size of this process, from torch.distributed or the environment. No torch import here."""
+"""Rank, world size and node of this process, from torch.distributed or the environment. No torch import here."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fastload.errors import OptionError, ShareError
@@ -18,7 +19,23 @@ class Share(NamedTuple):
     world_size: int
 
 
-ShareOption = Literal["auto"] | tuple[int, int] | None
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that the ranks run on: numbered node by node, as many on each."""
+
+    number: int
+    ranks_per_node: int
+
+    def node_of(self, rank: int) -> int:
+        """Returns the node of a rank, in [0, number)."""
+        return rank // self.ranks_per_node
+
+    def ranks_of(self, node: int) -> range:
+        """Returns the ranks of a node."""
+        return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
+
+
+ShareOption = Literal["auto", "node"] | tuple[int, int] | None
 
 
 def resolve_share(share: ShareOption) -> Share:
@@ -26,7 +43,7 @@ def resolve_share(share: ShareOption) -> Share:
 
     Args:
         share: "auto" uses torch.distributed if it is initialized, else the environment (RANK and WORLD_SIZE, with a
-            warning that shows both); (rank, world_size) is taken as given; None means all rows.
+            warning that shows both), and so does "node"; (rank, world_size) is taken as given; None means all rows.
 
     Raises:
         OptionError: none of these.
@@ -34,7 +51,7 @@ def resolve_share(share: ShareOption) -> Share:
     """
     if share is None:
         return Share(0, 1)
-    if share == "auto":
+    if asks_process(share):
         return process_group() or _environment() or Share(0, 1)
     # Callers may pass anything: not all check types.
     given: Any = share
@@ -45,20 +62,66 @@ def resolve_share(share: ShareOption) -> Share:
         or not 0 <= given[0] < given[1]
     ):
         raise OptionError(
-            f'share={share!r}: give "auto", (rank, world_size) with rank in 0..world_size - 1, or None for all rows'
+            f'share={share!r}: give "auto", "node", (rank, world_size) with rank in 0..world_size - 1, or None for '
+            f"all rows"
         )
     return Share(*given)
 
 
+def asks_process(share: ShareOption) -> bool:
+    """Returns whether the option leaves it to process group and environment to say the rank."""
+    return isinstance(share, str) and share in ("auto", "node")
+
+
 def check_share(share: ShareOption, resolved: Share) -> None:
-    """Raises ShareError if a process group initialized since then disagrees with what "auto" resolved to."""
-    now = process_group() if share == "auto" else None
+    """Raises ShareError if a process group initialized since then disagrees with what the option resolved to."""
+    now = process_group() if asks_process(share) else None
     if now is not None and now != resolved:
         raise ShareError(
             f"this loader was iterated as rank {resolved.rank} of {resolved.world_size}, and torch.distributed, "
             f"initialized since, says rank {now.rank} of {now.world_size}. Make the loader where the process group is "
             f"there (in Lightning in `train_dataloader()`), or give share=(rank, world_size)."
         )
+
+
+def launched_nodes(share: Share) -> Nodes | None:
+    """Returns the nodes that torchrun's GROUP_RANK, GROUP_WORLD_SIZE and LOCAL_WORLD_SIZE say; None without all three.
+
+    Raises ShareError if they say that ranks are not numbered node by node, or that nodes have not as many ranks each.
+    """
+    texts = [os.environ.get(name, "") for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+    if not all(text.isdecimal() for text in texts):
+        return None
+    node, number, ranks_per_node = map(int, texts)
+    nodes = Nodes(number, ranks_per_node)
+    if number * ranks_per_node != share.world_size:
+        raise ShareError(
+            f'share="node": nodes need as many ranks each: node {node} has {ranks_per_node} (LOCAL_WORLD_SIZE), and '
+            f"{number} nodes (GROUP_WORLD_SIZE) have {share.world_size}. Start as many on each, or give "
+            f'share="auto".'
+        )
+    if share.rank not in nodes.ranks_of(node):
+        own = nodes.ranks_of(node)
+        raise ShareError(
+            f'share="node": ranks are not numbered node by node: rank {share.rank} is on node {node} (GROUP_RANK), '
+            f"which with {ranks_per_node} ranks a node has ranks {own.start} to {own.stop - 1}. Number them as "
+            f'torchrun does, or give share="auto".'
+        )
+    return nodes
+
+
+def local_ranks(share: Share, nodes: Nodes | None = None) -> range:
+    """Returns the ranks on the node of this one, itself included; just itself where that is not known.
+
+    It asks no other rank. Known are nodes that were found before (`nodes.resolve_nodes`), or those of torchrun's
+    variables.
+    """
+    if nodes is None:
+        try:
+            nodes = launched_nodes(share)
+        except ShareError:
+            nodes = None
+    return range(share.rank, share.rank + 1) if nodes is None else nodes.ranks_of(nodes.node_of(share.rank))
 
 
 def local_world_size() -> int:

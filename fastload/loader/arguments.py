@@ -167,6 +167,8 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
     what += [counted(len(plan.rows), "row"), f"{steps:,} {'batch' if steps == 1 else 'batches'} of {plan.batch_size}"]
     if options.share.world_size > 1:
         what.append(f"rank {options.share.rank} of {options.share.world_size}")
+        if (nodes := options.nodes) is not None:
+            what.append(f"node {nodes.node_of(options.share.rank)} of {nodes.number}")
     shuffle = f"windows of {plan.shuffle.chunks} chunks" if isinstance(plan.shuffle, ChunkWindow) else plan.shuffle
     how = [f"shuffle {shuffle}" if shuffle else "in order", f"ends {plan.ends}", f"seed {plan.seed}"]
     number = options.num_workers

@@ -24,7 +24,15 @@ from torch.utils.data import Dataset
 
 from fastload.dataset import CheckOption, PackedDataset, check_option
 from fastload.device import open_backend
-from fastload.distributed.ranks import Share, ShareOption, check_share, process_group, resolve_share
+from fastload.distributed.nodes import resolve_nodes
+from fastload.distributed.ranks import (
+    Share,
+    ShareOption,
+    asks_process,
+    check_share,
+    process_group,
+    resolve_share,
+)
 from fastload.errors import ShareError
 from fastload.loader.arguments import (
     answer,
@@ -41,7 +49,7 @@ from fastload.loader.iteration import Batch, Iteration, PassCounter
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
-from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_shares
+from fastload.prefetch.cache_choice import CacheOption, choose_cache, warn_of_fixed_pieces
 from fastload.prefetch.cached_feed import CachedFeed, load_cache
 from fastload.prefetch.inputs import PackedInput, as_input, shuffle_of
 from fastload.prefetch.process_stream import ProcessFeed
@@ -87,7 +95,10 @@ class FastLoader:
             with shuffling, "exact" without.
         seed: of the order and of all random numbers.
         share: the rows of this rank: (rank, world_size), None for all rows, or "auto": see `resolve_share`, which is
-            asked again at the first `iter()` or `len()`, so the loader may be made before the process group.
+            asked again at the first `iter()` or `len()`, so the loader may be made before the process group. "node":
+            as "auto", and the ranks of a node have the same rows together in every epoch, dealt out among them anew
+            in each, so that a node reads and keeps the same chunks; a warning says what that does to the order. Nodes
+            are torchrun's, or found through the process group. Where the device caches fixed shares, these count.
         workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
             at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
             than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts
@@ -129,7 +140,8 @@ class FastLoader:
         OptionError: an argument has no meaning, or there is not one whole batch.
         MissingFileError, FormatError, FileChangedError: the file is absent, cannot be read, or changed.
         DamagedRowError: (while iterating) a row is no longer what was packed.
-        ShareError: rank and world size are not known; (later, with echo="auto") a rank does not answer.
+        ShareError: rank and world size are not known, or with "node" the nodes, or nodes are not alike; (later, with
+            echo="auto") a rank does not answer.
         WorkerError: (while iterating) the user's code raised an error, or a worker process died.
         WorkerTimeoutError: (while iterating) no batch came within the timeout; it is a WorkerError and a TimeoutError.
         SharedMemoryError: (while iterating) there is not enough shared memory for the workers' batches.
@@ -176,12 +188,17 @@ class FastLoader:
         self._share_option = share
         try:
             resolved_share, self._no_share = resolve_share(share), None
+            nodes = resolve_nodes(resolved_share) if share == "node" else None
         except ShareError as error:  # torch.distributed may say the rank before the first iteration
-            resolved_share, self._no_share = Share(0, 1), error
+            if process_group() is not None:
+                raise
+            resolved_share, nodes, self._no_share = Share(0, 1), None, error
         self._echo = open_echo(echo, resolved_share)
         self._auto = AutoWorkers() if isinstance(workers, str) else None
         backend = open_backend(device)
         location, fixed_shares = choose_cache(cache, data, backend, resolved_share)
+        nodes = None if fixed_shares else nodes
+        pieces = resolved_share.world_size if fixed_shares else nodes.number if nodes is not None else 0
         order = shuffle_of(data, shuffle, cached=location is not None)
         if isinstance(data, PackedInput) and data.runs_python:
             dataset = data.dataset.reading(read)
@@ -197,13 +214,14 @@ class FastLoader:
             batch_size=batch_size,
             shuffle=order,
             ends=ends,
-            fixed_shares=fixed_shares,
+            fixed_pieces=pieces if pieces > 1 else 0,
             groups=groups,
         )
         options = Resolved(
             data=data,
             plan=plan,
             share=resolved_share,
+            nodes=nodes,
             read=read,
             workers=None if isinstance(workers, str) else workers,
             auto_workers=self._auto is not None,
@@ -215,7 +233,7 @@ class FastLoader:
         )
         self._options = options.with_transforms(transform, echo)
         check_steps(plan, data)
-        warn_of_fixed_shares(plan, resolved_share.rank, file_shuffled=data.shuffled)
+        warn_of_fixed_pieces(plan, resolved_share, nodes, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive
         self._in_flight = InFlight(backend.clock) if backend is not None else None
@@ -289,7 +307,7 @@ class FastLoader:
 
     def _find_rank(self) -> None:
         """Makes the loader anew where torch.distributed, initialized since, says another rank; before any iteration."""
-        if self._make is None or self._share_option != "auto":
+        if self._make is None or not asks_process(self._share_option):
             return
         now = process_group()
         if now is None and self._no_share is not None:
@@ -347,7 +365,7 @@ class FastLoader:
             self._find_rank()
             loaded = self._epochs.checked(state)
             self._loaded = dict(state) if self._make is not None else None
-            position = self._epochs.resumed(loaded, self._echo.schedule_of, keeps_all=self._options.cache == "device")
+            position = self._epochs.resumed(loaded, self._echo.schedule_of, on_device=self._options.cache == "device")
             self._end_active()
             self._epochs.load(position)
             self._options = replace(self._options, plan=self._epochs.plan)

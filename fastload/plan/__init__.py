@@ -13,9 +13,10 @@ Imports `errors` and `system`; NumPy only, no torch.
 
 from __future__ import annotations
 
+from fastload.plan.chunk_order import ChunkPieces, ChunkWindow
 from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
 from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
-from fastload.plan.order import ChunkPieces, ChunkWindow, Ends, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan.order import Ends, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.plan.permutation import permute
 from fastload.plan.shares import rank_share
 

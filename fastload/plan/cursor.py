@@ -67,8 +67,8 @@ class EpochCursor:
     """The epochs of a loader or sampler: each iteration is the next epoch, unless another one was asked for.
 
     Args:
-        plan: of any whole epoch; the plans of all others differ from it in the epoch alone. Fixed shares follow a
-            loaded state.
+        plan: of any whole epoch; the plans of all others differ from it in the epoch alone. Fixed shares may follow a
+            loaded state; see `resumed`.
         identity: returns a string that identifies the data, for states.
         begin: returns the position at the beginning of a plan.
     """
@@ -124,6 +124,8 @@ class EpochCursor:
         if echo_position:
             # An empty segment says of which world and batch size the batches in use are.
             segments = (*segments, Segment(plan.world_size, plan.batch_size, 0))
+        pieces = plan.epoch_pieces
+        fixed_shares = 0 < pieces == (segments[0].world_size if segments else plan.world_size)
         return state_to_dict(
             PlanState(
                 header_digest=self._identity(),
@@ -136,7 +138,8 @@ class EpochCursor:
                 echo_distance=position.uses.distance,
                 next_echo=next_echo,
                 segments=segments,
-                fixed_shares=plan.fixed_shares,
+                fixed_shares=fixed_shares,
+                fixed_pieces=0 if fixed_shares else pieces,
                 grouped=plan.groups is not None,
             )
         )
@@ -158,26 +161,32 @@ class EpochCursor:
     def rest(self, state: object) -> Position:
         """Returns what a user's state leaves of its epoch, from the beginning of a step of the plan on."""
         loaded = self.checked(state)
-        return self._begin(replace(self.plan, epoch=loaded.epoch, segments=loaded.segments))
+        begun_pieces = loaded.epoch_pieces(self.plan.world_size)
+        return self._begin(replace(self.plan, epoch=loaded.epoch, segments=loaded.segments, begun_pieces=begun_pieces))
 
     def resumed(
-        self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, keeps_all: bool
+        self, state: PlanState, schedule_of: Callable[[int, int], EchoSchedule], *, on_device: bool
     ) -> Position:
-        """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or shares.
+        """Returns how far a state leaves its epoch in a loader, maybe with other ranks, batches, echo or pieces.
+
+        The epoch's order stays that of the fixed pieces that began it; the next one has the loader's own. A loader that
+        caches rows on its device takes over the fixed shares of a state, for good.
 
         Args:
             state: of `checked`.
             schedule_of: returns the schedule of so many batches, of an epoch that began with the state's echo factor.
-            keeps_all: whether the loader can have fixed shares although its plan has none.
+            on_device: whether the loader caches rows on its device: those of its share where the plan has fixed shares,
+                else all.
 
         Raises:
-            StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares.
+            StateError: the state counts more steps than its batches have, or was saved within an epoch of other shares
+                than this rank keeps.
         """
-        state = _with_shares_of(replace(self.plan, epoch=state.epoch), state, keeps_all=keeps_all)
-        plan = replace(self.plan, epoch=state.epoch, segments=state.segments, fixed_shares=state.fixed_shares)
+        state, plan = _joined(replace(self.plan, epoch=state.epoch), state, on_device=on_device)
+        begun_pieces = plan.epoch_pieces
         schedule = schedule_of(plan.num_steps, state.echo)
         last = state.segments[-1] if state.segments else Segment(plan.world_size, plan.batch_size, 0)
-        saved = replace(plan, world_size=last.world_size, batch_size=last.batch_size, ends=state.ends)
+        saved = _saved(plan, state, last)
         theirs = EchoSchedule(saved.num_steps, state.echo, state.echo_distance)
         steps = state.echo_position
         if steps and (steps >= theirs.num_steps or theirs.finished(steps)):
@@ -192,7 +201,7 @@ class EpochCursor:
         )
         if steps and not same:
             # Batches in use count as done: each of their rows was used at least once.
-            plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)))
+            plan = replace(plan, segments=saved.segments_after(theirs.begun(steps)), begun_pieces=begun_pieces)
             saved, steps = replace(saved, segments=plan.segments), 0
         if state.segments and saved.num_steps == 0:
             # With a smaller batch size, rows that "drop" left out may fill batches now; but that epoch is over.
@@ -201,7 +210,7 @@ class EpochCursor:
 
     def load(self, position: Position) -> None:
         """Makes a position the next iteration; if nothing is left of it, the epoch after it, until it is named."""
-        self.plan = replace(self.plan, fixed_shares=position.plan.fixed_shares)
+        self.plan = replace(self.plan, fixed_pieces=position.plan.fixed_pieces)
         self.last, self.next, self._finished = position, position, None
         if position.finished:
             self._finished, self.next = position, self.whole(position.plan.epoch + 1)
@@ -227,39 +236,47 @@ def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
     return Position(plan, EchoSchedule(batches), workers=workers)
 
 
-def _with_shares_of(plan: EpochPlan, state: PlanState, *, keeps_all: bool) -> PlanState:
-    """Returns the state in a form that can go on with the ranks, batches and shares of a plan.
+def _joined(plan: EpochPlan, state: PlanState, *, on_device: bool) -> tuple[PlanState, EpochPlan]:
+    """Returns a state in a form that can go on with the ranks, batches and cache of a plan, and the plan of its rest.
 
-    Within an epoch, a state of fixed shares needs the same number of ranks, the same batch size and fixed shares; any
-    other state needs ranks that can read any row. Between epochs everything may change.
+    A rank that keeps only its fixed share in memory cannot read what others keep: within an epoch it needs fixed
+    shares of the same number of ranks, and the same batch size. Any other rank can go on with any state, and between
+    epochs everything may change.
     """
     here = Segment(plan.world_size, plan.batch_size, 0)
-    done = [segment for segment in state.segments if segment.steps]
-    if not done:
-        # With other shares the first batch is another one, so its echoes do not count.
-        as_saved = state.fixed_shares == plan.fixed_shares
-        return state if as_saved else replace(state, fixed_shares=plan.fixed_shares, echo_position=0)
-    if not state.fixed_shares and not plan.fixed_shares:
-        return state
-    alike = all(segment[:2] == here[:2] for segment in done)
-    if state.fixed_shares and alike and (plan.fixed_shares or keeps_all):
-        return state
-    last = done[-1]
-    saved = replace(
-        plan,
+    begun = state.epoch_pieces(plan.world_size)
+    alike = all(segment[:2] == here[:2] for segment in state.segments)
+    keeps_share = on_device and plan.fixed_pieces == plan.world_size > 1
+    rest = replace(plan, segments=state.segments, begun_pieces=begun)
+    if not rest.segments:
+        # With other pieces the first batch is another one, so its echoes do not count.
+        echoes_count = begun == plan.fixed_pieces and (alike or not keeps_share)
+        return state if echoes_count else replace(state, echo_position=0), rest
+    if on_device and state.fixed_shares and alike:
+        return state, replace(rest, fixed_pieces=plan.world_size)
+    if not keeps_share:
+        return state, rest
+    last = rest.segments[-1]
+    if _saved(rest, state, last).num_steps == 0:
+        all_steps = here._replace(steps=plan.num_steps)
+        return replace(state, echo_position=0, segments=(all_steps,)), replace(plan, segments=(all_steps,))
+    then = "fixed" if state.fixed_shares else f"{begun} fixed pieces and changing" if begun else "changing"
+    advice = 'cache="device" and the state\'s world and batch size, or ' if state.fixed_shares else ""
+    raise StateError(
+        f"the state was saved within an epoch of {then} shares, world size {last.world_size}, batch size "
+        f"{last.batch_size}; this loader has fixed shares, world size {here.world_size}, batch size {here.batch_size}, "
+        f'and would need rows that other ranks keep. Go on with {advice}cache="host" or None, or from a state saved '
+        f"at an epoch's end."
+    )
+
+
+def _saved(rest: EpochPlan, state: PlanState, last: Segment) -> EpochPlan:
+    """Returns the plan of a rest with the ranks and batches of the state's last segment, which counts its steps."""
+    return replace(
+        rest,
         world_size=last.world_size,
         batch_size=last.batch_size,
         ends=state.ends,
-        segments=state.segments,
-        fixed_shares=False,  # has the same number of steps, and accepts segments of any ranks
-    )
-    if saved.num_steps == 0:
-        all_steps = here._replace(steps=plan.num_steps)
-        return replace(state, fixed_shares=plan.fixed_shares, echo_position=0, segments=(all_steps,))
-    then, now = ("fixed" if fixed else "changing" for fixed in (state.fixed_shares, plan.fixed_shares))
-    advice = 'cache="device" and the state\'s world and batch size' if state.fixed_shares else 'cache="host" or None'
-    raise StateError(
-        f"the state was saved within an epoch of {then} shares, world size {last.world_size}, batch size "
-        f"{last.batch_size}; this loader has {now} shares, world size {here.world_size}, batch size {here.batch_size}, "
-        f"and would need rows that other ranks keep. Go on with {advice}, or from a state saved at an epoch's end."
+        fixed_pieces=0,
+        begun_pieces=rest.epoch_pieces,
     )

@@ -17,19 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError, StateError, is_whole
+from fastload.plan.chunk_order import ChunkPieces, ChunkWindow
 from fastload.plan.order import (
-    ChunkPieces,
-    ChunkWindow,
     Ends,
+    Order,
     ResolvedShuffle,
-    RowsAt,
     Shuffle,
     make_order,
     resolve_ends,
     resolve_shuffle,
 )
 from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key
-from fastload.plan.shares import Positions, Segment, Tails, checked_segments, merged, rank_share
+from fastload.plan.shares import (
+    Positions,
+    Segment,
+    Tails,
+    checked_segments,
+    merged,
+    rank_share,
+    share_bounds,
+    share_ranks,
+)
 
 # Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first blocks of an epoch
 # are smaller, so that its first batch is there sooner, and little is planned in vain where a loop leaves it.
@@ -45,6 +53,7 @@ _BOUNDS = {
     "seed": (0, 2**64 - 1),
     "epoch": (0, 2**64 - 1),
     "world_size": (1, 2**31),
+    "fixed_pieces": (0, 2**31),
     "batch_size": (1, 2**31),
 }
 
@@ -105,9 +114,11 @@ class EpochPlan:
     >>> [batch.valid.tolist() for batch in plan.batches(rank=1)][-1], plan.batch(1, 2).global_valid
     ([True, False], 2)
 
-    Fixed shares: the rows are cut into one contiguous piece a rank, the same in every epoch, and each epoch's order
-    permutes within the pieces; for ranks that cache their rows in memory, where not all fit. The world and batch
-    size cannot change within such an epoch.
+    Fixed pieces: the rows are cut into contiguous pieces, the same in every epoch, one for as many neighbouring ranks
+    as each other's, and each epoch's order permutes within the pieces. A piece a rank is for ranks that cache their
+    rows in memory where not all fit, a piece a node for nodes that read the same chunks in every epoch. Where the
+    world size changes within an epoch, the rest of its order is cut among the new ranks as it is: some rows then come
+    from other pieces, until the next epoch.
 
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
@@ -121,14 +132,15 @@ class EpochPlan:
             True depends on the file: call `resolve_shuffle` first.
         ends: "drop", "pad", "exact", or None for "drop" when shuffling, else "exact". The attribute is never None.
         segments: (world_size, batch_size, steps) of the finished parts, first to last. The attribute is merged.
-        fixed_shares: whether each rank has the same rows in every epoch. Then every rank needs a row, unless ends is
-            "drop".
+        fixed_pieces: number of pieces, each of the same rows in every epoch; 0: none. It divides the world size. Then
+            every rank needs a row, unless ends is "drop".
+        begun_pieces: `fixed_pieces` of the plan that began the epoch, as segments are of it; None: those of this one.
         groups: int64 (N,), a number for each of the rows: batches hold rows whose numbers are close; see
-            `GroupedOrder`. None: any rows. Only where rows are shuffled, and not with fixed shares.
+            `GroupedOrder`. None: any rows. Only where rows are shuffled.
 
     Raises:
         OptionError: an argument has no meaning.
-        StateError: the segments hold more steps than the epoch, or with fixed shares are of other ranks or batches.
+        StateError: the segments hold more steps than the epoch, or cannot have begun it with these pieces.
     """
 
     rows: range
@@ -141,7 +153,8 @@ class EpochPlan:
     shuffle: Shuffle = False
     ends: Ends | None = None
     segments: tuple[Segment, ...] = ()
-    fixed_shares: bool = False
+    fixed_pieces: int = 0
+    begun_pieces: int | None = None
     groups: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
     pieces: ChunkPieces | None = field(default=None, compare=False, repr=False)
 
@@ -164,25 +177,29 @@ class EpochPlan:
         shuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
         if isinstance(shuffle, ChunkWindow) and self.chunk_rows == 0:
             raise OptionError('shuffle="chunk" needs a file with chunks, this one has none; use shuffle="full"')
-        if self.groups is not None and (shuffle is False or self.fixed_shares or len(self.groups) != len(self.rows)):
-            raise OptionError("groups: give a number for each of the rows, which are shuffled, and not in fixed shares")
+        if self.groups is not None and (shuffle is False or len(self.groups) != len(self.rows)):
+            raise OptionError("groups: give a number for each of the rows, which are shuffled")
         object.__setattr__(self, "shuffle", shuffle)
         object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
         object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
         left = len(self.rows)
-        if self.fixed_shares and self.ends != "drop" and left < self.world_size:
+        if self.fixed_pieces and self.world_size % self.fixed_pieces:
             raise OptionError(
-                f"fixed shares: {left} rows do not give each of {self.world_size} ranks a row of its own to repeat "
+                f"fixed_pieces={self.fixed_pieces}: {self.world_size} ranks do not make as many groups of one size"
+            )
+        if self.fixed_pieces and self.ends != "drop" and left < self.world_size:
+            raise OptionError(
+                f"fixed pieces: {left} rows do not give each of {self.world_size} ranks a row of its own to repeat "
                 f"(ends={self.ends!r}). Use fewer ranks, or ends='drop'."
             )
+        if not self.segments:
+            object.__setattr__(self, "begun_pieces", None)
+        elif self.epoch_pieces and self.segments[0].world_size % self.epoch_pieces:
+            raise StateError(
+                f"an epoch of {self.epoch_pieces} fixed pieces was not begun by {self.segments[0].world_size} ranks: "
+                f"they do not make as many groups of one size. The state is damaged, or of other nodes than it says."
+            )
         for segment in self.segments:
-            # The rest of the epoch would be cut anew, so that ranks would need rows that others cache.
-            if self.fixed_shares and segment[:2] != (self.world_size, self.batch_size):
-                raise StateError(
-                    f"an epoch of fixed shares goes on only with the world and batch size that it began with: "
-                    f"{segment.world_size} and {segment.batch_size}, not {self.world_size} and {self.batch_size}. "
-                    f"Change them between epochs."
-                )
             # For any ends of the segment: "drop" has no more steps than the others.
             most = -(-left // segment.world_size)
             if (segment.steps - 1) * segment.batch_size >= most:
@@ -196,6 +213,11 @@ class EpochPlan:
     def resolved_shuffle(self) -> ResolvedShuffle:
         """The attribute `shuffle`."""
         return resolve_shuffle(self.shuffle, file_shuffled=False)
+
+    @property
+    def epoch_pieces(self) -> int:
+        """The number of fixed pieces of this epoch's order; the following epochs have `fixed_pieces`."""
+        return self.fixed_pieces if self.begun_pieces is None else self.begun_pieces
 
     @cached_property
     def num_steps(self) -> int:
@@ -259,7 +281,43 @@ class EpochPlan:
     def following(self) -> EpochPlan | None:
         """The plan of the whole next epoch, one object, which works its order out once; None after the last number."""
         is_last = self.epoch == _BOUNDS["epoch"][1]
-        return None if is_last else replace(self, epoch=self.epoch + 1, segments=())
+        return None if is_last else replace(self, epoch=self.epoch + 1, segments=(), begun_pieces=None)
+
+    def places_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns for each planned row the rank that reads it in this epoch, and in which step: two int64 (P,).
+
+        As if this plan's ranks had begun the epoch. A row that "drop" leaves out has a step that does not come.
+        """
+        return self._places(self._order.positions_of(rows))
+
+    def chunk_places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns for each chunk the rank that reads it in this epoch, and the step at which it may first be read.
+
+        The step is that of the beginning of the chunk's window, without shuffling that of its first row. A chunk of
+        which two ranks read a part counts for the one whose part comes first in the sequence. Where segments of other
+        ranks or batch sizes began the epoch, places are those in its whole sequence, had this plan's ranks shared it:
+        near the places where the rest is read, and no more. Takes no memory for other chunks than these.
+
+        Args:
+            rows: int64 (P,): for each chunk any row of the file in it.
+
+        Returns:
+            Two int64 (P,). Ranks in [0, world_size), -1 for any of them and any step (step 0), with shuffle "full", -2
+            for rows that are not planned (step 0). Steps of the epoch, as `PlannedBatch.step`.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        ranks, steps = np.full(rows.shape, -2, np.int64), np.zeros(rows.shape, np.int64)
+        planned = np.flatnonzero((rows >= self.rows.start) & (rows < self.rows.stop))
+        if self.shuffle == "full":
+            ranks[planned] = -1
+        elif planned.size:
+            ranks[planned], steps[planned] = self._places(self._order.first_positions(rows[planned]))
+        return ranks, steps
+
+    def _places(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns rank and step of positions of the sequence, were it shared by this plan's ranks."""
+        firsts, _ = share_bounds(positions, len(self.rows), self.world_size)
+        return share_ranks(positions, len(self.rows), self.world_size), (positions - firsts) // self.batch_size
 
     def segments_after(self, steps: int) -> tuple[Segment, ...]:
         """Returns the segments of a state saved after `steps` of this plan's steps, merged.
@@ -282,7 +340,7 @@ class EpochPlan:
                 part = tails.origin(part)
             return part
 
-        return self._rows_at(blockwise(sequence_positions, positions))
+        return self._order(blockwise(sequence_positions, positions))
 
     def _iterate(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
         batch_size, steps_done = self.batch_size, self.steps_done
@@ -335,7 +393,7 @@ class EpochPlan:
         return self._tails[-1].num_left if self._tails else len(self.rows)
 
     @cached_property
-    def _rows_at(self) -> RowsAt:
+    def _order(self) -> Order:
         # The ranks and batches that began the epoch decide windows and groups; later ones take over their order.
         world_size, batch_size = self.segments[0][:2] if self.segments else (self.world_size, self.batch_size)
         return make_order(
@@ -345,7 +403,7 @@ class EpochPlan:
             seed=self.seed,
             epoch=self.epoch,
             world_size=world_size,
-            fixed_shares=self.fixed_shares,
+            fixed_pieces=self.epoch_pieces,
             groups=self.groups,
             batch_size=batch_size,
             pieces=self.pieces,

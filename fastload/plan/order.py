@@ -1,28 +1,42 @@
 """The order of an epoch's rows, before ranks cut batches from it: that of the file, full shuffle, or chunk windows.
 
-Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file. It is
-arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory.
+Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file, and back. It
+is arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import OptionError, is_whole
-from fastload.plan.permutation import BLOCK, blockwise, derive_key, mix64, permute, subkeys, unpermute
+from fastload.errors import OptionError
+from fastload.plan.chunk_order import ONE_PIECE, ChunkOrder, ChunkPieces, ChunkWindow
+from fastload.plan.permutation import blockwise, derive_key, mix64, permute, unpermute
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
 
-RowsAt = Callable[[Positions], NDArray[np.int64]]
+
+class Order(Protocol):
+    """A permutation of an epoch's rows; each method works row by row, or position by position."""
+
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """Returns rows of the file, int64 (P,), at positions of the sequence, int64 (P,) in [0, N)."""
+
+    def positions_of(self, rows: NDArray[np.int64]) -> Positions:
+        """Returns the positions at which planned rows come, int64 (P,): the inverse."""
+
+    def first_positions(self, rows: NDArray[np.int64]) -> Positions:
+        """Returns for each planned row the least position, int64 (P,), at which a row of its chunk may come.
+
+        It lies in the share in which the chunk begins. 0 where rows of a chunk lie all over.
+        """
+
 
 # A number for each use of keys, so that no two permutations of an epoch share a key.
-_FULL, _CHUNKS, _WINDOWS = 1, 2, 3
-_PIECES, _GROUPS = 5, 6  # 4 is `epoch`'s: user code
+_FULL, _PIECES, _GROUPS = 1, 5, 6  # 2 and 3 are `chunk_order`'s, 4 is `epoch`'s: user code
 
 # Batches whose rows are put together by likeness: more of them have batches more alike, and mix as much of the file.
 _GROUPED_BATCHES = 64
@@ -30,24 +44,6 @@ _GROUPED_BATCHES = 64
 # Steps from one aspect ratio, and one area, to the double. Batches of 8 of 4,000 sizes like COCO's are padded by 6 %
 # with them, by 7 % with 16 steps of aspect, and by 30 % without any; batches of sizes drawn evenly by 19, 31 and 51 %.
 _ASPECTS = _AREAS = 4
-
-
-@dataclass(frozen=True)
-class ChunkWindow:
-    """A shuffle that reads whole chunks: permutes the chunks, then mixes rows inside windows of them.
-
-    Attributes:
-        chunks: chunks of a window, at least 1. More of them mix better, and read more of the file at once.
-    """
-
-    chunks: int = 16
-
-    def __post_init__(self) -> None:
-        if not is_whole(self.chunks) or self.chunks < 1:
-            raise OptionError(
-                f"ChunkWindow(chunks={self.chunks!r}): a window holds a whole number of chunks, 1 or more"
-            )
-        object.__setattr__(self, "chunks", int(self.chunks))  # NumPy's integers do not go into JSON
 
 
 Shuffle = Literal["full", "chunk", "auto"] | ChunkWindow | bool
@@ -89,23 +85,6 @@ def resolve_ends(ends: Ends | None, shuffle: ResolvedShuffle) -> Ends:
     return ends
 
 
-@dataclass(frozen=True, eq=False)
-class ChunkPieces:
-    """Where the rows of an array are cut into chunks anew: at the first row of each piece, the rows of one shard.
-
-    Attributes:
-        begins: int64 (P,), the first row of each piece, ascending, the first one 0.
-        leads: int64 (P,), rows by which a chunk began before the piece, in [0, rows of a chunk): 0 if its first row
-            begins one.
-    """
-
-    begins: NDArray[np.int64]
-    leads: NDArray[np.int64]
-
-
-_ONE_PIECE = ChunkPieces(np.zeros(1, np.int64), np.zeros(1, np.int64))
-
-
 def make_order(
     rows: range,
     chunk_rows: int,
@@ -114,176 +93,85 @@ def make_order(
     seed: int,
     epoch: int,
     world_size: int,
-    fixed_shares: bool = False,
+    fixed_pieces: int = 0,
     groups: NDArray[np.int64] | None = None,
     batch_size: int = 1,
     pieces: ChunkPieces | None = None,
-) -> RowsAt:
-    """Returns the function from positions, int64 (P,) in [0, len(rows)), to rows of the file, int64 (P,).
+) -> Order:
+    """Returns the order of rows of the file in one epoch.
 
     Chunk c of the file begins at row c * chunk_rows, or each of the pieces is cut into chunks. The ranks, and with
-    groups the batches, are those that first share the sequence: without fixed shares only windows and groups depend on
-    them, since none crosses a share.
+    groups the batches, are those that first share the sequence: without fixed pieces only windows and groups depend on
+    them, since none crosses a share. The fixed pieces, 0 for none, divide the ranks; see `PieceOrder`.
     """
     if groups is not None:
-        order = make_order(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, pieces=pieces)
+        order = make_order(
+            rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, fixed_pieces=fixed_pieces,
+            pieces=pieces,
+        )  # fmt: skip
         return GroupedOrder(order, rows.start, groups, batch_size, seed=seed, epoch=epoch, world_size=world_size)
-    if fixed_shares and world_size > 1:
-        return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size, pieces)
+    if fixed_pieces > 1:
+        return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size, fixed_pieces, pieces)
     if shuffle is False:
-        return partial(np.add, rows.start)
+        return FileOrder(rows, chunk_rows, pieces)
     if shuffle == "full":
-        return partial(_full_order, rows, derive_key(seed, epoch, _FULL))
+        return FullOrder(rows, derive_key(seed, epoch, _FULL))
     return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, pieces=pieces)
 
 
-def _full_order(rows: range, key: int, positions: Positions) -> NDArray[np.int64]:
-    return blockwise(lambda part: permute(part, len(rows), key) + rows.start, positions)
+@dataclass(frozen=True)
+class FileOrder:
+    """The order of the file."""
 
-
-class ChunkOrder:
-    """Chunk windows: permuted chunks one after another, their rows mixed inside windows of whole chunks.
-
-    Every chunk has chunk_rows rows except the first and the last, of which the split may own only a part, and those at
-    both ends of a shard. In the sequence every chunk gets chunk_rows *slots*; short chunks leave their last slots
-    empty. So a slot is its position and the empty slots before it, which a sorted table of the short chunks tells. With
-    chunks of 4 rows, rows 2..10 and the chunks in the order 1, 0, 2:
-
-        slot      0 1 2 3 | 4 5 . . | 8 9 10  .
-        position  0 1 2 3 | 4 5     | 6 7  8
-        row       4 5 6 7 | 2 3     | 8 9 10
-
-    Windows are counted from the first chunk of a rank's share and end with the share. A window is mixed by a keyed
-    bijection over its length, keyed by its first position.
-    """
-
-    def __init__(
-        self,
-        rows: range,
-        chunk_rows: int,
-        window: ChunkWindow,
-        *,
-        seed: int,
-        epoch: int,
-        world_size: int,
-        pieces: ChunkPieces | None = None,
-    ) -> None:
-        self._rows, self._chunk_rows, self._world_size = rows, chunk_rows, world_size
-        self._chunk_key, self._window_key = (derive_key(seed, epoch, use) for use in (_CHUNKS, _WINDOWS))
-        pieces = pieces or _ONE_PIECE
-        # The pieces with rows of these, the first row of each that is among them, and where its chunk began.
-        first = int(np.searchsorted(pieces.begins, rows.start, "right")) - 1
-        some = slice(first, max(first + 1, int(np.searchsorted(pieces.begins, rows.stop))))
-        begins = pieces.begins[some]
-        self._firsts = np.maximum(begins, rows.start)
-        leads = (self._firsts - begins + pieces.leads[some]) % chunk_rows
-        stops = np.append(begins[1:], rows.stop)
-        counts = -(-(stops - self._firsts + leads) // chunk_rows)
-        self._num_chunks = int(counts.sum())
-        self._piece_chunks = np.cumsum(counts) - counts  # the number of each piece's first chunk
-        self._chunk_begins = self._firsts - leads
-        self._window_chunks = min(window.chunks, self._num_chunks)
-        self._short_chunks(leads, -(stops - self._firsts + leads) % chunk_rows, counts)
-
-    def _short_chunks(self, leads: Positions, tails: Positions, counts: Positions) -> None:
-        """Notes index in the sequence and empty slots of each short chunk, by index.
-
-        The leads and tails are the rows that each piece's first and last chunk, which may be one, have less.
-        """
-        ends = np.stack([self._piece_chunks, self._piece_chunks + counts - 1], axis=1).ravel()
-        missing = np.stack([leads, tails], axis=1).ravel()
-        short, at = np.unique(ends[missing > 0], return_inverse=True)
-        lacking = np.bincount(at, missing[missing > 0], len(short)).astype(np.int64)
-        index = unpermute(short, self._num_chunks, self._chunk_key)
-        order = np.argsort(index)
-        self._short = index[order]
-        self._missing = np.append(0, np.cumsum(lacking[order]))  # empty slots before the first, the second, ...
-        # The first position behind each short chunk.
-        self._behind = (self._short + 1) * self._chunk_rows - self._missing[1:]
+    rows: range
+    chunk_rows: int  # 0: each row is a chunk
+    pieces: ChunkPieces | None = None
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """Returns rows of the file at positions of the epoch's sequence."""
-        if not positions.size:
-            return positions.copy()
-        slots = self._mixed_slots(positions)
-        in_sequence = blockwise(lambda part: part // self._chunk_rows, slots)
-        chunks = self._chunks(in_sequence)
-        rows = np.empty(positions.size, dtype=np.int64)
-        for first in range(0, positions.size, BLOCK):
-            part = slice(first, first + BLOCK)
-            offset, numbers = slots[part] - in_sequence[part] * self._chunk_rows, chunks[part]
-            if len(self._firsts) == 1:
-                rows[part] = np.maximum(self._chunk_begins + numbers * self._chunk_rows, self._firsts) + offset
-                continue
-            piece = np.searchsorted(self._piece_chunks, numbers, "right") - 1
-            begins = self._chunk_begins[piece] + (numbers - self._piece_chunks[piece]) * self._chunk_rows
-            rows[part] = np.maximum(begins, self._firsts[piece]) + offset
-        return rows
+        """See `Order`."""
+        return positions + self.rows.start
 
-    def _slots(self, positions: Positions) -> Positions:
-        if not len(self._short):
-            return positions
-        slots: Positions = positions + self._missing[np.searchsorted(self._behind, positions, "right")]
-        return slots
+    def positions_of(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        return rows - self.rows.start
 
-    def _begins(self, indices: Positions) -> Positions:
-        """Returns the position at which each chunk of the sequence begins; N for indices past the last chunk."""
-        indices = np.minimum(indices, self._num_chunks)
-        begins = indices * self._chunk_rows
-        return begins - self._missing[np.searchsorted(self._short, indices)] if len(self._short) else begins
+    def first_positions(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        pieces = self.pieces or ONE_PIECE
+        piece = np.searchsorted(pieces.begins, rows, "right") - 1
+        begins = pieces.begins[piece]
+        firsts = rows - (rows - begins + pieces.leads[piece]) % max(1, self.chunk_rows)
+        return self.positions_of(np.maximum(np.maximum(firsts, begins), self.rows.start))
 
-    def _windows(self, positions: Positions) -> tuple[Positions, Positions]:
-        """Returns first position and length of the window that each position lies in."""
-        share_first, share_stop = share_bounds(positions, len(self._rows), self._world_size)
-        index = self._slots(positions) // self._chunk_rows
-        share_index = self._slots(share_first) // self._chunk_rows
-        index = index - (index - share_index) % self._window_chunks
-        first = np.maximum(self._begins(index), share_first)
-        return first, np.minimum(self._begins(index + self._window_chunks), share_stop) - first
 
-    def _mixed_slots(self, positions: Positions) -> Positions:
-        """Returns the slot that each position's row comes from."""
-        slots = np.empty(positions.size, dtype=np.int64)
-        first = length = 0  # of a window
-        for begin in range(0, positions.size, BLOCK):
-            part = positions[begin : begin + BLOCK]
-            lowest, highest = int(part.min()), int(part.max())
-            if not first <= lowest < first + length:
-                first, length = (int(bound[0]) for bound in self._windows(part[:1]))
-            # Windows of small rows are far longer than a block: one key for all halves the cost.
-            if first <= lowest and highest < first + length:
-                mixed = permute(part - first, length, mix64(self._window_key + first)) + first
-            else:
-                firsts, lengths = self._windows(part)
-                keys = subkeys(self._window_key, firsts)
-                mixed = np.empty_like(part)
-                # All windows of a share have one length, except its last one and those with a short chunk.
-                for n in set(lengths.tolist()):
-                    here = np.flatnonzero(lengths == n)
-                    mixed[here] = firsts[here] + permute(part[here] - firsts[here], n, keys[here])
-            slots[begin : begin + BLOCK] = self._slots(mixed)
-        return slots
+@dataclass(frozen=True)
+class FullOrder:
+    """Full shuffle: a keyed permutation of all rows."""
 
-    def _chunks(self, indices: Positions) -> NDArray[np.int64]:
-        """Returns the chunk, counted from the first one of the rows, at each index of the sequence of chunks."""
+    rows: range
+    key: int
 
-        def permuted(part: Positions) -> Positions:
-            return permute(part, self._num_chunks, self._chunk_key)
+    def __call__(self, positions: Positions) -> NDArray[np.int64]:
+        """See `Order`."""
+        return blockwise(lambda part: permute(part, len(self.rows), self.key) + self.rows.start, positions)
 
-        lowest, highest = int(indices.min()), int(indices.max())
-        if highest - lowest >= indices.size:
-            return blockwise(permuted, indices)
-        # Neighbouring positions share their chunks: permute each chunk once.
-        table = blockwise(permuted, np.arange(lowest, highest + 1))
-        return blockwise(lambda part: table[part - lowest], indices)
+    def positions_of(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        return blockwise(lambda part: unpermute(part - self.rows.start, len(self.rows), self.key), rows)
+
+    def first_positions(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        return np.zeros_like(rows)
 
 
 @dataclass(frozen=True)
 class PieceOrder:
-    """Fixed shares: the rows cut into one contiguous piece a rank, each piece in an order of its own.
+    """Fixed pieces: the rows cut into one contiguous piece a group of ranks, each piece in an order of its own.
 
-    The pieces are the shares of the sequence, so cutting it among the same number of ranks gives every rank the rows of
-    its own piece, in every epoch. With rows 0..6 and 2 ranks, two epochs of full shuffle:
+    Each piece is the union of the shares of as many neighbouring ranks, so cutting the sequence among the same number
+    of ranks gives a group the rows of its own piece in every epoch. Inside the piece the order is that of a plan for
+    these ranks alone: with several, each gets other rows of the piece in each epoch, and windows end with a share. A
+    group is a rank, or the ranks of a node. With rows 0..6, 2 ranks and 2 pieces, two epochs of full shuffle:
 
         position  0 1 2 3 | 4 5 6
         epoch 0   1 0 3 2 | 6 4 5
@@ -296,33 +184,73 @@ class PieceOrder:
     seed: int
     epoch: int
     world_size: int
+    num_pieces: int  # divides world_size
     pieces: ChunkPieces | None = None  # of the file
-    _orders: dict[int, RowsAt] = field(init=False, default_factory=dict)
+    _orders: dict[int, Order] = field(init=False, default_factory=dict)
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        if not positions.size:
-            return positions.copy()
-        ends = np.array([positions.min(), positions.max()])
-        first, last = share_ranks(ends, len(self.rows), self.world_size).tolist()
-        if first == last:  # positions of one rank, as always when it plans its batches
-            return self._rows_of(first, positions)
-        rows = np.empty(positions.size, np.int64)
-        ranks = share_ranks(positions, len(self.rows), self.world_size)
-        for rank in set(ranks.tolist()):
-            rows[ranks == rank] = self._rows_of(rank, positions[ranks == rank])
-        return rows
+        """See `Order`."""
+        return self._by_piece(
+            positions, positions, lambda order, first, part: order(blockwise(lambda some: some - first, part))
+        )
 
-    def _rows_of(self, rank: int, positions: Positions) -> NDArray[np.int64]:
-        """Returns rows of the file at positions of one rank's piece."""
-        share = rank_share(len(self.rows), rank=rank, world_size=self.world_size)
-        if rank not in self._orders:
-            piece = self.rows[share.start : share.stop]
-            # A seed for each rank, since pieces of one length would else be permuted alike.
-            seed = derive_key(self.seed, _PIECES, rank)
-            self._orders[rank] = make_order(
-                piece, self.chunk_rows, self.shuffle, seed=seed, epoch=self.epoch, world_size=1, pieces=self.pieces
+    def positions_of(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        return self._by_piece(rows - self.rows.start, rows, lambda order, first, part: order.positions_of(part) + first)
+
+    def first_positions(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        return self._by_piece(
+            rows - self.rows.start, rows, lambda order, first, part: order.first_positions(part) + first
+        )
+
+    def _by_piece(
+        self, offsets: Positions, values: Positions, work: Callable[[Order, int, Positions], Positions]
+    ) -> Positions:
+        """Returns what the order of its piece makes of each value, given the order and the piece's first position.
+
+        The offset of a value, in [0, N), says which piece that is: a piece has the same positions and rows.
+        """
+        if not values.size:
+            return values.copy()
+
+        def on(piece: int, part: Positions) -> Positions:
+            return work(self._order(piece), self._positions(piece).start, part)
+
+        of_piece = self.world_size // self.num_pieces
+        ends = np.array([offsets.min(), offsets.max()])
+        first, last = (share_ranks(ends, len(self.rows), self.world_size) // of_piece).tolist()
+        if first == last:  # positions of one rank, as always when it plans its batches
+            return on(first, values)
+        result = np.empty(values.size, np.int64)
+        numbers = share_ranks(offsets, len(self.rows), self.world_size) // of_piece
+        for piece in set(numbers.tolist()):
+            result[numbers == piece] = on(piece, values[numbers == piece])
+        return result
+
+    def _positions(self, piece: int) -> range:
+        """Returns the positions of a piece."""
+        of_piece = self.world_size // self.num_pieces
+        first, last = (
+            rank_share(len(self.rows), rank=rank, world_size=self.world_size)
+            for rank in (piece * of_piece, (piece + 1) * of_piece - 1)
+        )
+        return range(first.start, last.stop)
+
+    def _order(self, piece: int) -> Order:
+        if piece not in self._orders:
+            own = self._positions(piece)
+            # A seed for each piece, since those of one length would else be permuted alike.
+            self._orders[piece] = make_order(
+                self.rows[own.start : own.stop],
+                self.chunk_rows,
+                self.shuffle,
+                seed=derive_key(self.seed, _PIECES, piece),
+                epoch=self.epoch,
+                world_size=self.world_size // self.num_pieces,
+                pieces=self.pieces,
             )
-        return self._orders[rank](blockwise(lambda part: part - share.start, positions))
+        return self._orders[piece]
 
 
 class GroupedOrder:
@@ -346,7 +274,7 @@ class GroupedOrder:
 
     def __init__(
         self,
-        order: RowsAt,
+        order: Order,
         first_row: int,
         groups: NDArray[np.int64],
         batch_size: int,
@@ -362,15 +290,35 @@ class GroupedOrder:
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
         """Returns rows of the file at positions of the epoch's sequence."""
-        share_first, share_stop = share_bounds(positions, len(self._groups), self._world_size)
-        length = _GROUPED_BATCHES * self._batch_size
-        firsts = positions - (positions - share_first) % length
+        firsts, stops = self._blocks(positions)
         rows = np.empty(positions.size, np.int64)
         for first in np.unique(firsts).tolist():
             here = np.flatnonzero(firsts == first)
-            stop = min(first + length, int(share_stop[here[0]]))
-            rows[here] = self._block(first, stop)[positions[here] - first]
+            rows[here] = self._block(first, int(stops[here[0]]))[positions[here] - first]
         return rows
+
+    def positions_of(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        ungrouped = self._order.positions_of(rows)
+        firsts, stops = self._blocks(ungrouped)
+        positions = np.empty_like(rows)
+        for first in np.unique(firsts).tolist():
+            here = np.flatnonzero(firsts == first)
+            block = self._block(first, int(stops[here[0]]))
+            order = np.argsort(block)
+            positions[here] = first + order[np.searchsorted(block, rows[here], sorter=order)]
+        return positions
+
+    def first_positions(self, rows: NDArray[np.int64]) -> Positions:
+        """See `Order`."""
+        return self._blocks(self._order.first_positions(rows))[0]
+
+    def _blocks(self, positions: Positions) -> tuple[Positions, Positions]:
+        """Returns first and stop position of the block that each position lies in."""
+        share_first, share_stop = share_bounds(positions, len(self._groups), self._world_size)
+        length = _GROUPED_BATCHES * self._batch_size
+        firsts = positions - (positions - share_first) % length
+        return firsts, np.minimum(firsts + length, share_stop)
 
     def _block(self, first: int, stop: int) -> NDArray[np.int64]:
         """Returns the rows of a block at positions from first to stop."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from fastload.errors import OptionError, StateError, is_whole
+from fastload.plan.chunk_order import ChunkWindow
 from fastload.plan.echo_schedule import last_started_step
-from fastload.plan.order import ChunkWindow, Ends, ResolvedShuffle, resolve_ends
+from fastload.plan.order import Ends, ResolvedShuffle, resolve_ends
 from fastload.plan.shares import Segment, checked_segments
 
 STATE_VERSION = 1
@@ -32,15 +33,22 @@ class PlanState:
     echo_distance: int = 0  # as in `EchoSchedule`
     next_echo: int | None = None  # `echo` of the next epoch; None: always the same, 0: not chosen yet
     segments: tuple[Segment, ...] = ()  # finished parts of the epoch: `EpochPlan.segments_after(steps)`
-    fixed_shares: bool = False
+    fixed_shares: bool = False  # whether the epoch's order has as many fixed pieces as ranks began it
+    fixed_pieces: int = 0  # those of its order, if it is another number
     grouped: bool = False  # whether the plan has `groups`
+
+    def epoch_pieces(self, world_size: int) -> int:
+        """Returns the number of fixed pieces of the epoch's order; the ranks are those that begin it, if none have."""
+        if not self.fixed_shares:
+            return self.fixed_pieces
+        return self.segments[0].world_size if self.segments else world_size
 
 
 def state_to_dict(state: PlanState) -> dict[str, Any]:
     """Returns the state as numbers, strings, lists and dictionaries, as JSON and `torch.save(weights_only)` need it.
 
-    shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that], with groups ["aspect",
-    that]; segments a list of
+    shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that], with fixed pieces
+    ["pieces", [their number, that]], with groups ["aspect", all that]; segments a list of
     [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo]. NumPy's
     integers become Python's.
     """
@@ -48,6 +56,8 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
     shuffle: Any = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
     if state.fixed_shares:
         shuffle = ["shares", shuffle]
+    elif state.fixed_pieces:
+        shuffle = ["pieces", [int(state.fixed_pieces), shuffle]]
     if state.grouped:
         shuffle = ["aspect", shuffle]
     # The keys stay those of the first release, so that all releases can load one another's checkpoints.
@@ -97,9 +107,15 @@ def state_from_dict(data: object) -> PlanState:
     if data["echo_position"] > last_started_step(echo, distance):
         raise _bad("echo_position", data)
     shuffle = data["shuffle"]
-    fixed_shares, grouped = _is_named(shuffle, "shares"), _is_named(shuffle, "aspect")
-    if fixed_shares or grouped:
+    if grouped := _is_named(shuffle, "aspect"):
         shuffle = shuffle[1]
+    fixed_pieces = 0
+    if fixed_shares := _is_named(shuffle, "shares"):
+        shuffle = shuffle[1]
+    elif _is_named(shuffle, "pieces"):
+        if not _is_pair(shuffle[1]) or not is_whole(shuffle[1][0]) or not 0 < shuffle[1][0] <= _MOST:
+            raise _bad("shuffle", data)
+        fixed_pieces, shuffle = shuffle[1]
     if _is_named(shuffle, "window") and is_whole(shuffle[1]) and 0 < shuffle[1] <= _MOST:
         shuffle = ChunkWindow(shuffle[1])
     if shuffle is not False and not isinstance(shuffle, ChunkWindow) and not _is_text(shuffle, "full"):
@@ -120,6 +136,7 @@ def state_from_dict(data: object) -> PlanState:
         next_echo=next_echo,
         segments=segments,
         fixed_shares=fixed_shares,
+        fixed_pieces=fixed_pieces,
         grouped=grouped,
     )
 
@@ -169,7 +186,11 @@ def _is_text(value: object, text: str) -> bool:
 
 def _is_named(value: object, name: str) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a list or tuple of this name and one more value."""
-    return isinstance(value, (list, tuple)) and len(value) == 2 and _is_text(value[0], name)
+    return _is_pair(value) and _is_text(value[0], name)
+
+
+def _is_pair(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple)) and len(value) == 2
 
 
 def _bad(name: str, data: dict[str, Any]) -> StateError:

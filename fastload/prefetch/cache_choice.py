@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fastload.device import Backend
 from fastload.distributed.consensus import least_of_all_ranks
-from fastload.distributed.ranks import Share, local_world_size
+from fastload.distributed.ranks import Nodes, Share, local_world_size
 from fastload.errors import CacheError, OptionError
 from fastload.plan import EpochPlan, rank_share
 from fastload.plan.randomness import batchmate_reuse
@@ -33,6 +32,8 @@ _KEPT_FREE = 10
 # and activations will take: half of the free memory is left to them, and half of the host's to the page cache and
 # other processes.
 _AUTO_PART = 2
+# Rows of the batches whose mates are looked up in the next epoch, in half a second.
+_MOST_COMPARED = 2**20
 
 _log = logging.getLogger("fastload")
 
@@ -41,7 +42,7 @@ class CacheChoice(NamedTuple):
     """Where a loader's rows are cached."""
 
     location: Location | None = None  # None: nowhere
-    fixed_shares: bool = False  # whether each rank caches only its share; see `EpochPlan`
+    fixed_shares: bool = False  # whether each rank caches only its share, a fixed piece of the rows; see `EpochPlan`
 
 
 def choose_cache(cache: object, data: Input, backend: Backend | None, share: Share) -> CacheChoice:
@@ -154,28 +155,44 @@ def _must_share(rows: str, whole: int, part: int, backend: Backend, share: Share
     return fixed
 
 
-def warn_of_fixed_shares(plan: EpochPlan, rank: int, *, file_shuffled: bool) -> None:
-    """Warns, on one rank, of what fixed shares do to the order, since nobody asked for another order."""
-    if not plan.fixed_shares or plan.shuffle is False or rank != 0:
+def warn_of_fixed_pieces(plan: EpochPlan, share: Share, nodes: Nodes | None, *, file_shuffled: bool) -> None:
+    """Warns, on rank 0, of what fixed pieces do to the order: shares in a cache, or else the rows of nodes."""
+    if not plan.fixed_pieces or plan.shuffle is False or share.rank != 0:
         return
+    if nodes is None:
+        why = (
+            f'cache="device": the rows do not fit on one device, so each of {plan.world_size} ranks keeps one piece of '
+            f"the file in all epochs and each epoch permutes within the pieces."
+        )
+        instead = 'cache="host" or None keep the order.'
+    else:
+        why = (
+            f'share="node": each of {nodes.number} nodes, of {nodes.ranks_per_node} ranks, reads one piece of the file '
+            f"in all epochs, and each epoch permutes within the pieces."
+        )
+        instead = 'share="auto" mixes rows of all nodes.'
     figure = ""
-    share = rank_share(len(plan.rows), rank=rank, world_size=plan.world_size)
-    whole = len(share) // plan.batch_size * plan.batch_size
-    if plan.batch_size > 1 and whole:
-        positions, first = np.arange(len(share)), plan.rows.start + share.start
-        following = np.empty(len(share), np.int64)
-        following[replace(plan, epoch=plan.epoch + 1).rows_at(rank, positions) - first] = positions
-        batches = plan.rows_at(rank, positions[:whole]).reshape(-1, plan.batch_size)
-        again = batchmate_reuse(following[batches - first], plan.batch_size)
-        full = (plan.batch_size - 1) / (len(plan.rows) - 1)
+    again, full = _mates_again(plan), (plan.batch_size - 1) / max(1, len(plan.rows) - 1)
+    if again is not None and full:
         figure = (
             f" Of the pairs of samples in a batch of a rank, {again:.2%} meet again in the next epoch; under full "
             f"shuffle of all rows {full:.2%}, so {again / full:.1f} times as many."
         )
     unmixed = "" if file_shuffled else " The file's rows were not shuffled when packed, so that pieces may differ much."
     warnings.warn(
-        f'cache="device": the rows do not fit on one device, so each of {plan.world_size} ranks keeps one piece of '
-        f"the file in all epochs and each epoch permutes within the pieces.{figure} A batch over all ranks is a "
-        f'stratified sample, as many rows of each piece.{unmixed} cache="host" or None keep the order.',
+        f"{why}{figure} A batch over all ranks is a stratified sample, as many rows of each piece.{unmixed} {instead}",
         stacklevel=3,
     )
+
+
+def _mates_again(plan: EpochPlan) -> float | None:
+    """Returns `mates_again` of rank 0's batches, of the first million rows of them; None without any."""
+    following, batches = plan.following, len(rank_share(len(plan.rows), rank=0, world_size=plan.world_size))
+    batches = min(batches, _MOST_COMPARED) // plan.batch_size
+    if following is None or plan.batch_size < 2 or not batches:
+        return None
+    rows = plan.rows_at(0, np.arange(batches * plan.batch_size))
+    ranks, steps = following.places_of(rows)
+    # As positions in a sequence of all batches: those of rank 0, of rank 1, and so on.
+    positions = (ranks * (int(steps.max()) + 1) + steps) * plan.batch_size
+    return batchmate_reuse(positions.reshape(batches, plan.batch_size), plan.batch_size)

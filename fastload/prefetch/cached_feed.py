@@ -240,7 +240,7 @@ def load_cache(options: Resolved) -> RowCache:
     assert location is not None and backend is not None, "rows are cached for a device"
     begun_s = time.perf_counter()
     data, positions = options.packed, options.plan.rows
-    if options.plan.fixed_shares:
+    if options.keeps_share:
         rank, world_size = options.share
         own = rank_share(len(positions), rank=rank, world_size=world_size)
         positions = positions[own.start : own.stop]
@@ -250,7 +250,7 @@ def load_cache(options: Resolved) -> RowCache:
     what = f'cache="{location}": {len(rows):,} rows of {data.name} ({names}; {cache.nbytes:,} bytes)'
     _log.info("%s are being read into memory", what)
     batch_rows = max(1, min(len(rows), _LOAD_BYTES * len(rows) // max(1, cache.nbytes)))
-    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_shares=False)
+    plan = replace(options.plan, batch_size=batch_rows, shuffle=False, fixed_pieces=0)
     as_they_are = replace(options.augmentation, transforms=())
     in_file_order = replace(options, plan=plan, cache=None, size_head=None, in_threads=False, augmentation=as_they_are)
     parts = (np.asarray(rows[first : first + batch_rows], np.int64) for first in range(0, len(rows), batch_rows))

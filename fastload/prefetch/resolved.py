@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend
-from fastload.distributed.ranks import Share, cpus_of_rank, local_world_size
+from fastload.distributed.ranks import Nodes, Share, cpus_of_rank, local_world_size
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY
@@ -140,8 +140,9 @@ class Resolved:
     """A loader's options after everything that depends on its data, ranks and machine was decided."""
 
     data: Input
-    plan: EpochPlan  # of any whole epoch; with batch size, shuffle, ends and fixed shares
+    plan: EpochPlan  # of any whole epoch; with batch size, shuffle, ends and fixed pieces
     share: Share  # of this rank
+    nodes: Nodes | None  # that read the same rows in each epoch; None: that is not asked for
     read: Read  # as in `FastLoader`
     workers: int | None  # threads or processes asked for; None: by default
     auto_workers: bool  # whether their number is chosen anew for each epoch, by measurements
@@ -192,7 +193,12 @@ class Resolved:
     @property
     def local_ranks(self) -> range:
         """The ranks of this machine, as far as that is known."""
-        return range(self.share.rank, self.share.rank + 1)
+        return local_ranks(self.share, self.nodes)
+
+    @property
+    def keeps_share(self) -> bool:
+        """Whether the device keeps only the rank's share of the rows, which is the same in all epochs."""
+        return self.cache == "device" and self.plan.fixed_pieces == self.plan.world_size
 
     @property
     def window(self) -> ChunkWindow | None:

@@ -25,7 +25,7 @@ from fastload.format.digests import pixel_digests
 from fastload.format.header import Field, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
-from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room
+from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of
 from fastload.remote.chunks import (
     TAIL_BYTES,
     Chunk,
@@ -117,6 +117,17 @@ class RemoteShards:
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
         return self._here().holding([int(self.table.headers[shard])])
+
+    def note_header(self) -> None:
+        """Notes that the header of the only shard is in its sparse copy, where it was looked at."""
+        locks, header = self._cached.locks, int(self.table.headers[0])
+        if self._cached.presence(header).complete or not locks.try_exclusive(header):
+            return
+        if not self._cached.presence(header).complete and (ranges := self.ranges(self.table.chunk(header))):
+            with self._cached.opened(0) as fd:
+                parts = [read_bytes(fd, end - begin, begin) for begin, end in ranges]
+            self._cached.complete(header, digest_of(parts))
+        locks.unlock(header)
 
     def hold_header(self, shard: int) -> None:
         """Returns when the header of a shard is in its sparse copy, and holds it until `release_header`."""
@@ -258,11 +269,13 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     if folder is None:
         folder = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
     found = read_header(folder / name)
-    if found.shards is None:
+    if not (is_index := found.shards is not None):
         found = _as_index(found)
     file = replace(found, identity=found.identity._replace(mtime_ns=-1))
     cache.close()
     shards = RemoteShards(url, remote, file, client, folder_key)
+    if not is_index:
+        shards.note_header()
     object.__setattr__(file, "remote", shards)
     return file
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fastload.plan.epoch as epoch_module
 from fastload.errors import OptionError, StateError
-from fastload.plan import ChunkWindow, EpochPlan, rank_share
+from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan, rank_share
 from fastload.plan.order import make_order
 from fastload.plan.randomness import batchmate_reuse
-from fastload.plan.shares import Segment
+from fastload.plan.shares import Segment, share_ranks
 
 # Numbers alone are quickly made: more examples than elsewhere.
 EXAMPLES = settings().max_examples
@@ -28,7 +28,7 @@ ORDERS = st.sampled_from(["full", False, ChunkWindow(1), ChunkWindow(2), ChunkWi
 
 
 @st.composite
-def plans(draw, ends=ENDS, max_rows=400, fixed_shares=NEVER):
+def plans(draw, ends=ENDS, max_rows=400, in_pieces=NEVER):
     start = draw(st.integers(0, 40))
     options = {
         "rows": range(start, start + draw(st.integers(0, max_rows))),
@@ -41,7 +41,10 @@ def plans(draw, ends=ENDS, max_rows=400, fixed_shares=NEVER):
         "ends": draw(ends),
     }
     enough = options["ends"] == "drop" or len(options["rows"]) >= options["world_size"]
-    return EpochPlan(**options, fixed_shares=enough and draw(fixed_shares))
+    world_size = options["world_size"]
+    divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
+    in_pieces = draw(in_pieces) and enough
+    return EpochPlan(**options, fixed_pieces=draw(st.sampled_from(divisors)) if in_pieces else 0)
 
 
 def all_batches(plan):
@@ -85,17 +88,24 @@ def test_at_most_one_chunk_a_border_is_read_by_two_ranks_repeats_included(plan, 
     assert sum(map(len, chunks)) - len(set().union(*chunks)) <= plan.world_size - 1
 
 
+def rows_of_nodes(plan):
+    """The rows of each piece: those of the shares, in the file's order, of as many ranks."""
+    shares = np.array_split(plan.rows, plan.world_size)
+    ranks = plan.world_size // plan.fixed_pieces
+    return [np.concatenate(shares[first : first + ranks]) for first in range(0, plan.world_size, ranks)]
+
+
 @st.composite
 def replanned_epochs(draw):
     """Plans of one epoch, first to last, each with how many of its steps are done before the next takes over."""
-    plan = draw(plans(max_rows=250, fixed_shares=st.booleans()))
+    plan = draw(plans(max_rows=250, in_pieces=st.booleans()))
     history = [(plan, draw(st.integers(0, plan.num_steps)))]
     for _ in range(draw(st.integers(1, 3))):
         plan, steps = history[-1]
         ranks, batch_size = draw(st.integers(1, 12)), draw(st.integers(1, 24))
-        if plan.fixed_shares:
-            ranks, batch_size = plan.world_size, plan.batch_size
-        plan = replace(plan, segments=plan.segments_after(steps), world_size=ranks, batch_size=batch_size)
+        pieces = {"begun_pieces": plan.epoch_pieces, "fixed_pieces": 0}  # the next epoch has none
+        segments = plan.segments_after(steps)
+        plan = replace(plan, segments=segments, world_size=ranks, batch_size=batch_size, **pieces)
         history.append((plan, draw(st.integers(0, plan.num_steps))))
     return history
 
@@ -115,9 +125,10 @@ def test_ranks_agree_and_every_row_comes_as_often_as_promised_before_and_after_e
                 assert batch.rows.shape == batch.valid.shape == (plan.batch_size,)
                 assert batch.rows.dtype == np.int64 and batch.valid.dtype == np.bool_
                 assert batch.valid.all() or plan.ends == "exact"
-        if plan.fixed_shares:
-            for piece, of_rank in zip(np.array_split(plan.rows, plan.world_size), batches, strict=True):
-                assert all(np.isin(batch.rows, piece).all() for batch in of_rank)
+        if plan.fixed_pieces:
+            node_rows, ranks = rows_of_nodes(plan), plan.world_size // plan.fixed_pieces
+            for rank, of_rank in enumerate(batches):
+                assert all(np.isin(batch.rows, node_rows[rank // ranks]).all() for batch in of_rank)
         whole = seen + counted(batches)
         if plan.ends == "exact":
             assert whole == Counter(plan.rows)
@@ -142,7 +153,7 @@ def same_batches(left, right):
 
 
 @settings(max_examples=2 * EXAMPLES)
-@given(plan=plans(max_rows=200, fixed_shares=st.booleans()), data=st.data())
+@given(plan=plans(max_rows=200, in_pieces=st.booleans()), data=st.data())
 def test_random_access_a_late_start_and_iteration_agree(plan, data):
     rank = data.draw(st.integers(0, plan.world_size - 1))
     batches = list(plan.batches(rank))
@@ -159,10 +170,10 @@ def test_random_access_a_late_start_and_iteration_agree(plan, data):
         assert np.array_equal(plan.rows_at(rank, positions), np.concatenate([batch.rows for batch in batches]))
 
 
-@pytest.mark.parametrize("fixed_shares", [False, True])
+@pytest.mark.parametrize("fixed_pieces", [0, 2])
 @pytest.mark.parametrize("shuffle", ["full", "chunk", False])
-def test_the_order_does_not_depend_on_the_size_of_a_block(shuffle, fixed_shares, monkeypatch):
-    options = {"shuffle": shuffle, "ends": "exact", "fixed_shares": fixed_shares}
+def test_the_order_does_not_depend_on_the_size_of_a_block(shuffle, fixed_pieces, monkeypatch):
+    options = {"shuffle": shuffle, "ends": "exact", "fixed_pieces": fixed_pieces}
     plan = EpochPlan(range(11, 20_000), chunk_rows=70, world_size=2, batch_size=96, **options)
     before = list(plan.batches(1))
     monkeypatch.setattr(epoch_module, "_BLOCK_ROWS", 500)
@@ -170,7 +181,7 @@ def test_the_order_does_not_depend_on_the_size_of_a_block(shuffle, fixed_shares,
 
 
 @settings(max_examples=3 * EXAMPLES)
-@given(plan=plans(fixed_shares=st.booleans()), data=st.data())
+@given(plan=plans(in_pieces=st.booleans()), data=st.data())
 def test_same_ranks_and_batches_resume_as_if_never_interrupted(plan, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, plan.num_steps), min_size=1, max_size=3)))
     resumed, done = plan, 0
@@ -242,7 +253,9 @@ def test_a_plan_pickles_and_compares_by_its_options():
         ({"rows": 10}, "range of rows"),
         ({"rows": range(2**48 + 1)}, r"2\*\*48"),
         ({"segments": [(1, 2)]}, "world size, batch size, steps"),
-        ({"fixed_shares": True, "world_size": 11, "ends": "pad"}, "10 rows do not give each of 11 ranks a row"),
+        ({"fixed_pieces": 11, "world_size": 11, "ends": "pad"}, "10 rows do not give each of 11 ranks a row"),
+        ({"fixed_pieces": 2, "world_size": 3}, "fixed_pieces=2: 3 ranks do not make as many groups of one size"),
+        ({"fixed_pieces": -1}, "fixed_pieces=-1"),
     ],
 )
 def test_arguments_without_meaning_are_refused(options, message):
@@ -270,21 +283,28 @@ def test_segments_longer_than_the_epoch_are_refused():
         EpochPlan(range(10), batch_size=4, segments=((2, 5, 1), (1, 4, 1)))
 
 
-# Fixed shares
+# Fixed pieces
 
 
 def test_epochs_and_pieces_are_permuted_apart():
     orders = []
     for epoch in range(3):
-        plan = EpochPlan(range(400), world_size=4, batch_size=100, shuffle="full", epoch=epoch, fixed_shares=True)
+        plan = EpochPlan(range(400), world_size=4, batch_size=100, shuffle="full", epoch=epoch, fixed_pieces=4)
         orders += [tuple((plan.batch(rank, 0).rows - 100 * rank).tolist()) for rank in range(4)]
     assert len(set(orders)) == 12
 
 
 @settings(deadline=None)
-@given(num_rows=st.integers(8, 80), world_size=st.integers(2, 6), shuffle=ORDERS, seed=st.integers(0, 9))
-def test_positions_of_several_ranks_at_once_are_those_of_each(num_rows, world_size, shuffle, seed):
-    order = make_order(range(3, 3 + num_rows), 7, shuffle, seed=seed, epoch=1, world_size=world_size, fixed_shares=True)
+@given(
+    num_rows=st.integers(8, 80),
+    nodes=st.integers(2, 4),
+    ranks_per_node=st.integers(1, 3),
+    shuffle=ORDERS,
+    seed=st.integers(0, 9),
+)
+def test_positions_of_several_ranks_at_once_are_those_of_each(num_rows, nodes, ranks_per_node, shuffle, seed):
+    ranks = {"world_size": nodes * ranks_per_node, "fixed_pieces": nodes}
+    order = make_order(range(3, 3 + num_rows), 7, shuffle, seed=seed, epoch=1, **ranks)
     positions = np.random.default_rng(seed).permutation(num_rows)
     one_by_one = [order(np.array([position])).item() for position in positions]
     assert order(positions).tolist() == one_by_one and sorted(one_by_one) == list(range(3, 3 + num_rows))
@@ -300,18 +320,20 @@ def test_positions_of_several_ranks_at_once_are_those_of_each(num_rows, world_si
 def test_one_rank_and_unshuffled_ranks_have_the_order_of_every_plan(num_rows, batch_size, order, epoch):
     options = {"world_size": order[0], "shuffle": order[1], "ends": "exact"}
     options |= {"chunk_rows": 7, "epoch": epoch, "batch_size": batch_size}
-    fixed, plain = (EpochPlan(range(num_rows), **options, fixed_shares=flag) for flag in (True, False))
+    fixed, plain = (EpochPlan(range(num_rows), **options, fixed_pieces=number) for number in (order[0], 0))
     for rank in range(order[0]):
         for here, there in zip(fixed.batches(rank), plain.batches(rank), strict=True):
             assert here.rows.tolist() == there.rows.tolist()
 
 
-def test_other_ranks_or_batches_wait_for_the_epochs_end():
-    fixed = EpochPlan(range(60), world_size=3, batch_size=4, shuffle="full", fixed_shares=True)
-    for ranks, batch_size in ((2, 4), (3, 5)):
-        with pytest.raises(StateError, match=r"world and batch size that it began with.*not 3 and 4.*between epochs"):
-            replace(fixed, segments=((ranks, batch_size, 1),))
-        assert replace(fixed, segments=((ranks, batch_size, 0),)) == fixed
+def test_pieces_of_a_segment_that_its_ranks_do_not_make_are_refused():
+    plan = EpochPlan(range(60), world_size=4, batch_size=4, shuffle="full", fixed_pieces=2)
+    assert replace(plan, segments=((3, 5, 0),), begun_pieces=3) == plan
+    assert replace(plan, segments=((6, 4, 1),), begun_pieces=3).following == replace(plan, epoch=1)
+    with pytest.raises(StateError, match="an epoch of 2 fixed pieces was not begun by 3 ranks"):
+        replace(plan, segments=((3, 4, 1),))
+    with pytest.raises(StateError, match="an epoch of 3 fixed pieces was not begun by 4 ranks"):
+        replace(plan, segments=((4, 4, 1),), begun_pieces=3)
 
 
 def test_batch_mates_meet_again_as_often_as_in_a_full_shuffle_of_the_piece():
@@ -319,7 +341,7 @@ def test_batch_mates_meet_again_as_often_as_in_a_full_shuffle_of_the_piece():
     found = []
     for epoch in range(6):
         plan = EpochPlan(
-            range(n), world_size=world_size, batch_size=batch_size, shuffle="full", epoch=epoch, fixed_shares=True
+            range(n), world_size=world_size, batch_size=batch_size, shuffle="full", epoch=epoch, fixed_pieces=4
         )
         now, then = (one.rows_at(1, np.arange(n // world_size)) for one in (plan, replace(plan, epoch=epoch + 1)))
         position = np.empty(n, np.int64)
@@ -332,3 +354,141 @@ def test_batch_mates_meet_again_as_often_as_in_a_full_shuffle_of_the_piece():
 def test_examples_in_docstrings_hold():
     results = doctest.testmod(epoch_module)
     assert results.attempted and not results.failed
+
+
+# Pieces of nodes
+
+
+@st.composite
+def node_plans(draw, shuffles=SHUFFLES, ends=ENDS, min_rows=0):
+    nodes, ranks = draw(st.integers(2, 4)), draw(st.integers(1, 4))
+    start, num_rows = draw(st.integers(0, 40)), draw(st.integers(max(min_rows, nodes * ranks), 400))
+    return EpochPlan(
+        range(start, start + num_rows), chunk_rows=draw(st.integers(1, 30)), seed=draw(st.integers(0, 5)),
+        epoch=draw(st.integers(0, 5)), world_size=nodes * ranks, batch_size=draw(st.integers(1, 24)),
+        shuffle=draw(shuffles), ends=draw(ends), fixed_pieces=nodes,
+    )  # fmt: skip
+
+
+@settings(max_examples=4 * EXAMPLES)
+@given(plan=node_plans(ends=st.just("exact")))
+def test_each_node_reads_the_rows_of_its_piece_once_in_every_epoch(plan):
+    for epoch in (plan, plan.following, plan.following.following):
+        counts = [counted([batches]) for batches in all_batches(epoch)]
+        ranks = plan.world_size // plan.fixed_pieces
+        for node, rows in enumerate(rows_of_nodes(plan)):
+            assert sum(counts[node * ranks : (node + 1) * ranks], Counter()) == Counter(rows.tolist())
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(nodes=st.integers(2, 4), ranks=st.integers(2, 4), shuffle=st.sampled_from(["full", "chunk", ChunkWindow(1)]))
+def test_two_epochs_give_the_ranks_of_a_node_different_rows(nodes, ranks, shuffle):
+    options = {"world_size": nodes * ranks, "batch_size": 5, "shuffle": shuffle, "fixed_pieces": nodes, "chunk_rows": 5}
+    plan = EpochPlan(range(nodes * ranks * 100), **options)
+    now, then = ([set(counted([batches])) for batches in all_batches(epoch)] for epoch in (plan, plan.following))
+    # By chance a rank gets the part 1 / ranks of its rows again; twenty chunks a rank make few chances differ much.
+    assert sum(len(a & b) for a, b in zip(now, then, strict=True)) < 0.8 * len(plan.rows)
+    assert all(a != b for a, b in zip(now, then, strict=True))
+
+
+@given(plan=node_plans())
+def test_a_piece_for_all_ranks_together_is_the_order_of_every_plan(plan):
+    one, plain = (replace(plan, fixed_pieces=number) for number in (1, 0))
+    for rank in range(plan.world_size):
+        assert same_batches(list(one.batches(rank)), list(plain.batches(rank)))
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(plan=st.one_of(plans(in_pieces=st.booleans()), node_plans()), data=st.data())
+def test_places_of_rows_are_those_of_their_batches(plan, data):
+    if plan.shuffle is not False and data.draw(st.booleans()):
+        plan = replace(plan, groups=np.arange(len(plan.rows)) % 5)
+    for rank in range(plan.world_size):
+        for batch in plan.batches(rank):
+            ranks, steps = plan.places_of(batch.rows[batch.valid])
+            if plan.ends != "pad":  # whose repeats come twice
+                assert set(ranks.tolist()) <= {rank} and set(steps.tolist()) <= {batch.step}
+    assume(plan.rows)
+    order = plan._order
+    positions = np.arange(len(plan.rows))
+    assert np.array_equal(order.positions_of(order(positions)), positions)
+
+
+@settings(max_examples=4 * EXAMPLES)
+@given(plan=st.one_of(plans(in_pieces=st.booleans()), node_plans()), data=st.data())
+def test_a_chunk_is_read_on_its_rank_not_before_its_step_and_within_its_window(plan, data):
+    # Every row of the epoch comes once, and a share that has none repeats nothing that counts.
+    fixed_pieces = plan.fixed_pieces if len(plan.rows) >= plan.world_size else 0
+    plan = replace(plan, ends="exact", fixed_pieces=fixed_pieces, pieces=cut_into(plan, data.draw))
+    grouped = plan.shuffle is not False and data.draw(st.booleans())
+    if grouped:
+        plan = replace(plan, groups=np.arange(len(plan.rows)) % 5)
+    chunks = chunks_of(plan)
+    borders = chunks_on_borders(plan, chunks)
+    ranks, steps = plan.chunk_places(np.array(plan.rows, np.int64))
+    if plan.shuffle == "full":
+        assert set(ranks.tolist()) <= {-1} and set(steps.tolist()) <= {0}
+        return
+    window_rows = plan.chunk_rows * (plan.shuffle.chunks if plan.shuffle else 1)
+    latest = window_rows + (2 * 64 * plan.batch_size if grouped else 0)
+    for rank, batches in enumerate(all_batches(plan)):
+        for batch in batches:
+            for row in (batch.rows[batch.valid] - plan.rows.start).tolist():
+                if chunks[row] in borders:
+                    continue
+                assert ranks[row] == rank
+                assert steps[row] <= batch.step <= steps[row] + latest // plan.batch_size + 1
+
+
+def cut_into(plan, draw):
+    """Some shards of the rows of a plan, maybe none."""
+    begins = sorted({0, *draw(st.lists(st.integers(0, plan.rows.stop), max_size=3))})
+    leads = [draw(st.integers(0, plan.chunk_rows - 1)) for _ in begins]
+    return draw(st.sampled_from([None, ChunkPieces(np.array(begins), np.array(leads))]))
+
+
+def chunks_of(plan):
+    """The chunk of each planned row, as shard and number in it."""
+    rows = np.array(plan.rows)
+    if plan.pieces is None:
+        return [(0, chunk) for chunk in (rows // plan.chunk_rows).tolist()]
+    shard = np.searchsorted(plan.pieces.begins, rows, "right") - 1
+    numbers = (rows - plan.pieces.begins[shard] + plan.pieces.leads[shard]) // plan.chunk_rows
+    return list(zip(shard.tolist(), numbers.tolist(), strict=True))
+
+
+def chunks_on_borders(plan, chunks):
+    """The chunks that two ranks read, or two nodes."""
+    readers = {}
+    for rank, batches in enumerate(all_batches(plan)):
+        for batch in batches:
+            for row in (batch.rows[batch.valid] - plan.rows.start).tolist():
+                readers.setdefault(chunks[row], set()).add(rank)
+    return {chunk for chunk, ranks in readers.items() if len(ranks) > 1}
+
+
+def test_chunks_of_rows_that_are_not_planned_have_no_rank_and_no_rows_no_places():
+    plan = EpochPlan(range(10, 90), chunk_rows=8, world_size=2, batch_size=4, shuffle=ChunkWindow(2))
+    ranks, steps = plan.chunk_places(np.array([9, 10, 89, 90, -1, 2**47]))
+    assert ranks.tolist()[:1] + ranks.tolist()[3:] == [-2] * 4 and set(ranks[1:3].tolist()) <= {0, 1}
+    assert steps.tolist()[:1] + steps.tolist()[3:] == [0] * 4
+    for shuffle in ("full", False, ChunkWindow(2)):
+        empty = replace(plan, shuffle=shuffle, rows=range(3, 3))
+        assert [part.tolist() for part in empty.chunk_places(np.arange(2))] == [[-2, -2], [0, 0]]
+        assert [part.tolist() for part in plan.chunk_places(np.arange(0))] == [[], []]
+
+
+def test_chunks_of_a_billion_rows_on_1024_ranks_have_places_in_little_memory():
+    plan = EpochPlan(
+        range(10**9), chunk_rows=72, world_size=1024, batch_size=256, shuffle=ChunkWindow(16), fixed_pieces=128
+    )
+    tracemalloc.start()
+    try:
+        rows = np.arange(0, 10**9, 10**6)
+        ranks, steps = plan.chunk_places(rows)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1e6
+    assert np.array_equal(ranks // 8, share_ranks(rows, 10**9, 1024) // 8) and steps.max() <= plan.num_steps
+    assert not np.array_equal(ranks, share_ranks(rows, 10**9, 1024))

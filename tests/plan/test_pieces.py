@@ -60,7 +60,8 @@ def test_pieces_cut_where_chunks_end_change_nothing(total, chunk_rows, cuts, wor
     begins = sorted({0, *(cut - cut % chunk_rows for cut in cuts if cut - cut % chunk_rows < total)})
     pieces = ChunkPieces(np.array(begins), np.zeros(len(begins), np.int64))
     for shuffle, fixed in itertools.product([ChunkWindow(2), "full", False], [False, True]):
-        options = {"shuffle": shuffle, "seed": seed, "world_size": world_size, "fixed_shares": fixed, "ends": "drop"}
+        options = {"shuffle": shuffle, "seed": seed, "world_size": world_size, "ends": "drop"}
+        options["fixed_pieces"] = world_size if fixed else 0
         one, many = (
             EpochPlan(range(total), chunk_rows=chunk_rows, batch_size=2, pieces=each, **options)
             for each in (None, pieces)

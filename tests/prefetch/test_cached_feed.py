@@ -505,8 +505,7 @@ def test_a_state_of_shares_needs_them_and_the_same_ranks_and_batches(packed):
     assert has_shares(within)
     rest = [facts(batch) for batch in batches]
     over = saved.state_dict()
-    plain = {"cache": None, "device": None}
-    others = [shared(packed, 1, **plain), shared(packed, 1, 2), shared(packed, 1, batch_size=5)]
+    others = [shared(packed, 1, 2), shared(packed, 1, batch_size=5)]
     for other in others:
         before = other.state_dict()
         with pytest.raises(
@@ -529,6 +528,27 @@ def test_a_state_of_shares_needs_them_and_the_same_ranks_and_batches(packed):
     assert_same([facts(batch) for batch in roomy], rest)
     assert has_shares(roomy.state_dict())
     assert_same([facts(batch) for batch in roomy], [facts(batch) for batch in saved])
+
+
+@pytest.mark.parametrize("cache", [None, "host"])
+def test_ranks_that_read_any_row_finish_an_epoch_of_shares_and_have_none_in_the_next(packed, cache):
+    saved = [shared(packed, rank, ends="exact") for rank in range(3)]
+    done = []
+    for loader in saved:
+        batches = iter(loader)
+        done += [row for _ in range(2) for row in next(batches).rows.tolist()]
+    state = saved[0].state_dict()
+    rest = {"cache": cache, "device": Device() if cache else None, "ends": "exact"}
+    loaders = [shared(packed, rank, 2, 5, **rest) for rank in range(2)]
+    for loader in loaders:
+        loader.load_state_dict(state)
+        assert has_shares(loader.state_dict())
+        done += [row for batch in loader for row in batch.rows[batch.valid].tolist()]
+    assert sorted(done) == list(range(N))
+    fresh = shared(packed, 0, 2, 5, **rest)
+    fresh.set_epoch(1)
+    assert_same([facts(batch) for batch in loaders[0]], [facts(batch) for batch in fresh])
+    assert not has_shares(loaders[0].state_dict())
 
 
 def test_a_state_without_shares_cannot_go_on_with_them_but_for_echoes_of_a_first_batch_that_are_not_anothers(packed):
