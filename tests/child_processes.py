@@ -13,7 +13,10 @@ from pathlib import Path
 
 import fastload
 
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+LAUNCHER = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+)  # fmt: skip
 """Variables by which torchrun tells a process its rank."""
 
 LIMIT_S = 600  # ends a hang, and nothing that is slow on a busy machine
@@ -58,20 +61,23 @@ def in_a_fork(work: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def run_together(commands: Sequence[Sequence[object]], folder: Path) -> list[str]:
+def run_together(
+    commands: Sequence[Sequence[object]], folder: Path, *, on: Sequence[Sequence[str]] | None = None
+) -> list[str]:
     """Runs Python processes (the words behind `python`) in a folder at once; returns the stdout and stderr of each.
 
+    `on` has the words before `python` of each, none by default: those of a `NetworkNode`.
     The first one that fails ends the others, which may wait for it for ever; so do LIMIT_S seconds. The AssertionError,
     where not all ended with 0, shows the end of their outputs.
     """
     logs = [folder / f"log.{number}" for number in range(len(commands))]
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for words, log in zip(commands, logs, strict=True):
+        for words, before, log in zip(commands, on or [()] * len(commands), logs, strict=True):
             with open(log, "wb") as out:
                 process = subprocess.Popen(
-                    [sys.executable, *map(str, words)], env=child_environment(), cwd=folder, start_new_session=True,
-                    stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                    [*before, sys.executable, *map(str, words)], env=child_environment(), cwd=folder,
+                    start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 )  # fmt: skip
             processes.append(process)
         deadline = time.monotonic() + LIMIT_S

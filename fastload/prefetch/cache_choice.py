@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -176,7 +177,8 @@ def warn_of_fixed_pieces(plan: EpochPlan, share: Share, nodes: Nodes | None, *, 
     if again is not None and full:
         figure = (
             f" Of the pairs of samples in a batch of a rank, {again:.2%} meet again in the next epoch; under full "
-            f"shuffle of all rows {full:.2%}, so {again / full:.1f} times as many."
+            f"shuffle of all rows {full:.2%}, so {again / full:.1f} times as many, and without fixed pieces "
+            f"{(_mates_again(replace(plan, fixed_pieces=0)) or 0) / full:.1f} times."
         )
     unmixed = "" if file_shuffled else " The file's rows were not shuffled when packed, so that pieces may differ much."
     warnings.warn(

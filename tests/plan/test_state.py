@@ -26,12 +26,13 @@ STATE = PlanState(
     ends=st.sampled_from(["drop", "pad", "exact"]),
     echo=st.integers(1, 5),
     segments=st.lists(st.builds(Segment, *[st.integers(1, 99)] * 3), max_size=4).map(tuple),
-    fixed_shares=st.booleans(),
+    pieces=st.sampled_from([{}, {"fixed_shares": True}, {"fixed_pieces": 3}, {"fixed_pieces": np.int64(1)}]),
+    grouped=st.booleans(),
 )
-def test_a_state_comes_back_equal_through_json(seed, epoch, shuffle, ends, echo, segments, fixed_shares):
+def test_a_state_comes_back_equal_through_json(seed, epoch, shuffle, ends, echo, segments, pieces, grouped):
     state = PlanState(
         header_digest="d", seed=seed, epoch=epoch, shuffle=shuffle, ends=ends, echo=echo, echo_position=echo - 1,
-        segments=segments, fixed_shares=fixed_shares,
+        segments=segments, grouped=grouped, **pieces,
     )  # fmt: skip
     of_numpy = replace(
         state, seed=np.uint64(seed), epoch=np.int64(epoch), echo=np.int32(echo), echo_position=np.int64(echo - 1),
@@ -62,9 +63,11 @@ def test_the_dictionary_never_drifts():
         ({"next_echo": 0}, {"echo": ["auto", 3, 0]}),
         ({"next_echo": 4}, {"echo": ["auto", 3, 4]}),
         ({"fixed_shares": True}, {"shuffle": ["shares", ["window", 4]]}),
+        ({"fixed_pieces": 2}, {"shuffle": ["pieces", [2, ["window", 4]]]}),
+        ({"fixed_pieces": 2, "grouped": True}, {"shuffle": ["aspect", ["pieces", [2, ["window", 4]]]]}),
     ],
 )
-def test_fixed_shares_and_echo_of_other_kinds_need_no_other_keys(fields, changed):
+def test_fixed_pieces_and_echo_of_other_kinds_need_no_other_keys(fields, changed):
     state = replace(STATE, **fields)
     data = json.loads(json.dumps(state_to_dict(state)))
     assert data == state_to_dict(STATE) | changed and state_from_dict(data) == state
@@ -95,6 +98,11 @@ def test_fixed_shares_and_echo_of_other_kinds_need_no_other_keys(fields, changed
         ({"echo_position": 3}, "echo_position is 3"),
         ({"segments": [[1, 2]]}, "segment"),
         ({"segments": None}, "segments=None"),
+        ({"shuffle": ["pieces", 2]}, "shuffle is"),
+        ({"shuffle": ["pieces", [0, "full"]]}, "shuffle is"),
+        ({"shuffle": ["pieces", ["2", "full"]]}, "shuffle is"),
+        ({"shuffle": ["pieces", [2, ["shares", "full"]]]}, "shuffle is"),
+        ({"shuffle": ["shares", ["aspect", "full"]]}, "shuffle is"),
         ({"shuffle": ["shares"]}, r"shuffle is \['shares'\]"),
         ({"shuffle": ["shares", "half"]}, r"shuffle is \['shares', 'half'\]"),
         ({"shuffle": np.array(["full", "full"])}, "shuffle is array"),
