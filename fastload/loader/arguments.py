@@ -18,6 +18,7 @@ from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import BatchForm, Resolved
 from fastload.remote.options import is_url
+from fastload.remote.shards import RemoteShards
 from fastload.system.text import counted
 
 _MOST_PAD_TO = 4096
@@ -154,6 +155,30 @@ def check_steps(plan: EpochPlan, data: Input) -> None:
             f"{data.name}: {len(plan.rows):,} samples{ranks} do not make one batch of {plan.batch_size} with "
             f"ends={plan.ends!r}. {hint}"
         )
+
+
+def check_cache(options: Resolved) -> None:
+    """Raises CacheError where the cache of remote chunks has no room for what the ranks of this machine read at once.
+
+    For each rank the windows of a batch and of the next one; without windows the rows of a batch may be in as many
+    chunks.
+    """
+    file = options.data.dataset.file if isinstance(options.data, PackedInput) else None
+    if file is None or file.remote is None:
+        return
+    window, plan, ranks = options.window, options.plan, len(options.local_ranks)
+    if window is not None:
+        number, what = 2 * window.chunks + 2, f"reading windows of {window.chunks} chunks"
+    elif plan.shuffle is False:
+        number, what = 4, "reading in order"
+    else:
+        number, what = (
+            plan.batch_size * (options.num_workers + 1),
+            f"reading batches of {plan.batch_size} rows anywhere",
+        )
+    number = min(number, -(-len(plan.rows) // max(1, options.data.chunk_rows)))
+    what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
+    cast(RemoteShards, file.remote).check_room(number * ranks, what)
 
 
 def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:

@@ -36,6 +36,7 @@ from fastload.distributed.ranks import (
 from fastload.errors import ShareError
 from fastload.loader.arguments import (
     answer,
+    check_cache,
     check_damage,
     check_form,
     check_reading,
@@ -233,6 +234,7 @@ class FastLoader:
         )
         self._options = options.with_transforms(transform, echo)
         check_steps(plan, data)
+        check_cache(self._options)
         warn_of_fixed_pieces(plan, resolved_share, nodes, file_shuffled=data.shuffled)
         self._epochs = EpochCursor(plan, data.identity)
         self._active: Callable[[], Iteration | None] = lambda: None  # not kept alive

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastload.device import Backend
-from fastload.distributed.ranks import Nodes, Share, cpus_of_rank, local_world_size
+from fastload.distributed.ranks import Nodes, Share, cpus_of_rank, local_ranks, local_world_size
 from fastload.errors import OptionError
 from fastload.plan import ChunkWindow, Echo, EpochPlan, MixedEcho, PlannedBatch
 from fastload.prefetch.device_stage import SLOTS_IN_COPY

@@ -45,9 +45,10 @@ class FetchAhead:
         self._ragged = any(field.ragged is not None for field in reader.file.fields.values())
         self._now = (plan.epoch, 0)
         self._plans: dict[int, EpochPlan] = {}
-        self._held: deque[list[int]] = deque()
+        # The chunks of the batches announced last, and their epochs and steps: the first one may still be read.
+        self._held: deque[tuple[list[int], int, int]] = deque()
         self._lock = threading.Lock()
-        self._orders: queue.SimpleQueue[NDArray[np.int64] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[NDArray[np.int64], int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
         first = np.lexsort((self._shards.first, self._shards.shard))
@@ -56,16 +57,15 @@ class FetchAhead:
 
     def announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
         """Announces rows of the index, int64 (B,), of a step of an epoch; calls come in the order of reading."""
-        self._now = epoch, step
         if not self._ragged:
-            self._announce(rows)
+            self._announce(rows, epoch, step)
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fastload-fetch-ahead", daemon=True)
             self._thread.start()
-        self._orders.put(rows)
+        self._orders.put((rows, epoch, step))
 
-    def _announce(self, rows: NDArray[np.int64]) -> None:
+    def _announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:
         shard, there = self._shards.locate(rows)
         numbers = np.flatnonzero(np.bincount(shard))
         headers: list[int] = self._remote.table.headers[numbers].tolist()
@@ -77,15 +77,16 @@ class FetchAhead:
         with self._lock:
             if self._closed:
                 return
+            self._held.append((chunks, epoch, step))
+            self._now = self._held[0][1:]
             self._remote.announce(chunks)
-            self._held.append(chunks)
             while len(self._held) > self._kept:
-                self._remote.release(self._held.popleft())
+                self._remote.release(self._held.popleft()[0])
 
     def _run(self) -> None:
         try:
-            while (rows := self._orders.get()) is not None:
-                self._announce(rows)
+            while (order := self._orders.get()) is not None:
+                self._announce(*order)
         except (FastloadError, OSError, RuntimeError):
             # Reading goes on without it, and whoever reads the rows gets the error.
             if not self._closed:
@@ -136,14 +137,17 @@ class FetchAhead:
         order = self._pieces
         keys = shards.shard[order] * 2**40 + shards.first[order]
         piece = order[np.searchsorted(keys, shard * 2**40 + there, "right") - 1]
-        return shards.begins[piece] + np.clip(there - shards.first[piece], 0, shards.rows[piece] - 1)
+        found: NDArray[np.int64] = shards.begins[piece] + np.clip(
+            there - shards.first[piece], 0, shards.rows[piece] - 1
+        )
+        return found
 
     def close(self) -> None:
         """Ends the holding of chunks that were announced; a later call does nothing."""
         with self._lock:
             self._closed = True
             while self._held:
-                self._remote.release(self._held.popleft())
+                self._remote.release(self._held.popleft()[0])
         if self._thread is not None:
             self._orders.put(None)
             if self._thread is not threading.current_thread():

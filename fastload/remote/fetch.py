@@ -112,6 +112,7 @@ class ChunkFetcher:
         self._give_up_after_s = give_up_after_s
         self._changed = threading.Condition()
         self._wanted: dict[int, int] = {}  # chunk -> how often it is
+        self._awaited: dict[int, int] = {}  # chunk -> how many threads wait for it
         self._ready: set[int] = set()  # with a shared lock
         self._fetching: set[int] = set()
         self._failed: dict[int, BaseException] = {}
@@ -145,9 +146,10 @@ class ChunkFetcher:
                 return
             for chunk in missing:
                 self._failed.pop(chunk, None)  # it is tried again
-            self._urgent.extend(chunk for chunk in missing if chunk not in self._fetching)
+                self._awaited[chunk] = self._awaited.get(chunk, 0) + 1
             since_s = time.perf_counter()
             try:
+                self._urgent.extend(chunk for chunk in missing if chunk not in self._fetching)
                 self._start(len(missing))
                 while not self._ready.issuperset(missing):
                     if error := next((self._failed[chunk] for chunk in missing if chunk in self._failed), None):
@@ -160,6 +162,10 @@ class ChunkFetcher:
                 raise
             finally:
                 self._counts.waited_s += time.perf_counter() - since_s
+                for chunk in missing:
+                    self._awaited[chunk] -= 1
+                    if not self._awaited[chunk]:
+                        del self._awaited[chunk]
 
     @contextmanager
     def holding(self, chunks: Sequence[int]) -> Iterator[None]:
@@ -373,18 +379,33 @@ class ChunkFetcher:
                 if fresh:
                     self._victims = self._choose_victims()
                 while self._victims:
-                    victim = self._victims.popleft()
-                    with self._changed:
-                        used = victim in self._wanted or victim in self._fetching
-                    if not used and self._evict_chunk(victim):
-                        with self._changed:
-                            self._counts.evicted += 1
+                    if self._evict_unless_used(self._victims.popleft()):
                         return True
         cache = self._cached.cache
         with cache.locked():
             cache.count()
             others = [folder for folder in cache.datasets() if folder != self._cached.folder]
             return any(cache.remove(folder) for folder in others)
+
+    def _evict_unless_used(self, victim: int) -> bool:
+        """Evicts a chunk that neither this process nor another one holds; one that only waits to be held may go."""
+        with self._changed:
+            if victim in self._ready or victim in self._fetching:
+                return False
+            self._fetching.add(victim)  # locks do not keep the threads of a process apart
+        done = False
+        try:
+            done = self._evict_chunk(victim)
+        finally:
+            with self._changed:
+                self._fetching.discard(victim)
+                self._counts.evicted += done
+                if victim in self._awaited:
+                    self._urgent.append(victim)
+                elif victim in self._wanted:  # announced meanwhile
+                    self._announced.appendleft(victim)
+                self._changed.notify_all()
+        return done
 
     def _evict_chunk(self, number: int) -> bool:
         chunk = self._table.chunk(number)
@@ -396,7 +417,7 @@ class ChunkFetcher:
             around = [
                 (number + step, one)
                 for step, near in zip((-1, 1), neighbours, strict=True)
-                if self._table.chunk(number + step) == near
+                if 0 <= number + step < self._table.num_chunks and self._table.chunk(number + step) == near
                 for one in self._objects.ranges(near)
             ]
             return self._cached.evict(number, chunk.shard, self._objects.ranges(chunk), around)
@@ -406,14 +427,15 @@ class ChunkFetcher:
         """Returns chunks to evict, those first whose next use is farthest; headers last."""
         kept = self._cached.kept()
         with self._changed:
-            busy = np.array([*self._wanted, *self._fetching], np.int64)
+            busy = np.array([*self._ready, *self._fetching], np.int64)
         kept = kept[~np.isin(kept, busy)]
         shard, column, _ = self._table.placed(kept)
         data, headers = kept[column > 0], kept[column == 0]
         # Of a shard with chunks here its header says where they lie.
         spare = headers[~np.isin(shard[column == 0], shard[column > 0])]
         needed = self.needed(data) if self.needed is not None else np.random.default_rng().random(len(data))
-        order = np.argsort(-needed, kind="stable")[:_VICTIMS]
+        # Few of a small cache, where others are soon needed later than the last of many.
+        order = np.argsort(-needed, kind="stable")[: max(1, min(_VICTIMS, len(data) // 16))]
         return deque([*data[order].tolist(), *spare[: _VICTIMS if not len(order) else 0].tolist()])
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.distributed.ranks import local_world_size
 from fastload.errors import DamagedRowError, FastloadError, FormatError, RemoteError
@@ -44,6 +45,7 @@ from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
+_OWN_FILES = ("chunks", "locks", "meta.json")
 _LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
 
 
@@ -78,18 +80,18 @@ class RemoteShards:
             self._cached,
             self,
             threads=self.remote.in_flight,
-            most_held=max(1, self._fitting),
+            most_held=max(1, self.fitting) * max(1, len(self.table.fields)),
             give_up_after_s=self.remote.give_up_after,
         )
 
     @property
-    def _fitting(self) -> int:
-        """The chunks that this process may hold at a time, if all ranks of this machine hold as many."""
+    def fitting(self) -> int:
+        """The chunks of each field that this process may hold at a time, if all ranks of this machine hold as many."""
         return self._cache.room // local_world_size() // self.largest - 1
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest chunk, about."""
+        """The bytes of the largest chunk of each field, together."""
         sizes = [1]
         for name in self.table.fields:
             field = self._file.fields[name]
@@ -97,7 +99,7 @@ class RemoteShards:
                 sizes.append(field.ragged.chunk_bytes)
             else:
                 sizes.append(int(self.table.rows[name].max()) * field.row_bytes)
-        return max(sizes)
+        return sum(sizes)
 
     def _here(self) -> ChunkFetcher:
         """Returns the fetcher; after a fork a new one, as the locks of the other are the parent's."""
@@ -150,14 +152,28 @@ class RemoteShards:
         self._here().announce(chunks)
 
     def expect(self, most_held: int, needed: Needed) -> None:
-        """Says how many announced chunks are fetched ahead, as far as the cache has room, and which are needed last."""
+        """Says how many announced chunks of each field are fetched ahead, and which chunks are needed last."""
         fetcher = self._here()
-        fetcher.most_held = max(1, min(self._fitting, most_held))
+        fetcher.most_held = most_held * max(1, len(self.table.fields))
         fetcher.needed = needed
 
     def check_room(self, num_chunks: int, why: str) -> None:
-        """Raises CacheError where the cache does not hold so many chunks at a time, and the headers of their shards."""
-        check_room(self._cache, num_chunks * self.largest, why)
+        """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers."""
+        shards = np.minimum(num_chunks, len(self._shards.names))
+        files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in _OWN_FILES)
+        headers = int(np.sort(self._shards.num_bytes - self._pixel_bytes())[::-1][:shards].sum())
+        check_room(self._cache, num_chunks * (self.largest + 2 * 4096) + headers + files, why)
+
+    def _pixel_bytes(self) -> NDArray[np.int64]:
+        """Returns the bytes of the large fields of each shard, without what HDF5 allocated behind them; int64 (S,)."""
+        found = np.zeros_like(self._shards.num_bytes)
+        for name in self.table.fields:
+            field = self._file.fields[name]
+            if field.ragged is not None:
+                found += np.array(field.shard_bytes, np.int64)
+            else:
+                found += self._shards.num_rows * field.row_bytes
+        return np.minimum(found, self._shards.num_bytes)
 
     # What `ChunkFetcher` asks for.
 
