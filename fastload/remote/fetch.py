@@ -55,6 +55,7 @@ class FetchCounts:
     """What a process fetched for one dataset so far."""
 
     chunks: int = 0  # fetched
+    again: int = 0  # of these, that were fetched and evicted before
     hits: int = 0  # found in the cache when they were needed or announced
     bytes: int = 0  # fetched
     evicted: int = 0
@@ -122,6 +123,7 @@ class ChunkFetcher:
         self._idle = 0
         self._closed = False
         self._counts = FetchCounts()
+        self._came = np.zeros(table.num_chunks, np.bool_)
         self._victims: deque[int] = deque()
         self._evicting = threading.Lock()
         self.needed: Needed | None = None  # None: nothing is known of what comes next
@@ -320,6 +322,8 @@ class ChunkFetcher:
         self._cached.complete(number, digest_of([data for _, data in parts]))
         with self._changed:
             self._counts.chunks += 1
+            self._counts.again += bool(self._came[number])
+            self._came[number] = True
             self._counts.bytes += sum(end - begin for (begin, end), _ in parts)
 
     @contextmanager

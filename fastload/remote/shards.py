@@ -43,6 +43,7 @@ from fastload.remote.client import Client, open_client
 from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
+from fastload.timing.network import NetworkUse
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
 _OWN_FILES = ("chunks", "locks", "meta.json")
@@ -116,9 +117,37 @@ class RemoteShards:
         """The counts of this process."""
         return self._here().counts
 
+    def network_use(self) -> NetworkUse:
+        """Returns what this process fetched so far."""
+        fetched, asked = self._here().counts, replace(self._client.counts)
+        return NetworkUse(
+            bytes=fetched.bytes,
+            chunks=fetched.chunks,
+            again=fetched.again,
+            hits=fetched.hits,
+            requests=asked.requests,
+            retries=asked.retries,
+            refused=asked.throttled,
+            busy_s=asked.busy_s,
+            waited_s=fetched.waited_s,
+            url=self.url,
+            in_flight=self.remote.in_flight,
+            allowed=self._client.allowed,
+            dataset_bytes=int(self._shards.num_bytes.sum()),
+            room_bytes=self._cache.room,
+        )
+
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
         return self._here().holding([int(self.table.headers[shard])])
+
+    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
+        """Returns a context within which rows of a field that is not ragged are in the sparse copy of a shard."""
+        chunks = [int(self.table.headers[shard])]
+        if name in self.table.rows and first < stop:
+            begin, last = self.table.of_rows(name, np.full(2, shard), np.array([first, stop - 1])).tolist()
+            chunks += range(begin, last + 1)
+        return self._here().holding(chunks)
 
     def note_header(self) -> None:
         """Notes that the header of the only shard is in its sparse copy, where it was looked at."""
@@ -232,10 +261,21 @@ class RemoteShards:
                 name = bytes(hdf5["key"][row]).rstrip(b"\0").decode(errors="backslashreplace")
                 shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
                 more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
+                there, here = self._shards.rows_of(chunk.shard)
+                damaged = tuple(here[np.isin(there, rows.start + wrong)].tolist())
                 raise DamagedRowError(
                     f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest "
-                    f"differs{more}. The object itself is damaged: copy the shard there again."
+                    f"differs{more}. The object itself is damaged: copy the shard there again.",
+                    damaged,
                 )
+
+    def is_copied(self, number: int) -> bool:
+        """Whether a chunk in the cache, which is held, is what its object holds: it is fetched again to compare."""
+        chunk = self.table.chunk(number)
+        with self.holding_header(chunk.shard), self._cached.opened(chunk.shard) as fd:
+            ranges = self.ranges(chunk)
+            here = digest_of([read_bytes(fd, end - begin, begin) for begin, end in ranges])
+        return here == digest_of([self.fetch(chunk.shard, begin, end) for begin, end in ranges])
 
     @property
     def _shards(self) -> Shards:
