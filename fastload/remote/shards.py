@@ -210,7 +210,7 @@ class RemoteShards:
         """Returns where a chunk lies in its shard, whose header is in its copy; [] where that is damaged."""
         if not chunk.field:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
-                return _header_ranges(self._cached.path(chunk.shard))
+                return header_ranges(self._cached.path(chunk.shard))
             return []
         return self._layout(chunk.shard).ranges(chunk)
 
@@ -238,7 +238,7 @@ class RemoteShards:
                     write_at(fd, data, begin)
                 known = None
                 with suppress(FastloadError, OSError, RuntimeError, KeyError):
-                    known = _header_ranges(path)
+                    known = header_ranges(path)
                 if known != joined_ranges(ranges, 0):
                     known = _look_for_header(path, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
                     parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
@@ -326,7 +326,7 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
         folder = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
     found = read_header(folder / name)
     if not (is_index := found.shards is not None):
-        found = _as_index(found)
+        found = as_index(found)
     file = replace(found, identity=found.identity._replace(mtime_ns=-1))
     cache.close()
     shards = RemoteShards(url, remote, file, client, folder_key)
@@ -393,7 +393,7 @@ def _sparse(path: Path, size: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _header_ranges(path: Path) -> list[Range]:
+def header_ranges(path: Path) -> list[Range]:
     """Returns the ranges of a file that hold all but its large fields, from the metadata that is there."""
     with open_hdf5(path) as file:
         return _around_large(file, path.stat().st_size)
@@ -470,7 +470,7 @@ def _look_for_header(path: Path, fd: int, there: Sequence[Range], fetch: Any) ->
     return ranges
 
 
-def _as_index(file: PackedFile) -> PackedFile:
+def as_index(file: PackedFile) -> PackedFile:
     """Returns the header of a packed file as that of an index with one shard, the file itself."""
     images = file.fields.get("images")
     numbers = {

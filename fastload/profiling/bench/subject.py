@@ -91,7 +91,7 @@ class Subject:
                 f"FastLoader can still load this file; time your own loop over it."
             )
         self.path, self.options = path, options
-        self.dataset = remote or PackedDataset(path, options.split)
+        self.dataset = PackedDataset(path, options.split) if remote is None else remote
         self.batch_size = options.batch_size or default_batch_size(len(self.dataset))
         self.left_in_cache: list[float] = []
         data = PackedInput(self.dataset)
