@@ -211,9 +211,9 @@ class Search:
         `on_progress` is called before each trial.
         """
         self._begun_s = time.perf_counter()
+        name = short_name(self._path) if self._path is not None else self._data.name
         result = Tuned(
-            short_name(self._path) if self._path is not None else self._data.name, self.default, self.call(self.default),
-            self.batch_size, self.options.cpu_budget, self.traits.cpus, self.crop.size if self.crop else None,
+            name, self.default, self.call(self.default), self.batch_size, self.options.cpu_budget, self.traits.cpus, self.crop.size if self.crop else None,
         )  # fmt: skip
         try:
             rows = self._stages(on_progress)  # of the last race
@@ -249,7 +249,7 @@ class Search:
         if came := self._came():
             self._notes.append(
                 f"{came} came over the network in these trials, and the rates of the first ones are the network's: run "
-                f"it again, once the cache holds the data. `fastload bench {self._path}` says whether the network binds."
+                f"it again, once the cache holds the data. `fastload bench {self._path}` says what the network gives."
             )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result
