@@ -176,7 +176,6 @@ def check_cache(options: Resolved) -> None:
             plan.batch_size * (options.num_workers + 1),
             f"reading batches of {plan.batch_size} rows anywhere",
         )
-    number = min(number, -(-len(plan.rows) // max(1, options.data.chunk_rows)))
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
     cast(RemoteShards, file.remote).check_room(number * ranks, what)
 

@@ -217,12 +217,12 @@ def fetched_ahead(
 ) -> Iterator[Group]:
     """Returns the items, and has the chunks of their rows fetched some time before, until the resources are closed.
 
-    So far before that twice as many chunks are announced as requests may be in flight, and the next window: more than
-    half of the cache would take the room of chunks that the next epoch finds there.
+    So far before that four times as many chunks are announced as requests may be in flight, and the next window: more
+    than half of the cache would take the room of chunks that the next epoch finds there.
     """
     dataset, window = data.dataset, options.window.chunks if options.window is not None else 1
     remote = cast(RemoteShards, dataset.file.remote)
-    most_held = min(2 * remote.remote.in_flight + 2 * window, max(2 * window + 1, remote.fitting // 2))
+    most_held = min(4 * remote.remote.in_flight + 2 * window, max(2 * window + 1, remote.fitting // 2))
     depth = -(-most_held * remote.largest // max(1, item_bytes))
     ahead = FetchAhead(
         cast(ShardedReader, dataset.open_reader("pread", cache_chunks=1, windows=False)),

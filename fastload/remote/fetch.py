@@ -29,8 +29,8 @@ from fastload.system.files import read_bytes
 from fastload.system.text import format_bytes
 from fastload.system.threads import run_as_batch
 
-_EXTRA_THREADS = 8
-"""Threads that write and compare what has come, while as many requests as are allowed at a time are in flight."""
+_EXTRA_THREADS = 2
+"""One more thread for each so many requests in flight: they write and compare what has come meanwhile."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _VICTIMS = 64  # chosen at a time
@@ -72,6 +72,10 @@ class Objects(Protocol):
         """Returns where a chunk lies in its shard, whose header is in the cache; [] where that is damaged."""
         ...
 
+    def ranges_by_index(self, chunk: Chunk) -> list[Range]:
+        """Returns where a chunk lies in its shard if the index says it; else []."""
+        ...
+
     def fetch(self, shard: int, begin: int, end: int) -> Any:
         """Returns bytes of a shard."""
         ...
@@ -108,9 +112,11 @@ class ChunkFetcher:
         give_up_after_s: float,
     ) -> None:
         self._table, self._cached, self._objects = table, cached, objects
-        self._most_threads, self.most_held = threads + _EXTRA_THREADS, most_held
+        self._most_threads, self.most_held = threads + max(2, threads // _EXTRA_THREADS), most_held
         self._give_up_after_s = give_up_after_s
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # a chunk is ready, failed, or given up by a thread
+        self._work_to_do = threading.Condition(lock)  # for the threads that fetch
         self._wanted: dict[int, int] = {}  # chunk -> how often it is
         self._awaited: dict[int, int] = {}  # chunk -> how many threads wait for it
         self._ready: set[int] = set()  # with a shared lock
@@ -141,7 +147,7 @@ class ChunkFetcher:
         with self._changed:
             for chunk in chunks:
                 self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
-            missing = [chunk for chunk in chunks if chunk not in self._ready]
+            missing = [chunk for chunk in chunks if chunk not in self._ready and not self._take_if_there(chunk)]
             if not missing:
                 return
             for chunk in missing:
@@ -182,9 +188,27 @@ class ChunkFetcher:
             for chunk in chunks:
                 self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
             new = [chunk for chunk in chunks if chunk not in self._ready and chunk not in self._fetching]
+            while new and not self._announced and len(self._ready) < self.most_held and self._take_if_there(new[0]):
+                del new[0]
             self._announced.extend(new)
             if new:
                 self._start(len(new))
+
+    def _take_if_there(self, chunk: int) -> bool:
+        """Makes a chunk ready that is in the cache, and that neither another process nor a thread is about to fetch.
+
+        Within the lock. Most chunks of later epochs are: no thread is woken for them.
+        """
+        if chunk in self._fetching or not self._cached.presence(chunk).this_boot:
+            return False
+        if not self._cached.locks.try_shared(chunk):
+            return False
+        if not self._cached.presence(chunk).this_boot:  # before it was locked, it may have been evicted
+            self._cached.locks.unlock(chunk)
+            return False
+        self._ready.add(chunk)
+        self._counts.hits += 1
+        return True
 
     def release(self, chunks: Sequence[int]) -> None:
         """Ends what `hold` or `announce` began, for each of these chunks once."""
@@ -204,7 +228,7 @@ class ChunkFetcher:
                 if not self._closed:
                     self._cached.locks.unlock(chunk)
         if self._announced:
-            self._changed.notify_all()  # one more may be held
+            self._work_to_do.notify(len(chunks))  # others may be held now
 
     def _start(self, count: int) -> None:
         """Wakes threads for so many chunks, and starts some where too few are idle."""
@@ -212,7 +236,7 @@ class ChunkFetcher:
             thread = threading.Thread(target=self._work, name=f"fastload-fetch-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._changed.notify_all()
+        self._work_to_do.notify(count)
 
     def _work(self) -> None:
         """Fetches chunks until the fetcher is closed; the body of a thread."""
@@ -221,7 +245,7 @@ class ChunkFetcher:
             with self._changed:
                 self._idle += 1
                 while (chunk := self._next()) is None and not self._closed:
-                    self._changed.wait()
+                    self._work_to_do.wait()
                 self._idle -= 1
                 if chunk is None or self._closed:
                     return
@@ -311,10 +335,13 @@ class ChunkFetcher:
             parts = self._objects.fetch_header(chunk.shard)
             self._make_room(number, chunk.shard, [one for one, _ in parts])
         else:
+            ranges = self._objects.ranges_by_index(chunk)
+            if not ranges:
+                with self._header(chunk.shard):
+                    ranges = self._objects.ranges(chunk)
+            self._make_room(number, chunk.shard, ranges)
+            parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
             with self._header(chunk.shard):
-                ranges = self._objects.ranges(chunk)
-                self._make_room(number, chunk.shard, ranges)
-                parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
                 self._objects.check(chunk, parts)
         self._cached.write(chunk.shard, parts)
         self._cached.complete(number, digest_of([data for _, data in parts]))
@@ -443,6 +470,7 @@ class ChunkFetcher:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._work_to_do.notify_all()
         deadline_s = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             if thread is not threading.current_thread():

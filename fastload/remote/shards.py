@@ -65,6 +65,7 @@ class RemoteShards:
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._layouts: dict[int, ShardLayout] = {}
         self._etags: dict[str, tuple[int, str | None]] = {}
+        self._asking: dict[str, threading.Lock] = {}  # of shards whose ETag is asked for
         self._open()
 
     def _open(self) -> None:
@@ -159,7 +160,8 @@ class RemoteShards:
 
     def check_room(self, num_chunks: int, why: str) -> None:
         """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers."""
-        shards = np.minimum(num_chunks, len(self._shards.names))
+        shards = min(num_chunks, len(self._shards.names))
+        num_chunks = min(num_chunks, self.table.num_chunks)
         files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in _OWN_FILES)
         headers = int(np.sort(self._shards.num_bytes - self._pixel_bytes())[::-1][:shards].sum())
         check_room(self._cache, num_chunks * (self.largest + 2 * 4096) + headers + files, why)
@@ -184,6 +186,14 @@ class RemoteShards:
                 return _header_ranges(self._cached.path(chunk.shard))
             return []
         return self._layout(chunk.shard).ranges(chunk)
+
+    def ranges_by_index(self, chunk: Chunk) -> list[Range]:
+        """Returns where a chunk of images lies that are back to back, which the index says; else []."""
+        begin, field = int(self._shards.images_offset[chunk.shard]), self._file.fields[chunk.field]
+        if chunk.field != "images" or not field.in_shards or begin < 0:
+            return []
+        rows = self.table.rows_of(chunk)
+        return [(begin + rows.start * field.row_bytes, begin + rows.stop * field.row_bytes)]
 
     def _layout(self, shard: int) -> ShardLayout:
         found = self._layouts.get(shard)
@@ -248,7 +258,13 @@ class RemoteShards:
     def _etag(self, name: str) -> str | None:
         """Returns the ETag of a shard; asked for once, and kept for all processes of this machine."""
         known = self._etags.get(name)
-        if known is None:
+        if known is not None:
+            return known[1]
+        with self._lock:
+            one_at_a_time = self._asking.setdefault(name, threading.Lock())
+        with one_at_a_time:
+            if (known := self._etags.get(name)) is not None:
+                return known[1]
             info = self._client.head(self._key(name))
             size = int(self._shards.num_bytes[self._shards.names.index(name)])
             if info.num_bytes != size:
@@ -259,7 +275,7 @@ class RemoteShards:
             known = self._etags[name] = (info.num_bytes, info.etag)
             with self._cache.locked():
                 self._meta.add(self.url, {name: known})
-        return known[1]
+            return known[1]
 
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""
