@@ -9,6 +9,7 @@ the process count among themselves, and the last one that needs a chunk no more 
 from __future__ import annotations
 
 import atexit
+import math
 import random
 import threading
 import time
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import CacheError
+from fastload.errors import CacheError, RemoteError
 from fastload.remote.cache import CachedDataset, DiskFullError, digest_of
 from fastload.remote.chunks import Chunk, ChunkTable, Range
 from fastload.system.files import read_bytes
@@ -44,6 +45,18 @@ def _end_threads() -> None:
     """Ends all threads: the interpreter aborts the process where one is in a request."""
     for fetcher in list(_living):
         fetcher.close()
+
+
+_left_to_others = False
+
+
+def leave_fetching_to_others() -> None:
+    """Has this process wait for chunks that it lacks: a worker process of a loader, whose other end fetches them.
+
+    It may be a fork of it, in which a client of an object store would hang; and one that fetches can be throttled.
+    """
+    global _left_to_others
+    _left_to_others = True
 
 
 Needed = Callable[[NDArray[np.int64]], NDArray[np.float64]]
@@ -292,6 +305,7 @@ class ChunkFetcher:
     def _bring(self, chunk: int, *, fetch: bool) -> None:
         """Returns when a chunk is there and this process has a shared lock on it."""
         locks, pause_s = self._cached.locks, _FIRST_PAUSE_S
+        deadline_s = time.monotonic() + self._give_up_after_s if _left_to_others else math.inf
         while not self._closed:
             if locks.try_shared(chunk):
                 try:
@@ -301,7 +315,12 @@ class ChunkFetcher:
                         return
                     if not fetch:
                         raise _AbsentError
-                    if locks.try_exclusive(chunk):
+                    if time.monotonic() > deadline_s:
+                        raise RemoteError(
+                            f"chunk {chunk} of {self._cached.folder} was not fetched by the training process within "
+                            f"{self._give_up_after_s:g} s. Look there for the reason."
+                        )
+                    if not _left_to_others and locks.try_exclusive(chunk):
                         self._fetch(chunk)
                         locks.try_shared(chunk)
                         return
