@@ -186,11 +186,17 @@ class Client:
             only_if: "absent": only if there is no such object, else ObjectExistsError; an ETag: only if the object has
                 it, else ReplacedError.
         """
-        failures = self.counts.retries
+        tries = 0
+
+        def put() -> str | None:
+            nonlocal tries
+            tries += 1
+            return self._backend.put(key, data, only_if)
+
         try:
-            etag = self._repeat("wrote", key, lambda: self._backend.put(key, data, only_if))
+            etag = self._repeat("wrote", key, put)
         except (ObjectExistsError, ReplacedError):
-            if failures == self.counts.retries:
+            if tries == 1:
                 raise
             there, info = self.read_whole(key)
             if there != memoryview(data):
@@ -215,6 +221,10 @@ class Client:
         """Ends the waits of threads that repeat requests; every later request raises RemoteError."""
         self._closed = True
         self._throttle.close()
+
+    def throttle_limit(self) -> float:
+        """Returns how many requests may be in progress at once now: `Remote.in_flight`, or less where refused."""
+        return self._throttle.limit
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -253,7 +263,7 @@ class Client:
             now_s = time.monotonic()
             failures += 1
             failed_s = failed_s or now_s
-            if failure.kind not in ("timeout", "unreachable"):
+            if failure.kind not in ("timeout", "unreachable", "credentials"):
                 self._answered = True
             if failure.kind == "expired" and not renewed:
                 renewed = True
@@ -263,7 +273,9 @@ class Client:
             if not self._answered:
                 limit_s = min(limit_s, FIRST_ANSWER_S)
             wait_s = backoff_s(failures)
-            if failure.kind not in _RETRIED or now_s + wait_s - failed_s > limit_s:
+            # A machine's role may be late to answer once; without any credentials nothing was ever answered.
+            may_help = failure.kind in _RETRIED or (failure.kind == "credentials" and self._answered)
+            if not may_help or now_s + wait_s - failed_s > limit_s:
                 raise self._error(failure, what, key, failures, now_s - began_s)
             self._count(retries=1, throttled=failure.kind == "throttled")
             self._throttle.sleep(wait_s)
@@ -281,8 +293,10 @@ class Client:
         names = _CREDENTIALS.get(self.url.split("://")[0], "the credentials in use")
         if failure.kind == "missing":
             return ObjectMissingError(f"{url}: there is no such object ({why}). Check bucket and name.")
-        if failure.kind == "access":
-            return AccessError(f"{url}: access was refused ({why}). Check that {names} may do this.")
+        if failure.kind in ("access", "credentials"):
+            return AccessError(
+                f"{url}: access was refused ({why}). Check that {names} may do this, and have not expired."
+            )
         if failure.kind == "expired":
             return AccessError(f"{url}: the credentials have expired ({why}). Renew {names}, and start again.")
         if failure.kind == "replaced":

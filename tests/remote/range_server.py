@@ -1,7 +1,7 @@
 """An HTTP server of a folder's files, by ranges, that can be slow, refuse, lie and break off: `range_server.py FOLDER`.
 
 It prints its port and serves until its standard input closes. `POST /control` takes JSON with names and values of
-`Faults`, and answers with all of them; `GET /log` gives the requests so far: method, path, range, status, and the most
+`Faults`, and turns off all others; `GET /log` gives the requests so far: method, path, range, status, and the most
 that were in progress at once. Files go out by sendfile: two cores pass 2 GB/s in ranges of 8 MiB.
 """
 
@@ -16,7 +16,7 @@ import re
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -29,7 +29,7 @@ REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 403: "Forbidde
 class Faults:
     """How the server misbehaves; everything off at first. Shares are of 1, drawn by chance for each request."""
 
-    latency_s: float = 0.0  # before every answer
+    latency_s: float = 0.0  # before an answer, not before a refusal
     bytes_per_s: float = 0.0  # of one connection; 0: no limit
     requests_per_s: float = 0.0  # what is above is refused with 503; 0: no limit
     refused: float = 0.0  # share answered with 503
@@ -93,17 +93,17 @@ class RangeServer:
     async def answer(self, peer: socket.socket, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         faults = self.faults
         if path == "/control":
-            given = json.loads(body)
-            self.faults = Faults(**(asdict(faults) | given)) if given else Faults()
-            return await self.send(peer, 200, json.dumps(asdict(self.faults)).encode())
+            self.faults = Faults(**json.loads(body))
+            return await self.send(peer, 200, b"{}")
         if path == "/log":
             return await self.send(peer, 200, json.dumps({"requests": self.log, "most": self.most_active}).encode())
         entry = {"method": method, "path": path, "range": headers.get("range"), "status": 0}
         self.log.append(entry)
-        if faults.latency_s:
+        is_refused = self.is_refused()
+        if faults.latency_s and not is_refused:
             await asyncio.sleep(faults.latency_s)
         file = self.folder / path.lstrip("/")
-        status = 503 if self.is_refused() else faults.status or (200 if file.is_file() else 404)
+        status = 503 if is_refused else faults.status or (200 if file.is_file() else 404)
         entry["status"] = status
         if status != 200:
             code = faults.code or {503: "SlowDown", 404: "NoSuchKey", 403: "AccessDenied"}.get(status, "Error")
