@@ -30,7 +30,7 @@ from fastload.system.files import read_bytes
 from fastload.system.text import format_bytes
 from fastload.system.threads import run_as_batch
 
-_EXTRA_THREADS = 2
+_EXTRA_THREADS = 1
 """One more thread for each so many requests in flight: they write and compare what has come meanwhile."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05

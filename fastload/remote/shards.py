@@ -43,6 +43,7 @@ from fastload.remote.client import Client, open_client
 from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
+from fastload.system.text import text_of
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
 _OWN_FILES = ("chunks", "locks", "meta.json")
@@ -227,25 +228,25 @@ class RemoteShards:
 
     def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]]) -> None:
         """Raises DamagedRowError if rows of one size, which have nothing but images, are not what was packed."""
-        field = self._file.fields[chunk.field]
+        field, layout = self._file.fields[chunk.field], self._layout(chunk.shard)
         alone = chunk.field == "images" and "masks" not in self._file.fields and field.in_shards
-        if not (self.remote.check and alone and self._file.version is not None):
+        if not (self.remote.check and alone and self._file.version is not None and layout.digests is not None):
             return
         rows = self.table.rows_of(chunk)
-        (((begin, end), data),) = parts
-        pixels = np.frombuffer(data, np.uint8).reshape(len(rows), end - begin and (end - begin) // len(rows))
-        with open_hdf5(self._cached.path(chunk.shard)) as hdf5:
-            expected = hdf5["digest"][rows.start : rows.stop]
-            wrong = np.flatnonzero(pixel_digests([pixels]) != expected)
-            if len(wrong):
-                row = rows.start + int(wrong[0])
-                name = bytes(hdf5["key"][row]).rstrip(b"\0").decode(errors="backslashreplace")
-                shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
-                more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
-                raise DamagedRowError(
-                    f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest "
-                    f"differs{more}. The object itself is damaged: copy the shard there again."
-                )
+        ((_, data),) = parts
+        with self._cached.opened(chunk.shard) as fd:
+            expected = np.frombuffer(read_bytes(fd, 8 * len(rows), layout.digests + 8 * rows.start), np.uint64)
+        wrong = np.flatnonzero(pixel_digests([np.frombuffer(data, np.uint8).reshape(len(rows), -1)]) != expected)
+        if len(wrong):
+            row = rows.start + int(wrong[0])
+            with open_hdf5(self._cached.path(chunk.shard)) as hdf5:
+                name = text_of(bytes(hdf5["key"][row]))
+            shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
+            more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
+            raise DamagedRowError(
+                f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest differs{more}. "
+                f"The object itself is damaged: copy the shard there again."
+            )
 
     @property
     def _shards(self) -> Shards:
