@@ -320,19 +320,21 @@ def test_expired_credentials_are_looked_for_again_and_then_named(served, status,
 
 
 def test_an_unknown_host_and_a_closed_port_are_named() -> None:
-    for host in ("no-such-host.invalid", "127.0.0.1:1"):
+    for host, why in (("no-such-host.invalid", "the host is unknown"), ("127.0.0.1:1", "refused")):
         client, key = open_client(f"http://{host}/x", SHORT)
-        with pytest.raises(RemoteError, match=rf"http://{host}/x: .* time.*no connection.*Check the name of the host"):
+        with pytest.raises(
+            RemoteError, match=rf"http://{host}/x: .* time.*no connection: .*{why}.*the name of the host"
+        ):
             client.head(key)
 
 
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
-        ({"status": 503}, "HTTP status 503 SlowDown.*in_flight"),
+        ({"status": 503}, "HTTP status 503.*in_flight"),
         ({"status": 429, "code": "TooMany"}, "HTTP status 429 TooMany"),
         ({"status": 500, "code": "InternalError"}, "HTTP status 500"),
-        ({"cut": 1.0}, "the answer broke off"),
+        ({"cut": 1.0}, "broke off|the connection failed"),
         ({"stalled": 1.0}, "within the timeout.*timeout="),
         ({"latency_s": 60.0}, "within the timeout"),
     ],
