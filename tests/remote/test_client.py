@@ -328,6 +328,16 @@ def test_an_unknown_host_and_a_closed_port_are_named() -> None:
             client.head(key)
 
 
+def test_a_host_that_never_answered_is_given_up_sooner(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(fastload.remote.client, "FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr(fastload.remote.client, "WARNED_AFTER_S", 0.0)
+    client, key = open_client("http://127.0.0.1:1/x?hidden", Remote(give_up_after=3600))
+    with pytest.raises(RemoteError, match="no connection"):
+        client.head(key)
+    assert "http://127.0.0.1:1/x: a request fails for" in caplog.text and "hidden" not in caplog.text
+    assert len(caplog.records) == 1, "one warning, not one for each try"
+
+
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
