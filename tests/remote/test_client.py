@@ -398,7 +398,7 @@ def test_close_ends_the_waits_of_other_threads(range_server) -> None:
     assert "was closed" in str(raised[0])
 
 
-def test_a_fork_is_told_what_to_do_instead(served) -> None:
+def test_a_fork_gets_an_error_that_says_what_to_do_instead(served) -> None:
     client, key, server = served
     client.head(key)
 
