@@ -41,6 +41,8 @@ PART_BYTES = 16 * 2**20  # S3 takes 10,000 parts: objects of up to 156 GiB
 # Of a host that never answered: a name that is misspelt, a port that nobody serves. One that did answer may come back.
 FIRST_ANSWER_S = 10.0
 
+WARNED_AFTER_S = 5.0  # and not again within a minute
+
 _RETRIED = ("throttled", "timeout", "unreachable", "broken")
 
 _process: int | None = None  # the one in which obstore made requests
@@ -102,7 +104,7 @@ class Client:
         self._answered = False
         self._closed = False
         self._process = os.getpid()
-        self._renewed_s = 0.0
+        self._renewed_s = self._warned_s = 0.0
         self._backend: Backend
         if url.split("://")[0] in SCHEMES:
             if _process not in (None, os.getpid()):
@@ -246,11 +248,10 @@ class Client:
         began_s = time.monotonic()
         failures, failed_s, renewed = 0, 0.0, False
         while True:
-            if self._closed:
-                raise RemoteError(f"{self.url_of(key)}: this client was closed")
-            failure: Failure | None = None
             waiting_s = time.monotonic()
             with self._throttle.slot() as slot:
+                if self._closed:
+                    raise RemoteError(f"{self.url_of(key)}: this client was closed")
                 self._count(requests=1, waited_s=time.monotonic() - waiting_s)
                 try:
                     result = request()
@@ -277,6 +278,11 @@ class Client:
             may_help = failure.kind in _RETRIED or (failure.kind == "credentials" and self._answered)
             if not may_help or now_s + wait_s - failed_s > limit_s:
                 raise self._error(failure, what, key, failures, now_s - began_s)
+            if now_s - failed_s > WARNED_AFTER_S and now_s - self._warned_s > 60:
+                self._warned_s = now_s
+                _log.warning(
+                    "%s: a request fails for %s: %s", self.url_of(key), seconds_text(now_s - failed_s), failure
+                )
             self._count(retries=1, throttled=failure.kind == "throttled")
             self._throttle.sleep(wait_s)
             self._count(waited_s=wait_s)

@@ -35,7 +35,7 @@ _CREDENTIALS_FROM = (
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _KINDS: dict[str, tuple[Kind, str]] = {
     "Timeout": ("timeout", "no complete answer within the timeout"),
-    "Connect": ("unreachable", "no connection: the host is unknown, refuses, or there is no route to it"),
+    "Connect": ("unreachable", "no connection"),
     "Interrupted": ("broken", "the answer broke off"),
 }
 
@@ -66,6 +66,9 @@ def failure_of(error: Exception) -> Failure:
     if status is not None:
         kind = _RETRIED.get(status, "broken" if status >= 500 else "invalid")
         return Failure(kind, how)  # type: ignore[arg-type]
+    if found := re.findall(r"ConnectError\(\s*\"([a-z ]+)\"", text):
+        known = {"dns error": "the host is unknown"}.get(found[-1], found[-1])
+        return Failure("unreachable", f"no connection: {known}{', refused' if 'ConnectionRefused' in text else ''}")
     if found := re.findall(r"HttpError \{\s*kind: (\w+)", text):
         return Failure(*_KINDS.get(found[-1], ("broken", f"the connection failed ({found[-1]})")))
     if name == "NotSupportedError" or "NotPartial" in text:
