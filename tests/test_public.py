@@ -21,12 +21,13 @@ PACKAGE = Path(fastload.__file__).parent
 TORCH_FREE = """
 errors format.header format.writer images.decode sources.layouts sources.objects pack plan read.reader inspection.info
 inspection.shuffle_quality inspection.verify inspection.preview repack export estimate profiling.meter
-profiling.verdict profiling.doctor.examine profiling.report cli
+profiling.verdict profiling.doctor.examine profiling.report remote.client cli
 """.split()
 # Each package imports only from those in lines before its own; within a line, only from those to its left of a `<`.
 LEVELS = """
 errors timing
 system < device format distributed plan
+remote
 images < transforms
 read sources
 dataset pack
@@ -50,7 +51,7 @@ def test_the_export_list_is_this_and_each_name_is_there():
         assert getattr(fastload, name) is not None
     assert set(fastload.__all__) <= set(dir(fastload))
     assert fastload.__version__ == version("fastload-hdf5")
-    with pytest.raises(AttributeError, match="offers CacheError, ChunkBatchSampler"):
+    with pytest.raises(AttributeError, match="offers AccessError, CacheError"):
         _ = fastload.Fastloader  # type: ignore[attr-defined]
     modules = {path.stem for path in (*PACKAGE.glob("*.py"), *(init.parent for init in PACKAGE.glob("*/__init__.py")))}
     assert modules & (set(fastload.__all__) - {"transforms"}) == set(), "an exported name is never a module's"

@@ -113,6 +113,10 @@ class RemoteFile(Protocol):
         """Returns a context within which that holds, and some rows of a field that is not ragged are there, too."""
         ...
 
+    def path(self, shard: int) -> Path:
+        """Returns the file of a shard."""
+        ...
+
 
 @dataclass(frozen=True)
 class PackedFile:
@@ -239,8 +243,9 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
         FileChangedError: it is not the file that the index was made of.
     """
     found = _read_shard(index, number)
+    moved = index.remote is not None and found.path != index.remote.path(number)
     with suppress(OSError):
-        if found.identity.fits(FileIdentity.of(os.stat(found.path))):
+        if not moved and found.identity.fits(FileIdentity.of(os.stat(found.path))):
             return found
     _read_shard.cache_clear()
     return _read_shard(index, number)
@@ -255,7 +260,7 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
         raise FormatError(f"{index.path}: its shard {name} is a link that leaves the folder; refused as unsafe.")
     try:
         with index.remote.holding_header(number) if index.remote is not None else nullcontext():
-            found = read_header(path)
+            found = read_header(index.remote.path(number) if index.remote is not None else path)
     except MissingFileError as exc:
         raise MissingFileError(
             f"{index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."

@@ -215,9 +215,10 @@ def open_hdf5(path: Path) -> Hdf5File:
     try:
         # Locks fail on NFS and Lustre (h5py #1101), and HDF5 refuses to open a file that this process has already open
         # with another choice of locking; so each choice is tried.
+        driver = "stdio" if path.is_relative_to("/proc/self/fd") else None  # the others ask for a file's real path
         for locking in (None, False, True):
             try:
-                return Hdf5File(path, "r", locking=locking)
+                return Hdf5File(path, "r", locking=locking, driver=driver)
             except OSError as exc:
                 if "lock" not in str(exc):
                     raise

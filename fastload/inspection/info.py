@@ -166,7 +166,9 @@ def _inspect_url(url: FileName) -> FileInfo:
         shards, remote = header.shards, cast("RemoteShards", header.remote)
         assert shards is not None, "what comes of a URL is an index in the cache"
         held = remote.holding_header(0) if shards.names == (header.path.name,) else nullcontext()
-        remote.announce(remote.table.headers.tolist())  # of many shards, whose labels are counted, several at a time
+        remote.current().announce(
+            remote.table.headers.tolist()
+        )  # of many shards, whose labels are counted, several at a time
         with held, open_hdf5(header.path) as file:
             if "fastload_index" in file.attrs:
                 found = _inspect_index(header, file)

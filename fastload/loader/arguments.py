@@ -17,6 +17,7 @@ from fastload.plan import ChunkWindow, Echo, EpochPlan
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import BatchForm, Resolved
+from fastload.prefetch.thread_stream import group_size
 from fastload.remote.options import is_url
 from fastload.remote.shards import RemoteShards
 from fastload.system.text import counted
@@ -160,25 +161,26 @@ def check_steps(plan: EpochPlan, data: Input) -> None:
 def check_cache(options: Resolved) -> None:
     """Raises CacheError where the cache of remote chunks has no room for what the ranks of this machine read at once.
 
-    For each rank the windows of a batch and of the next one; without windows the rows of a batch may be in as many
-    chunks.
+    For each rank the windows of the batches that its threads read at a time, and of the next one; without windows the
+    rows of these batches may be in as many chunks.
     """
     file = options.data.dataset.file if isinstance(options.data, PackedInput) else None
     if file is None or file.remote is None:
         return
-    window, plan, ranks = options.window, options.plan, len(options.local_ranks)
+    window, plan, ranks, chunk_rows = options.window, options.plan, len(options.local_ranks), options.data.chunk_rows
+    group = group_size(options.packed.row_bytes * plan.batch_size, plan.num_steps)
+    rows = (options.num_workers + 1) * group * plan.batch_size
     if window is not None:
-        number, what = 2 * window.chunks + 2, f"reading windows of {window.chunks} chunks"
+        number = window.chunks * (-(-rows // (window.chunks * chunk_rows)) + 1)
+        what = f"reading windows of {window.chunks} chunks"
     elif plan.shuffle is False:
-        number, what = 4, "reading in order"
+        number, what = rows // max(1, chunk_rows) + options.num_workers + 2, "reading in order"
     else:
-        number, what = (
-            plan.batch_size * (options.num_workers + 1),
-            f"reading batches of {plan.batch_size} rows anywhere",
-        )
-    number = min(number, -(-len(plan.rows) // max(1, options.data.chunk_rows)))
+        number, what = rows, f"reading batches of {plan.batch_size} rows anywhere"
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
-    cast(RemoteShards, file.remote).check_room(number * ranks, what)
+    remote = cast(RemoteShards, file.remote)
+    remote.ranks = ranks
+    remote.check_room(number, what)
 
 
 def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:

@@ -99,7 +99,8 @@ class FastLoader:
             asked again at the first `iter()` or `len()`, so the loader may be made before the process group. "node":
             as "auto", and the ranks of a node have the same rows together in every epoch, dealt out among them anew
             in each, so that a node reads and keeps the same chunks; a warning says what that does to the order. Nodes
-            are torchrun's, or found through the process group. Where the device caches fixed shares, these count.
+            are torchrun's, or found through the process group, for which every rank has to make such a loader. Where
+            the device caches fixed shares, these count.
         workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
             at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
             than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts

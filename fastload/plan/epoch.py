@@ -114,11 +114,11 @@ class EpochPlan:
     >>> [batch.valid.tolist() for batch in plan.batches(rank=1)][-1], plan.batch(1, 2).global_valid
     ([True, False], 2)
 
-    Fixed pieces: the rows are cut into contiguous pieces, the same in every epoch, one for as many neighbouring ranks
-    as each other's, and each epoch's order permutes within the pieces. A piece a rank is for ranks that cache their
-    rows in memory where not all fit, a piece a node for nodes that read the same chunks in every epoch. Where the
-    world size changes within an epoch, the rest of its order is cut among the new ranks as it is: some rows then come
-    from other pieces, until the next epoch.
+    Fixed pieces: the rows are cut into contiguous pieces, the same in every epoch, each for as many neighbouring ranks,
+    and each epoch's order permutes within the pieces. A piece a rank is for ranks that cache their rows in memory where
+    not all fit, a piece a node for nodes that read the same chunks in every epoch. Where the world size changes within
+    an epoch, the rest of its order is cut among the new ranks as it is: some rows then come from other pieces, until
+    the next epoch.
 
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.

@@ -193,6 +193,8 @@ def _mates_again(plan: EpochPlan) -> float | None:
     batches = min(batches, _MOST_COMPARED) // plan.batch_size
     if following is None or plan.batch_size < 2 or not batches:
         return None
+    if plan.groups is not None and len(plan.rows) > _MOST_COMPARED:
+        return None  # a row's place takes sorting its block, and these rows lie in all of them
     rows = plan.rows_at(0, np.arange(batches * plan.batch_size))
     ranks, steps = following.places_of(rows)
     # As positions in a sequence of all batches: those of rank 0, of rank 1, and so on.

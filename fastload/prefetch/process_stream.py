@@ -107,7 +107,8 @@ class ProcessFeed:
             batch_bytes = options.plan.batch_size * sum(file.fields[name].row_bytes for name, _, _ in layout)
         self._streams += 1
         with ExitStack() as resources:
-            coming = announced(options, coalesced(epochs, 1), batch_bytes, resources)
+            under_way = PREFETCH * self.num_workers
+            coming = announced(options, coalesced(epochs, 1), batch_bytes, resources, under_way=under_way)
             self.skip_before(self._streams)
             try:
                 if self._workers is None:

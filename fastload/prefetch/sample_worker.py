@@ -23,6 +23,7 @@ from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import slot_arrays, slot_bytes
 from fastload.prefetch.sample_layout import SampleLayout, describe, fields_of, layout_of, unwritten, write
 from fastload.prefetch.shared_memory import SharedMemory
+from fastload.remote.fetch import leave_fetching_to_others
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch, current, watch_decoders
 
@@ -117,6 +118,7 @@ class Filler(Dataset[Any]):
 
     def __getitem__(self, request: BatchRequest) -> BatchResult:
         """Carries out a request."""
+        leave_fetching_to_others()
         self._place = place_in_batch(self._control, request.slot, self._batch_size).data
         self._place[0] = 0
         self._layout = request.layout or self._layout

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastload.errors import FastloadError
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.sharded import ShardedReader
+from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.shards import RemoteShards
 
 _CLOSE_S = 10.0
@@ -45,8 +46,8 @@ class FetchAhead:
         self._ragged = any(field.ragged is not None for field in reader.file.fields.values())
         self._now = (plan.epoch, 0)
         self._plans: dict[int, EpochPlan] = {}
-        # The chunks of the batches announced last, and their epochs and steps: the first one may still be read.
-        self._held: deque[tuple[list[int], int, int]] = deque()
+        # Of the batches announced last, who holds which chunks, epoch and step: the first one may still be read.
+        self._held: deque[tuple[ChunkFetcher, list[int], int, int]] = deque()
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[tuple[NDArray[np.int64], int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -77,11 +78,16 @@ class FetchAhead:
         with self._lock:
             if self._closed:
                 return
-            self._held.append((chunks, epoch, step))
-            self._now = self._held[0][1:]
-            self._remote.announce(chunks)
+            fetcher = self._remote.current()
+            self._held.append((fetcher, chunks, epoch, step))
+            self._now = self._held[0][2:]
+            fetcher.announce(chunks)
             while len(self._held) > self._kept:
-                self._remote.release(self._held.popleft()[0])
+                self._release_first()
+
+    def _release_first(self) -> None:
+        fetcher, chunks, _, _ = self._held.popleft()
+        fetcher.withdraw(chunks)
 
     def _run(self) -> None:
         try:
@@ -147,7 +153,7 @@ class FetchAhead:
         with self._lock:
             self._closed = True
             while self._held:
-                self._remote.release(self._held.popleft()[0])
+                self._release_first()
         if self._thread is not None:
             self._orders.put(None)
             if self._thread is not threading.current_thread():

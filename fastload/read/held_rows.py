@@ -37,7 +37,7 @@ class HeldRows:
         assert index.shards is not None, "an index"
         there, here = index.shards.rows_of(shard)
         self._there = dict(zip(here.tolist(), there.tolist(), strict=True))
-        names = self._remote.table.fields
+        self._fetcher, names = self._remote.current(), self._remote.table.fields
         self._pixels = ShardedReader(index, [name for name in names if name in PIXEL_FIELDS], "pread")
         self._others = ShardedReader(index, [name for name in names if name not in PIXEL_FIELDS], "pread")
         self._announced: dict[int, list[int]] = {}  # by the first row of a span
@@ -50,7 +50,7 @@ class HeldRows:
 
     def __exit__(self, *_: object) -> None:
         for chunks in self._announced.values():
-            self._remote.release(chunks)
+            self._fetcher.withdraw(chunks)
         self._pixels.close()
         self._others.close()
         self._open.close()
@@ -69,7 +69,7 @@ class HeldRows:
             with self._pixels.holding_of(self._shard, numbers[:0]):
                 chunks = self._pixels.chunks_of(np.full(len(numbers), self._shard), numbers)
             self._announced[span.start] = chunks
-            self._remote.announce(chunks)
+            self._fetcher.announce(chunks)
             coming.append(span)
             if len(coming) > self._depth:
                 yield coming.popleft()
@@ -80,7 +80,7 @@ class HeldRows:
         try:
             return self._damaged(samples, list(rows))
         finally:
-            self._remote.release(self._announced.pop(rows.start, []))
+            self._fetcher.withdraw(self._announced.pop(rows.start, []))
 
     def _damaged(self, samples: CheckedSamples, rows: list[int]) -> list[tuple[int, str]]:
         if not rows:

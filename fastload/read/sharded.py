@@ -7,6 +7,7 @@ they are one array, as those of a single file are.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import threading
@@ -27,6 +28,8 @@ from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chos
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck
+from fastload.remote.cache import DiskFullError
+from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.shards import RemoteShards
 from fastload.system import native
 from fastload.timing.results import NETWORK
@@ -76,6 +79,7 @@ class ShardedReader(RowReader):
         self._options: dict[str, Any] = {"cache_chunks": cache_chunks, "windows": windows, "verify": verify}
         self._checks: dict[int, RowCheck] = {}
         self._lock, self._pid = threading.RLock(), os.getpid()
+        self._idle = threading.Condition(self._lock)  # no thread reads from open shards
         self._open: OrderedDict[int, RowReader] = OrderedDict()
         self._users: dict[int, int] = {}
         self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
@@ -87,6 +91,8 @@ class ShardedReader(RowReader):
         self._ragged = {name: ShardedRagged(self, name) for name in fields if file.fields[name].ragged is not None}
         # Of remote shards: what is fetched by chunks when rows are read.
         self._remote = cast("RemoteShards | None", file.remote)
+        self.fetcher = self._remote.current() if self._remote is not None else None  # that open shards are held by
+        self._reopening = False
         needed = RowCheck(file, fields, check).needed if check is not None else fields
         self._chunked = [name for name in needed if self._remote is not None and name in self._remote.table.fields]
 
@@ -134,6 +140,10 @@ class ShardedReader(RowReader):
     def taken(self, numbers: Sequence[int]) -> list[RowReader]:
         """Returns the open readers of shards, which stay open until they are released as often as they were taken."""
         with self._locked():
+            while self._reopening:
+                self._idle.wait()
+            if self._remote is not None and self._remote.current() is not self.fetcher:
+                raise DiskFullError(errno.ENOSPC, "the shards are no longer read from the disk")
             found = []
             for number in numbers:
                 reader = self._open.get(number)
@@ -152,8 +162,8 @@ class ShardedReader(RowReader):
     def _closed(self, reader: RowReader, number: int) -> None:
         """Closes the reader of a shard."""
         reader.close()
-        if self._remote is not None:
-            self._remote.release_header(number)
+        if self.fetcher is not None:
+            self.fetcher.release(self._header(number))
 
     def released(self, numbers: Sequence[int]) -> None:
         """Lets shards that were taken be closed."""
@@ -164,26 +174,58 @@ class ShardedReader(RowReader):
                     self._users[number] = left
                 else:
                     self._users.pop(number, None)
+            if self._reopening:
+                self._idle.notify_all()
+
+    def leave_disk(self) -> None:
+        """Has remote shards read from memory from now on, as there is no room on the disk; see `RemoteShards`.
+
+        It waits until no thread reads from what is open, and closes that.
+        """
+        assert self._remote is not None, "only chunks of remote shards are written"
+        self._remote.leave_disk()
+        with self._locked():
+            while self._reopening:
+                self._idle.wait()
+            if self.fetcher is self._remote.current():
+                return
+            self._reopening = True
+            try:
+                while self._users:
+                    self._idle.wait()
+                while self._open:
+                    number, reader = self._open.popitem()
+                    self._closed(reader, number)
+                self.fetcher, self._joined = self._remote.current(), None
+            finally:
+                self._reopening = False
+                self._idle.notify_all()
 
     def _locked(self) -> threading.RLock:
         """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
         if self._pid != os.getpid():
             self._lock, self._pid, self._users = threading.RLock(), os.getpid(), {}
+            self._idle = threading.Condition(self._lock)
             if self._remote is not None:
+                self.fetcher = self._remote.current()
                 self._open = OrderedDict()  # the parent holds their headers, this process has to hold them itself
         return self._lock
 
     def _opened(self, number: int) -> RowReader:
-        if self._remote is None:
+        if self.fetcher is None:
             return self._opened_here(number)
         lap("reading")
-        self._remote.hold_header(number)
+        self.fetcher.hold(self._header(number))
         lap(NETWORK)
         try:
             return self._opened_here(number)
         except BaseException:
-            self._remote.release_header(number)
+            self.fetcher.release(self._header(number))
             raise
+
+    def _header(self, number: int) -> list[int]:
+        assert self._remote is not None, "the shards are remote"
+        return [int(self._remote.table.headers[number])]
 
     def _opened_here(self, number: int) -> RowReader:
         header = read_shard(self.file, number)
@@ -309,29 +351,37 @@ class _Holding(AbstractContextManager[None]):
         self._reader, self._numbers = reader, numbers
         self._rows = shard[: len(there)], there
         self._held: list[Any] = []
-        self._remote = cast("RemoteShards | None", reader.file.remote)
+        self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
 
     def __enter__(self) -> None:
+        try:
+            self._enter()
+        except DiskFullError:
+            self._reader.leave_disk()
+            self._enter()
+
+    def _enter(self) -> None:
         readers = self._reader.taken(self._numbers)
         try:
             for one in readers:
                 one.held.__enter__()
                 self._held.append(one.held)
                 one.check_identity()
-            if self._remote is not None and len(self._rows[1]):
+            if (fetcher := self._reader.fetcher) is not None and len(self._rows[1]):
                 chunks = self._reader.chunks_of(*self._rows)
                 lap("reading")
-                self._remote.hold(chunks)
+                fetcher.hold(chunks)
                 lap(NETWORK)
-                self._chunks = chunks
+                self._fetcher, self._chunks = fetcher, chunks
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        if self._remote is not None and self._chunks:
-            self._remote.release(self._chunks)
+        if self._fetcher is not None:
+            self._fetcher.release(self._chunks)
+            self._fetcher = None
         while self._held:
             self._held.pop().__exit__(None, None, None)
         self._reader.released(self._numbers)

@@ -10,6 +10,7 @@ Data: TypeAlias = "bytes | bytearray | memoryview[int]"
 Kind = Literal[
     "missing",  # no such object or bucket
     "access",  # credentials missing or not sufficient
+    "credentials",  # none were found, or where they come from does not answer
     "expired",  # credentials that were valid
     "replaced",  # the ETag is another one
     "exists",  # and was to be written only if it does not

@@ -7,17 +7,25 @@ shares the description of its parent, so it has to open a file of its own.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 import struct
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fastload.errors import OptionError
 
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid, which is 0 for such a lock
 _BUSY = (errno.EAGAIN, errno.EACCES)
+
+
+@cache
+def _keeping_gil() -> Any:
+    return ctypes.PyDLL(None, use_errno=True)
 
 
 class ByteLocks:
@@ -61,13 +69,13 @@ class ByteLocks:
         self._set(fcntl.F_UNLCK, byte)
 
     def _set(self, kind: int, byte: int) -> bool:
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-        except OSError as exc:
-            if exc.errno in _BUSY:
-                return False
-            raise
-        return True
+        # Without releasing the GIL, which this thread might not get back soon; the call never waits.
+        request = ctypes.create_string_buffer(_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        if _keeping_gil().fcntl(self._fd, fcntl.F_OFD_SETLK, request) == 0:
+            return True
+        if ctypes.get_errno() in _BUSY:
+            return False
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def close(self) -> None:
         """Ends all of its locks; those of a parent process stay, where this is the forked child's copy."""

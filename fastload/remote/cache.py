@@ -260,9 +260,12 @@ class CachedDataset:
     @contextmanager
     def opened(self, shard: int) -> Iterator[int]:
         """Yields a descriptor for reading and writing a shard's sparse copy, which is made if it is not there."""
-        path = self.path(shard)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        path, flags = self.path(shard), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(path, flags, 0o600)
         try:
             if os.fstat(fd).st_size != self._sizes[shard]:
                 os.ftruncate(fd, int(self._sizes[shard]))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError
+from fastload.format.digests import linear_offset
 from fastload.format.header import PIXEL_FIELDS, Field, PackedFile
 
 LARGE_ROW_BYTES = 1024
@@ -124,10 +125,15 @@ class ChunkTable:
 
 
 class ShardLayout:
-    """Where the chunks of a shard lie in its file, from its HDF5 metadata, which has to be there."""
+    """Where the chunks of a shard lie in its file, from its HDF5 metadata, which has to be there.
+
+    Attributes:
+        digests: the byte at which the digests of its rows begin, uint64 (N,); None: it has none.
+    """
 
     def __init__(self, file: h5py.File, table: ChunkTable, shard: int) -> None:
         self._table, self._shard = table, shard
+        self.digests = linear_offset(file["digest"]) if "digest" in file else None
         self._extents = {name: extent_of(file[name]) for name in table.fields if name in file}
 
     def ranges(self, chunk: Chunk) -> list[Range]:

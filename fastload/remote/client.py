@@ -41,6 +41,8 @@ PART_BYTES = 16 * 2**20  # S3 takes 10,000 parts: objects of up to 156 GiB
 # Of a host that never answered: a name that is misspelt, a port that nobody serves. One that did answer may come back.
 FIRST_ANSWER_S = 10.0
 
+WARNED_AFTER_S = 5.0  # and not again within a minute
+
 _RETRIED = ("throttled", "timeout", "unreachable", "broken")
 
 _process: int | None = None  # the one in which obstore made requests
@@ -106,7 +108,7 @@ class Client:
         self._answered = False
         self._closed = False
         self._process = os.getpid()
-        self._renewed_s = 0.0
+        self._renewed_s = self._warned_s = 0.0
         self._backend: Backend
         if url.split("://")[0] in SCHEMES:
             if _process not in (None, os.getpid()):
@@ -190,11 +192,17 @@ class Client:
             only_if: "absent": only if there is no such object, else ObjectExistsError; an ETag: only if the object has
                 it, else ReplacedError.
         """
-        failures = self.counts.retries
+        tries = 0
+
+        def put() -> str | None:
+            nonlocal tries
+            tries += 1
+            return self._backend.put(key, data, only_if)
+
         try:
-            etag = self._repeat("wrote", key, lambda: self._backend.put(key, data, only_if))
+            etag = self._repeat("wrote", key, put)
         except (ObjectExistsError, ReplacedError):
-            if failures == self.counts.retries:
+            if tries == 1:
                 raise
             there, info = self.read_whole(key)
             if there != memoryview(data):
@@ -225,6 +233,10 @@ class Client:
         self._closed = True
         self._throttle.close()
 
+    def throttle_limit(self) -> float:
+        """Returns how many requests may be in progress at once now: `Remote.in_flight`, or less where refused."""
+        return self._throttle.limit
+
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ForkError(
@@ -245,11 +257,10 @@ class Client:
         began_s = time.monotonic()
         failures, failed_s, renewed = 0, 0.0, False
         while True:
-            if self._closed:
-                raise RemoteError(f"{self.url_of(key)}: this client was closed")
-            failure: Failure | None = None
             waiting_s = time.monotonic()
             with self._throttle.slot() as slot:
+                if self._closed:
+                    raise RemoteError(f"{self.url_of(key)}: this client was closed")
                 begun_s = time.monotonic()
                 self._count(requests=1, waited_s=begun_s - waiting_s)
                 try:
@@ -265,7 +276,7 @@ class Client:
             now_s = time.monotonic()
             failures += 1
             failed_s = failed_s or now_s
-            if failure.kind not in ("timeout", "unreachable"):
+            if failure.kind not in ("timeout", "unreachable", "credentials"):
                 self._answered = True
             if failure.kind == "expired" and not renewed:
                 renewed = True
@@ -275,8 +286,15 @@ class Client:
             if not self._answered:
                 limit_s = min(limit_s, FIRST_ANSWER_S)
             wait_s = backoff_s(failures)
-            if failure.kind not in _RETRIED or now_s + wait_s - failed_s > limit_s:
+            # A machine's role may be late to answer once; without any credentials nothing was ever answered.
+            may_help = failure.kind in _RETRIED or (failure.kind == "credentials" and self._answered)
+            if not may_help or now_s + wait_s - failed_s > limit_s:
                 raise self._error(failure, what, key, failures, now_s - began_s)
+            if now_s - failed_s > WARNED_AFTER_S and now_s - self._warned_s > 60:
+                self._warned_s = now_s
+                _log.warning(
+                    "%s: a request fails for %s: %s", self.url_of(key), seconds_text(now_s - failed_s), failure
+                )
             self._count(retries=1, throttled=failure.kind == "throttled")
             self._throttle.sleep(wait_s)
             self._count(waited_s=wait_s)
@@ -293,8 +311,10 @@ class Client:
         names = _CREDENTIALS.get(self.url.split("://")[0], "the credentials in use")
         if failure.kind == "missing":
             return ObjectMissingError(f"{url}: there is no such object ({why}). Check bucket and name.")
-        if failure.kind == "access":
-            return AccessError(f"{url}: access was refused ({why}). Check that {names} may do this.")
+        if failure.kind in ("access", "credentials"):
+            return AccessError(
+                f"{url}: access was refused ({why}). Check that {names} may do this, and have not expired."
+            )
         if failure.kind == "expired":
             return AccessError(f"{url}: the credentials have expired ({why}). Renew {names}, and start again.")
         if failure.kind == "replaced":

@@ -28,10 +28,14 @@ SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https")
 ResultT = TypeVar("ResultT")
 
 _RETRIED = {408: "timeout", 409: "broken", 425: "broken", 429: "throttled", 503: "throttled"}
+_CREDENTIALS_FROM = (
+    "/latest/api/token", "/latest/meta-data/", "/computeMetadata/", "/metadata/identity/",
+    "External AWS credential provider",
+)  # fmt: skip
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _KINDS: dict[str, tuple[Kind, str]] = {
     "Timeout": ("timeout", "no complete answer within the timeout"),
-    "Connect": ("unreachable", "no connection: the host is unknown, refuses, or there is no route to it"),
+    "Connect": ("unreachable", "no connection"),
     "Interrupted": ("broken", "the answer broke off"),
 }
 
@@ -44,9 +48,12 @@ def failure_of(error: Exception) -> Failure:
     status = int(found[-1]) if (found := re.findall(r"inner: Status \{\s*status: (\d{3})", text)) else None
     code = found[-1] if (found := re.findall(r"<Code>(\w{1,60})</Code>", text)) else ""
     how = f"HTTP status {status}{f' {code}' if code else ''}" if status else ""
-    if "169.254." in text or "External AWS credential provider" in text or "metadata.google.internal" in text:
-        return Failure("access", "no credentials were found")
-    if code in _EXPIRED:
+    if any(place in text for place in _CREDENTIALS_FROM):
+        return Failure("credentials", "no credentials were found")
+    if "redirect without LOCATION" in text or status == 301:
+        return Failure("invalid", "the bucket is in another region: set AWS_REGION")
+    # A HEAD has no body, so S3 cannot say what it finds wrong with a request; ours are well-formed.
+    if code in _EXPIRED or (status == 400 and "method: HEAD" in text):
         return Failure("expired", how)
     if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         return Failure("access", how or "permission denied")
@@ -59,6 +66,9 @@ def failure_of(error: Exception) -> Failure:
     if status is not None:
         kind = _RETRIED.get(status, "broken" if status >= 500 else "invalid")
         return Failure(kind, how)  # type: ignore[arg-type]
+    if found := re.findall(r"ConnectError\(\s*\"([a-z ]+)\"", text):
+        known = {"dns error": "the host is unknown"}.get(found[-1], found[-1])
+        return Failure("unreachable", f"no connection: {known}{', refused' if 'ConnectionRefused' in text else ''}")
     if found := re.findall(r"HttpError \{\s*kind: (\w+)", text):
         return Failure(*_KINDS.get(found[-1], ("broken", f"the connection failed ({found[-1]})")))
     if name == "NotSupportedError" or "NotPartial" in text:

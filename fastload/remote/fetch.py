@@ -9,6 +9,9 @@ the process count among themselves, and the last one that needs a chunk no more 
 from __future__ import annotations
 
 import atexit
+import errno
+import math
+import os
 import random
 import threading
 import time
@@ -22,17 +25,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import CacheError
+from fastload.errors import CacheError, RemoteError
 from fastload.remote.cache import CachedDataset, DiskFullError, digest_of
 from fastload.remote.chunks import Chunk, ChunkTable, Range
 from fastload.system.files import read_bytes
 from fastload.system.text import format_bytes
 from fastload.system.threads import run_as_batch
 
-_EXTRA_THREADS = 8
-"""Threads that write and compare what has come, while as many requests as are allowed at a time are in flight."""
+_EXTRA_THREADS = 1
+"""One more thread for each so many requests in flight: they write and compare what has come meanwhile."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+_FULL_S = 0.5  # for which a full disk may be full because of what is evicted soon
 _VICTIMS = 64  # chosen at a time
 _CLOSE_S = 10.0
 
@@ -44,6 +48,18 @@ def _end_threads() -> None:
     """Ends all threads: the interpreter aborts the process where one is in a request."""
     for fetcher in list(_living):
         fetcher.close()
+
+
+_left_to_others = False
+
+
+def leave_fetching_to_others() -> None:
+    """Has this process wait for chunks that it lacks: a worker process of a loader, whose other end fetches them.
+
+    It may be a fork of it, in which a client of an object store would hang; and one that fetches can be throttled.
+    """
+    global _left_to_others
+    _left_to_others = True
 
 
 Needed = Callable[[NDArray[np.int64]], NDArray[np.float64]]
@@ -69,15 +85,19 @@ class _AbsentError(Exception):
 class Objects(Protocol):
     """The objects that chunks are fetched from, and what is known of their bytes."""
 
-    def ranges(self, chunk: Chunk) -> list[Range]:
+    def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[Range]:
         """Returns where a chunk lies in its shard, whose header is in the cache; [] where that is damaged."""
+        ...
+
+    def ranges_by_index(self, chunk: Chunk) -> list[Range]:
+        """Returns where a chunk lies in its shard if the index says it; else []."""
         ...
 
     def fetch(self, shard: int, begin: int, end: int) -> Any:
         """Returns bytes of a shard."""
         ...
 
-    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]]) -> None:
+    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset) -> None:
         """Raises DamagedRowError if bytes that were fetched are not what was packed."""
         ...
 
@@ -109,10 +129,13 @@ class ChunkFetcher:
         give_up_after_s: float,
     ) -> None:
         self._table, self._cached, self._objects = table, cached, objects
-        self._most_threads, self.most_held = threads + _EXTRA_THREADS, most_held
+        self._most_threads, self.most_held = threads + max(2, threads // _EXTRA_THREADS), most_held
         self._give_up_after_s = give_up_after_s
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # a chunk is ready, failed, or given up by a thread
+        self._work_to_do = threading.Condition(lock)  # for the threads that fetch
         self._wanted: dict[int, int] = {}  # chunk -> how often it is
+        self._held: dict[int, int] = {}  # chunk -> by how many it is held, or is to be, for reading
         self._awaited: dict[int, int] = {}  # chunk -> how many threads wait for it
         self._ready: set[int] = set()  # with a shared lock
         self._fetching: set[int] = set()
@@ -141,9 +164,8 @@ class ChunkFetcher:
         Raises the error of one that cannot be fetched; then none is held.
         """
         with self._changed:
-            for chunk in chunks:
-                self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
-            missing = [chunk for chunk in chunks if chunk not in self._ready]
+            self._want(chunks)
+            missing = [chunk for chunk in chunks if chunk not in self._ready and not self._take_if_there(chunk)]
             if not missing:
                 return
             for chunk in missing:
@@ -169,6 +191,11 @@ class ChunkFetcher:
                     if not self._awaited[chunk]:
                         del self._awaited[chunk]
 
+    def _want(self, chunks: Sequence[int]) -> None:
+        for chunk in chunks:
+            self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
+            self._held[chunk] = self._held.get(chunk, 0) + 1
+
     @contextmanager
     def holding(self, chunks: Sequence[int]) -> Iterator[None]:
         """Within it these chunks are there; see `hold`."""
@@ -179,21 +206,54 @@ class ChunkFetcher:
             self.release(chunks)
 
     def announce(self, chunks: Sequence[int]) -> None:
-        """Has chunks fetched, in this order and as far ahead as there is room, and holds each until `release`."""
+        """Has chunks fetched, in this order and as far ahead as there is room, and holds each until `withdraw`.
+
+        Where the cache is full, one that is held by this alone makes room for a chunk that a thread waits for.
+        """
         with self._changed:
             for chunk in chunks:
                 self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
             new = [chunk for chunk in chunks if chunk not in self._ready and chunk not in self._fetching]
+            while new and not self._announced and len(self._ready) < self.most_held and self._take_if_there(new[0]):
+                del new[0]
             self._announced.extend(new)
             if new:
                 self._start(len(new))
 
+    def _take_if_there(self, chunk: int) -> bool:
+        """Makes a chunk ready that is in the cache, and that neither another process nor a thread is about to fetch.
+
+        Within the lock. Most chunks of later epochs are: no thread is woken for them.
+        """
+        if chunk in self._fetching or not self._cached.presence(chunk).this_boot:
+            return False
+        if not self._cached.locks.try_shared(chunk):
+            return False
+        if not self._cached.presence(chunk).this_boot:  # before it was locked, it may have been evicted
+            self._cached.locks.unlock(chunk)
+            return False
+        self._ready.add(chunk)
+        self._counts.hits += 1
+        return True
+
+    def withdraw(self, chunks: Sequence[int]) -> None:
+        """Ends what `announce` began."""
+        with self._changed:
+            self._want_no_more(chunks)
+
     def release(self, chunks: Sequence[int]) -> None:
-        """Ends what `hold` or `announce` began, for each of these chunks once."""
+        """Ends what `hold` began."""
         with self._changed:
             self._release(chunks)
 
     def _release(self, chunks: Sequence[int]) -> None:
+        for chunk in chunks:
+            self._held[chunk] -= 1
+            if not self._held[chunk]:
+                del self._held[chunk]
+        self._want_no_more(chunks)
+
+    def _want_no_more(self, chunks: Sequence[int]) -> None:
         for chunk in chunks:
             left = self._wanted[chunk] - 1
             if left:
@@ -206,7 +266,7 @@ class ChunkFetcher:
                 if not self._closed:
                     self._cached.locks.unlock(chunk)
         if self._announced:
-            self._changed.notify_all()  # one more may be held
+            self._work_to_do.notify(len(chunks))  # others may be held now
 
     def _start(self, count: int) -> None:
         """Wakes threads for so many chunks, and starts some where too few are idle."""
@@ -214,7 +274,7 @@ class ChunkFetcher:
             thread = threading.Thread(target=self._work, name=f"fastload-fetch-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._changed.notify_all()
+        self._work_to_do.notify(count)
 
     def _work(self) -> None:
         """Fetches chunks until the fetcher is closed; the body of a thread."""
@@ -223,7 +283,7 @@ class ChunkFetcher:
             with self._changed:
                 self._idle += 1
                 while (chunk := self._next()) is None and not self._closed:
-                    self._changed.wait()
+                    self._work_to_do.wait()
                 self._idle -= 1
                 if chunk is None or self._closed:
                     return
@@ -270,6 +330,7 @@ class ChunkFetcher:
     def _bring(self, chunk: int, *, fetch: bool) -> None:
         """Returns when a chunk is there and this process has a shared lock on it."""
         locks, pause_s = self._cached.locks, _FIRST_PAUSE_S
+        deadline_s = time.monotonic() + self._give_up_after_s if _left_to_others else math.inf
         while not self._closed:
             if locks.try_shared(chunk):
                 try:
@@ -279,7 +340,12 @@ class ChunkFetcher:
                         return
                     if not fetch:
                         raise _AbsentError
-                    if locks.try_exclusive(chunk):
+                    if time.monotonic() > deadline_s:
+                        raise RemoteError(
+                            f"chunk {chunk} of {self._cached.folder} was not fetched by the training process within "
+                            f"{self._give_up_after_s:g} s. Look there for the reason."
+                        )
+                    if not _left_to_others and locks.try_exclusive(chunk):
                         self._fetch(chunk)
                         locks.try_shared(chunk)
                         return
@@ -298,7 +364,7 @@ class ChunkFetcher:
             return presence.complete
         found = self._table.chunk(chunk)
         with self._header(found.shard) if found.field else nullcontext():
-            ranges = self._objects.ranges(found)
+            ranges = self._objects.ranges(found, self._cached)
             with self._cached.opened(found.shard) as fd:
                 parts = [read_bytes(fd, end - begin, begin) for begin, end in ranges]
         if not self._cached.digest_matches(chunk, parts):
@@ -313,11 +379,14 @@ class ChunkFetcher:
             parts = self._objects.fetch_header(chunk.shard)
             self._make_room(number, chunk.shard, [one for one, _ in parts])
         else:
+            ranges = self._objects.ranges_by_index(chunk)
+            if not ranges:
+                with self._header(chunk.shard):
+                    ranges = self._objects.ranges(chunk, self._cached)
+            self._make_room(number, chunk.shard, ranges)
+            parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
             with self._header(chunk.shard):
-                ranges = self._objects.ranges(chunk)
-                self._make_room(number, chunk.shard, ranges)
-                parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
-                self._objects.check(chunk, parts)
+                self._objects.check(chunk, parts, self._cached)
         self._cached.write(chunk.shard, parts)
         self._cached.complete(number, digest_of([data for _, data in parts]))
         with self._changed:
@@ -334,7 +403,7 @@ class ChunkFetcher:
         """
         header = int(self._table.headers[shard])
         with self._changed:
-            self._wanted[header] = self._wanted.get(header, 0) + 1
+            self._want([header])
             while header in self._fetching:
                 self._changed.wait()
             mine = header not in self._ready
@@ -355,48 +424,57 @@ class ChunkFetcher:
     def _make_room(self, number: int, shard: int, ranges: Sequence[Range]) -> None:
         """Allocates a chunk's ranges in its shard's copy; evicts what is needed last where the cache is full."""
         self._cached.begin(number)
-        deadline_s, pause_s, full = time.monotonic() + self._give_up_after_s, _FIRST_PAUSE_S, False
+        began_s, pause_s, full = time.monotonic(), _FIRST_PAUSE_S, False
         while not self._closed:
             try:
                 with self._cached.opened(shard) as fd:
                     if self._cached.cache.allocate(fd, ranges):
                         return
             except DiskFullError:
-                full = True
-            if self._evict():
+                if not full:
+                    full, self.most_held = True, max(2, min(self.most_held, len(self._ready) // 2))
+            if self._evict() or (number in self._awaited and self._evict(announced=True)):
                 continue
-            if time.monotonic() > deadline_s:
+            if full and time.monotonic() - began_s > _FULL_S:
+                raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._cached.cache.root))
+            if time.monotonic() - began_s > self._give_up_after_s:
                 cache = self._cached.cache
-                what = "its disk is full" if full else f"max_bytes of {format_bytes(cache.limit)} is reached"
                 raise CacheError(
-                    f"{cache.root.parent}: {what}, and all chunks in it have been in use for "
-                    f"{self._give_up_after_s:g} s. Give the cache more: Remote(max_bytes=..., cache=...), or clear "
-                    f"what other jobs left: `fastload cache clear`."
+                    f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached, and all chunks in it "
+                    f"have been in use for {self._give_up_after_s:g} s. Give the cache more: "
+                    f"Remote(max_bytes=..., cache=...), or clear what other jobs left: `fastload cache clear`."
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _evict(self) -> bool:
-        """Evicts one chunk that nobody uses, or another dataset that nobody uses; returns whether it did."""
+    def _evict(self, *, announced: bool = False) -> bool:
+        """Evicts one chunk that nobody uses, or another dataset that nobody uses; returns whether it did.
+
+        `announced`: one that is held only because it was announced.
+        """
         with self._evicting:
             for fresh in (False, True):
-                if fresh:
-                    self._victims = self._choose_victims()
+                if fresh or announced:
+                    self._victims = self._choose_victims(announced=announced)
                 while self._victims:
-                    if self._evict_unless_used(self._victims.popleft()):
+                    if self._evict_unless_used(self._victims.popleft(), announced=announced):
                         return True
+        if announced:
+            return False
         cache = self._cached.cache
         with cache.locked():
             cache.count()
             others = [folder for folder in cache.datasets() if folder != self._cached.folder]
             return any(cache.remove(folder) for folder in others)
 
-    def _evict_unless_used(self, victim: int) -> bool:
+    def _evict_unless_used(self, victim: int, *, announced: bool) -> bool:
         """Evicts a chunk that neither this process nor another one holds; one that only waits to be held may go."""
         with self._changed:
-            if victim in self._ready or victim in self._fetching:
+            ready = victim in self._ready
+            if victim in self._held or victim in self._fetching or (ready and not announced):
                 return False
             self._fetching.add(victim)  # locks do not keep the threads of a process apart
+            self._ready.discard(victim)
         done = False
         try:
             done = self._evict_chunk(victim)
@@ -404,9 +482,11 @@ class ChunkFetcher:
             with self._changed:
                 self._fetching.discard(victim)
                 self._counts.evicted += done
+                if ready and not done:  # another process holds it, too
+                    self._cached.locks.unlock(victim)
                 if victim in self._awaited:
                     self._urgent.append(victim)
-                elif victim in self._wanted:  # announced meanwhile
+                elif victim in self._wanted and not ready:  # announced meanwhile
                     self._announced.appendleft(victim)
                 self._changed.notify_all()
         return done
@@ -422,16 +502,16 @@ class ChunkFetcher:
                 (number + step, one)
                 for step, near in zip((-1, 1), neighbours, strict=True)
                 if 0 <= number + step < self._table.num_chunks and self._table.chunk(number + step) == near
-                for one in self._objects.ranges(near)
+                for one in self._objects.ranges(near, self._cached)
             ]
-            return self._cached.evict(number, chunk.shard, self._objects.ranges(chunk), around)
+            return self._cached.evict(number, chunk.shard, self._objects.ranges(chunk, self._cached), around)
         return False  # where it lies, nobody knows before its shard's header is fetched
 
-    def _choose_victims(self) -> deque[int]:
+    def _choose_victims(self, *, announced: bool) -> deque[int]:
         """Returns chunks to evict, those first whose next use is farthest; headers last."""
         kept = self._cached.kept()
         with self._changed:
-            busy = np.array([*self._ready, *self._fetching], np.int64)
+            busy = np.array([*(self._held if announced else self._ready), *self._fetching], np.int64)
         kept = kept[~np.isin(kept, busy)]
         shard, column, _ = self._table.placed(kept)
         data, headers = kept[column > 0], kept[column == 0]
@@ -447,6 +527,7 @@ class ChunkFetcher:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._work_to_do.notify_all()
         deadline_s = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             if thread is not threading.current_thread():

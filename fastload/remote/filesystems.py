@@ -61,9 +61,9 @@ class FsspecBackend:
         kind: Kind = "broken"
         try:
             return request()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             kind, reason = "missing", "there is no such file"
-        except (FileExistsError, IsADirectoryError, NotADirectoryError, NotImplementedError) as error:
+        except (FileExistsError, IsADirectoryError, NotImplementedError) as error:
             kind, reason = "invalid", type(error).__name__
         except PermissionError:
             kind, reason = "access", "permission denied"
@@ -142,7 +142,7 @@ class _FsspecUpload:
         self._path = backend._path(key)
         backend._try(lambda: backend._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True))
         folder = self._path.rpartition("/")[0] if backend._is_local else None
-        self._file = backend._try(lambda: tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False))
+        self._file = backend._try(lambda: tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False))  # noqa: SIM115 - abort removes it
 
     def write(self, data: Data) -> None:
         self._backend._try(lambda: self._file.write(data))

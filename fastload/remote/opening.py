@@ -9,8 +9,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import cast
 
-from fastload.errors import FastloadError, OptionError
+from fastload.errors import CacheError, FastloadError, OptionError
 from fastload.format.header import PackedFile, read_header
+from fastload.remote.cache import DiskFullError
 from fastload.remote.options import Remote, is_url, shown
 
 FileName = str | os.PathLike[str]
@@ -37,6 +38,11 @@ def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[Packed
         file = open_remote(url, remote)
         with closing(cast(RemoteShards, file.remote)):
             yield file
+    except DiskFullError as exc:
+        raise CacheError(
+            f"{remote.cache_folder()}: the disk of the cache is full. Make room there (`fastload cache clear` removes "
+            f"what no job uses), or name another folder: FASTLOAD_CACHE, Remote(cache=...)."
+        ) from exc
     except FastloadError as exc:
         exc.args = (_with_urls(str(exc), url, remote), *exc.args[1:])
         raise

@@ -5,7 +5,9 @@ The header is that of an index in the cache of this machine, of one shard where 
 
 from __future__ import annotations
 
+import errno
 import io
+import logging
 import os
 import shutil
 import tempfile
@@ -20,8 +22,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.distributed.ranks import local_world_size
-from fastload.errors import DamagedRowError, FastloadError, FormatError, RemoteError
+from fastload.errors import CacheError, DamagedRowError, FastloadError, FormatError, RemoteError
 from fastload.format.digests import pixel_digests
 from fastload.format.header import Field, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import RaggedExtent
@@ -41,12 +42,16 @@ from fastload.remote.chunks import (
 )
 from fastload.remote.client import Client, open_client
 from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
+from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
+from fastload.system.text import format_bytes, text_of
 from fastload.timing.network import NetworkUse
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
 _OWN_FILES = ("chunks", "locks", "meta.json")
+_log = logging.getLogger("fastload")
+
 _LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
 
 
@@ -63,9 +68,13 @@ class RemoteShards:
         self.remote, self._file, self._client = remote, file, client
         self._folder_key = folder_key  # of the objects' folder in the bucket
         self.table = ChunkTable(file)
+        self.ranks = 1  # of this machine, that share the cache
         self._lock, self._pid = threading.RLock(), os.getpid()
+        self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
+        self._earlier: list[ChunkFetcher] = []  # whose counts go on
         self._etags: dict[str, tuple[int, str | None]] = {}
+        self._asking: dict[str, threading.Lock] = {}  # of shards whose ETag is asked for
         self._open()
 
     def _open(self) -> None:
@@ -85,10 +94,38 @@ class RemoteShards:
             give_up_after_s=self.remote.give_up_after,
         )
 
+    def leave_disk(self) -> None:
+        """Has chunks fetched into memory from now on, as the disk of the cache is full; a warning says so."""
+        with self._lock:
+            if isinstance(self._cached, MemoryDataset):
+                return
+            folder, chunk = self._cache.root.parent, self.largest + 2 * 4096
+            limit = max(self._least_bytes, 4 * chunk) * 3 // 2
+            _log.warning(
+                "%s: the disk of the cache %s is full, and no chunk there can be evicted: chunks are fetched into %s "
+                "of memory from now on, and again in each epoch. Make room there, or name another folder: "
+                "Remote(cache=...).",
+                self.url, folder, format_bytes(limit),
+            )  # fmt: skip
+            self._cache = MemoryFolder(limit)
+            sizes = self._shards.num_bytes
+            self._cached = MemoryDataset(self._cache, self._shards.names, sizes, self.table.num_chunks)
+            needed = self.fetcher.needed
+            self._earlier.append(self.fetcher)
+            self.fetcher = ChunkFetcher(
+                self.table,
+                self._cached,
+                self,
+                threads=self.remote.in_flight,
+                most_held=limit // chunk * max(1, len(self.table.fields)),
+                give_up_after_s=self.remote.give_up_after,
+            )
+            self.fetcher.needed = needed
+
     @property
     def fitting(self) -> int:
         """The chunks of each field that this process may hold at a time, if all ranks of this machine hold as many."""
-        return self._cache.room // local_world_size() // self.largest - 1
+        return self._cache.room // self.ranks // self.largest - 1
 
     @property
     def largest(self) -> int:
@@ -102,8 +139,11 @@ class RemoteShards:
                 sizes.append(int(self.table.rows[name].max()) * field.row_bytes)
         return sum(sizes)
 
-    def _here(self) -> ChunkFetcher:
-        """Returns the fetcher; after a fork a new one, as the locks of the other are the parent's."""
+    def current(self) -> ChunkFetcher:
+        """Returns the fetcher, which whoever holds chunks keeps until they are released.
+
+        After a fork it is a new one, as the locks of the other are the parent's.
+        """
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
@@ -115,21 +155,22 @@ class RemoteShards:
     @property
     def counts(self) -> FetchCounts:
         """The counts of this process."""
-        return self._here().counts
+        return self.current().counts
 
     def network_use(self) -> NetworkUse:
         """Returns what this process fetched so far."""
-        fetched, asked = self._here().counts, replace(self._client.counts)
+        asked, now = replace(self._client.counts), self.current()
+        fetched = [one.counts for one in (*self._earlier, now)]
         return NetworkUse(
-            bytes=fetched.bytes,
-            chunks=fetched.chunks,
-            again=fetched.again,
-            hits=fetched.hits,
+            bytes=sum(one.bytes for one in fetched),
+            chunks=sum(one.chunks for one in fetched),
+            again=sum(one.again for one in fetched),
+            hits=sum(one.hits for one in fetched),
             requests=asked.requests,
             retries=asked.retries,
             refused=asked.throttled,
             busy_s=asked.busy_s,
-            waited_s=fetched.waited_s,
+            waited_s=sum(one.waited_s for one in fetched),
             url=self.url,
             in_flight=self.remote.in_flight,
             allowed=self._client.allowed,
@@ -139,7 +180,7 @@ class RemoteShards:
 
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
-        return self._here().holding([int(self.table.headers[shard])])
+        return self.current().holding([int(self.table.headers[shard])])
 
     def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
         """Returns a context within which rows of a field that is not ragged are in the sparse copy of a shard."""
@@ -147,51 +188,42 @@ class RemoteShards:
         if name in self.table.rows and first < stop:
             begin, last = self.table.of_rows(name, np.full(2, shard), np.array([first, stop - 1])).tolist()
             chunks += range(begin, last + 1)
-        return self._here().holding(chunks)
+        return self.current().holding(chunks)
 
     def note_header(self) -> None:
         """Notes that the header of the only shard is in its sparse copy, where it was looked at."""
         locks, header = self._cached.locks, int(self.table.headers[0])
         if self._cached.presence(header).complete or not locks.try_exclusive(header):
             return
-        if not self._cached.presence(header).complete and (ranges := self.ranges(self.table.chunk(header))):
+        if not self._cached.presence(header).complete and (
+            ranges := self.ranges(self.table.chunk(header), self._cached)
+        ):
             with self._cached.opened(0) as fd:
                 parts = [read_bytes(fd, end - begin, begin) for begin, end in ranges]
             self._cached.complete(header, digest_of(parts))
         locks.unlock(header)
 
-    def hold_header(self, shard: int) -> None:
-        """Returns when the header of a shard is in its sparse copy, and holds it until `release_header`."""
-        self.hold([int(self.table.headers[shard])])
-
-    def release_header(self, shard: int) -> None:
-        """Ends what `hold_header` began."""
-        self.release([int(self.table.headers[shard])])
-
-    def hold(self, chunks: Sequence[int]) -> None:
-        """Returns when chunks are there, and holds them; see `ChunkFetcher.hold`."""
-        self._here().hold(chunks)
-
-    def release(self, chunks: Sequence[int]) -> None:
-        """Ends what `hold` or `announce` began."""
-        self._here().release(chunks)
-
-    def announce(self, chunks: Sequence[int]) -> None:
-        """Has chunks fetched ahead; see `ChunkFetcher.announce`."""
-        self._here().announce(chunks)
+    def path(self, shard: int) -> Path:
+        """Returns the sparse copy of a shard."""
+        return self._cached.path(shard)
 
     def expect(self, most_held: int, needed: Needed) -> None:
         """Says how many announced chunks of each field are fetched ahead, and which chunks are needed last."""
-        fetcher = self._here()
+        fetcher = self.current()
         fetcher.most_held = most_held * max(1, len(self.table.fields))
         fetcher.needed = needed
 
     def check_room(self, num_chunks: int, why: str) -> None:
-        """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers."""
-        shards = np.minimum(num_chunks, len(self._shards.names))
+        """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers.
+
+        For each of the ranks of this machine.
+        """
+        shards = min(self.ranks * num_chunks, len(self._shards.names))
+        num_chunks = min(num_chunks, self.table.num_chunks)
+        self._least_bytes = num_chunks * (self.largest + 2 * 4096)
         files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in _OWN_FILES)
         headers = int(np.sort(self._shards.num_bytes - self._pixel_bytes())[::-1][:shards].sum())
-        check_room(self._cache, num_chunks * (self.largest + 2 * 4096) + headers + files, why)
+        check_room(self._cache, self.ranks * num_chunks * (self.largest + 2 * 4096) + headers + files, why)
 
     def _pixel_bytes(self) -> NDArray[np.int64]:
         """Returns the bytes of the large fields of each shard, without what HDF5 allocated behind them; int64 (S,)."""
@@ -206,18 +238,26 @@ class RemoteShards:
 
     # What `ChunkFetcher` asks for.
 
-    def ranges(self, chunk: Chunk) -> list[Range]:
+    def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[Range]:
         """Returns where a chunk lies in its shard, whose header is in its copy; [] where that is damaged."""
         if not chunk.field:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
-                return header_ranges(self._cached.path(chunk.shard))
+                return header_ranges(cached.path(chunk.shard))
             return []
-        return self._layout(chunk.shard).ranges(chunk)
+        return self._layout(chunk.shard, cached).ranges(chunk)
 
-    def _layout(self, shard: int) -> ShardLayout:
+    def ranges_by_index(self, chunk: Chunk) -> list[Range]:
+        """Returns where a chunk of images lies that are back to back, which the index says; else []."""
+        begin, field = int(self._shards.images_offset[chunk.shard]), self._file.fields[chunk.field]
+        if chunk.field != "images" or not field.in_shards or begin < 0:
+            return []
+        rows = self.table.rows_of(chunk)
+        return [(begin + rows.start * field.row_bytes, begin + rows.stop * field.row_bytes)]
+
+    def _layout(self, shard: int, cached: CachedDataset) -> ShardLayout:
         found = self._layouts.get(shard)
         if found is None:
-            with open_hdf5(self._cached.path(shard)) as hdf5:
+            with open_hdf5(cached.path(shard)) as hdf5:
                 found = self._layouts[shard] = ShardLayout(hdf5, self.table, shard)
         return found
 
@@ -231,49 +271,49 @@ class RemoteShards:
         ranges = likely_header(self._file, shard)
         parts = [(one, self.fetch(shard, *one)) for one in ranges]
         size = int(self._shards.num_bytes[shard])
-        with tempfile.TemporaryDirectory(prefix=f".new-{os.getpid()}-", dir=self._cache.root) as folder:
-            path = Path(folder) / "shard.h5"
-            with _sparse(path, size) as fd:
-                for (begin, _), data in parts:
-                    write_at(fd, data, begin)
-                known = None
-                with suppress(FastloadError, OSError, RuntimeError, KeyError):
-                    known = header_ranges(path)
-                if known != joined_ranges(ranges, 0):
-                    known = _look_for_header(path, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
-                    parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
-        return parts
+        fd = sparse_memory(size)
+        try:
+            for (begin, _), data in parts:
+                write_at(fd, data, begin)
+            path, known = Path(f"/proc/self/fd/{fd}"), None
+            with suppress(FastloadError, OSError, RuntimeError, KeyError):
+                known = header_ranges(path)
+            if known != joined_ranges(ranges, 0):
+                known = _look_for_header(path, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
+                parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
+            return parts
+        finally:
+            os.close(fd)
 
-    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]]) -> None:
+    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset) -> None:
         """Raises DamagedRowError if rows of one size, which have nothing but images, are not what was packed."""
-        field = self._file.fields[chunk.field]
+        field, layout = self._file.fields[chunk.field], self._layout(chunk.shard, cached)
         alone = chunk.field == "images" and "masks" not in self._file.fields and field.in_shards
-        if not (self.remote.check and alone and self._file.version is not None):
+        if not (self.remote.check and alone and self._file.version is not None and layout.digests is not None):
             return
         rows = self.table.rows_of(chunk)
-        (((begin, end), data),) = parts
-        pixels = np.frombuffer(data, np.uint8).reshape(len(rows), end - begin and (end - begin) // len(rows))
-        with open_hdf5(self._cached.path(chunk.shard)) as hdf5:
-            expected = hdf5["digest"][rows.start : rows.stop]
-            wrong = np.flatnonzero(pixel_digests([pixels]) != expected)
-            if len(wrong):
-                row = rows.start + int(wrong[0])
-                name = bytes(hdf5["key"][row]).rstrip(b"\0").decode(errors="backslashreplace")
-                shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
-                more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
-                there, here = self._shards.rows_of(chunk.shard)
-                damaged = tuple(here[np.isin(there, rows.start + wrong)].tolist())
-                raise DamagedRowError(
-                    f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest "
-                    f"differs{more}. The object itself is damaged: copy the shard there again.",
-                    damaged,
-                )
+        ((_, data),) = parts
+        with cached.opened(chunk.shard) as fd:
+            expected = np.frombuffer(read_bytes(fd, 8 * len(rows), layout.digests + 8 * rows.start), np.uint64)
+        wrong = np.flatnonzero(pixel_digests([np.frombuffer(data, np.uint8).reshape(len(rows), -1)]) != expected)
+        if len(wrong):
+            row = rows.start + int(wrong[0])
+            with open_hdf5(cached.path(chunk.shard)) as hdf5:
+                name = text_of(bytes(hdf5["key"][row]))
+            shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
+            more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
+            there, here = self._shards.rows_of(chunk.shard)
+            raise DamagedRowError(
+                f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest differs{more}. "
+                f"The object itself is damaged: copy the shard there again.",
+                tuple(here[np.isin(there, rows.start + wrong)].tolist()),
+            )
 
     def is_copied(self, number: int) -> bool:
         """Whether a chunk in the cache, which is held, is what its object holds: it is fetched again to compare."""
         chunk = self.table.chunk(number)
         with self.holding_header(chunk.shard), self._cached.opened(chunk.shard) as fd:
-            ranges = self.ranges(chunk)
+            ranges = self.ranges(chunk, self._cached)
             here = digest_of([read_bytes(fd, end - begin, begin) for begin, end in ranges])
         return here == digest_of([self.fetch(chunk.shard, begin, end) for begin, end in ranges])
 
@@ -288,7 +328,13 @@ class RemoteShards:
     def _etag(self, name: str) -> str | None:
         """Returns the ETag of a shard; asked for once, and kept for all processes of this machine."""
         known = self._etags.get(name)
-        if known is None:
+        if known is not None:
+            return known[1]
+        with self._lock:
+            one_at_a_time = self._asking.setdefault(name, threading.Lock())
+        with one_at_a_time:
+            if (known := self._etags.get(name)) is not None:
+                return known[1]
             info = self._client.head(self._key(name))
             size = int(self._shards.num_bytes[self._shards.names.index(name)])
             if info.num_bytes != size:
@@ -297,9 +343,9 @@ class RemoteShards:
                     f"index {self.url} was made. Copy the right shard there, or make the index again: `fastload index`."
                 )
             known = self._etags[name] = (info.num_bytes, info.etag)
-            with self._cache.locked():
+            with suppress(OSError), self._cache.locked():  # whoever opens it next asks again
                 self._meta.add(self.url, {name: known})
-        return known[1]
+            return known[1]
 
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""
@@ -323,7 +369,15 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
     folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
     if folder is None:
-        folder = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
+        try:
+            folder = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise CacheError(
+                f"{cache.root.parent}: the disk is full, there is no room for the header of {shown(url)}. Make room "
+                f"there (`fastload cache clear` removes what no job uses), or name another folder: Remote(cache=...)."
+            ) from exc
     found = read_header(folder / name)
     if not (is_index := found.shards is not None):
         found = as_index(found)

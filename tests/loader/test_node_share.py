@@ -143,6 +143,11 @@ def test_a_cache_of_fixed_shares_keeps_a_piece_a_rank_and_says_nothing_of_nodes(
     first, second = ([set(rows_of(loader)) for loader in roomy] for _ in range(2))
     assert first[0] | first[1] == second[0] | second[1] == set(range(48)) and first[0] != second[0]
     assert roomy[0].state_dict()["shuffle"] == ["pieces", [2, "full"]]
+    # A rank that is a node never reads other rows, and keeps no others.
+    alone = [loader_of(rank, 2, 1, device=Device(), **small) for rank in range(2)]
+    for loader, piece in zip(alone, (range(47), range(47, N)), strict=True):
+        assert sorted(rows_of(loader)) == sorted(rows_of(loader)) == list(piece)
+        assert loader._feed is not None and len(loader._feed._cache.rows) == 47
 
 
 def test_a_given_share_is_no_node(packed):

@@ -166,3 +166,12 @@ def test_a_state_of_pieces_that_its_ranks_do_not_make_is_damaged():
     state = state_after(1, NODES) | {"shuffle": ["pieces", [4, "full"]]}
     with pytest.raises(StateError, match="4 fixed pieces was not begun by 6 ranks"):
         resumed(PLAIN, state)
+
+
+@pytest.mark.parametrize("begun", [NODES, SHARES, PLAIN])
+def test_a_sampler_reads_the_rest_of_any_pieces_once(begun):
+    read = sum(counted(begun, 2), Counter())
+    sampler = cursor_of(EpochPlan(range(120), world_size=5, batch_size=1, shuffle="full", ends="exact"))
+    rest = sampler.rest(state_after(2, begun)).plan
+    assert read + sum(counted(rest), Counter()) == Counter(range(120))
+    assert rest.following == replace(sampler.plan, epoch=1)

@@ -440,6 +440,19 @@ def test_a_chunk_is_read_on_its_rank_not_before_its_step_and_within_its_window(p
                 assert steps[row] <= batch.step <= steps[row] + latest // plan.batch_size + 1
 
 
+@given(plan=node_plans(shuffles=ORDERS), data=st.data())
+def test_a_resumed_epoch_has_the_places_of_the_whole_one_and_other_ranks_have_places_of_their_own(plan, data):
+    rows = np.array(plan.rows)
+    steps = data.draw(st.integers(0, plan.num_steps))
+    resumed = replace(plan, segments=plan.segments_after(steps), begun_pieces=plan.fixed_pieces)
+    for here, there in zip(plan.chunk_places(rows), resumed.chunk_places(rows), strict=True):
+        assert np.array_equal(here, there)
+    elsewhere = replace(resumed, world_size=plan.world_size + 1, fixed_pieces=0)
+    ranks, places = elsewhere.chunk_places(rows)
+    assert set(ranks.tolist()) <= set(range(-1, plan.world_size + 1))
+    assert places.min() >= 0 and places.max() <= len(rows) // elsewhere.world_size // plan.batch_size + 1
+
+
 def cut_into(plan, draw):
     """Some shards of the rows of a plan, maybe none."""
     begins = sorted({0, *draw(st.lists(st.integers(0, plan.rows.stop), max_size=3))})

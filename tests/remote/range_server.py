@@ -1,7 +1,7 @@
 """An HTTP server of a folder's files, by ranges, that can be slow, refuse, lie and break off: `range_server.py FOLDER`.
 
 It prints its port and serves until its standard input closes. `POST /control` takes JSON with names and values of
-`Faults`, and answers with all of them; `GET /log` gives the requests so far: method, path, range, status, and the most
+`Faults`, and turns off all others; `GET /log` gives the requests so far: method, path, range, status, and the most
 that were in progress at once. Files go out by sendfile: two cores pass 2 GB/s in ranges of 8 MiB.
 """
 
@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
 import re
-import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from email.utils import formatdate
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
-           412: "Precondition Failed", 416: "Range Not Satisfiable", 503: "Slow Down"}  # fmt: skip
 
 
 @dataclass
 class Faults:
     """How the server misbehaves; everything off at first. Shares are of 1, drawn by chance for each request."""
 
-    latency_s: float = 0.0  # before every answer
+    latency_s: float = 0.0  # before an answer, not before a refusal
     bytes_per_s: float = 0.0  # of one connection; 0: no limit
     requests_per_s: float = 0.0  # what is above is refused with 503; 0: no limit
     refused: float = 0.0  # share answered with 503
@@ -44,6 +42,8 @@ class Faults:
 
 
 class RangeServer:
+    """Answers requests for the files of a folder, as its `faults` say."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults = Faults()
@@ -52,32 +52,19 @@ class RangeServer:
         self.tokens, self.filled = 0.0, time.monotonic()
         self.random = random.Random(0)
 
-    async def connection(self, peer: socket.socket) -> None:
-        loop, waiting = asyncio.get_running_loop(), b""
-        peer.setblocking(False)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with peer:
-            try:
-                while True:
-                    while b"\r\n\r\n" not in waiting:
-                        if not (more := await loop.sock_recv(peer, 65536)):
-                            return
-                        waiting += more
-                    head, waiting = waiting.split(b"\r\n\r\n", 1)
-                    first, *lines = head.decode("latin-1").split("\r\n")
-                    method, path, _ = first.split(" ")
-                    headers = {name.lower(): value.strip() for name, value in (line.split(":", 1) for line in lines)}
-                    while len(waiting) < int(headers.get("content-length", 0)):
-                        waiting += await loop.sock_recv(peer, 65536)
-                    body, waiting = (lambda n: (waiting[:n], waiting[n:]))(int(headers.get("content-length", 0)))
-                    self.active += 1
-                    self.most_active = max(self.active, self.most_active)
-                    try:
-                        await self.answer(peer, method, unquote(urlsplit(path).path), headers, body)
-                    finally:
-                        self.active -= 1
-            except (OSError, asyncio.SendfileNotAvailableError):  # who asked has gone
-                return
+    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, RuntimeError):  # who asked has gone
+            while not writer.is_closing():
+                first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+                method, path, _ = first.split(" ")
+                headers = {name.lower(): value.strip() for name, value in (line.split(":", 1) for line in lines)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.active, self.most_active = self.active + 1, max(self.active + 1, self.most_active)
+                try:
+                    await self.answer(writer, method, unquote(urlsplit(path).path), headers, body)
+                finally:
+                    self.active -= 1
+        writer.close()
 
     def is_refused(self) -> bool:
         rate, now = self.faults.requests_per_s, time.monotonic()
@@ -90,24 +77,24 @@ class RangeServer:
             self.tokens -= 1
         return self.random.random() < self.faults.refused
 
-    async def answer(self, peer: socket.socket, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+    async def answer(
+        self, to: asyncio.StreamWriter, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> None:
         faults = self.faults
         if path == "/control":
-            given = json.loads(body)
-            self.faults = Faults(**(asdict(faults) | given)) if given else Faults()
-            return await self.send(peer, 200, json.dumps(asdict(self.faults)).encode())
+            self.faults = Faults(**json.loads(body))
+            return self.send(to, 200, b"{}")
         if path == "/log":
-            return await self.send(peer, 200, json.dumps({"requests": self.log, "most": self.most_active}).encode())
-        entry = {"method": method, "path": path, "range": headers.get("range"), "status": 0}
-        self.log.append(entry)
-        if faults.latency_s:
-            await asyncio.sleep(faults.latency_s)
+            return self.send(to, 200, json.dumps({"requests": self.log, "most": self.most_active}).encode())
+        self.log.append(entry := {"method": method, "path": path, "range": headers.get("range"), "status": 0})
+        is_refused = self.is_refused()
+        await asyncio.sleep(0.0 if is_refused else faults.latency_s)
         file = self.folder / path.lstrip("/")
-        status = 503 if self.is_refused() else faults.status or (200 if file.is_file() else 404)
+        status = 503 if is_refused else faults.status or (200 if file.is_file() else 404)
         entry["status"] = status
         if status != 200:
             code = faults.code or {503: "SlowDown", 404: "NoSuchKey", 403: "AccessDenied"}.get(status, "Error")
-            return await self.send(peer, status, f"<Error><Code>{code}</Code></Error>".encode(), method=method)
+            return self.send(to, status, f"<Error><Code>{code}</Code></Error>".encode(), head=method == "HEAD")
         stat = file.stat()
         etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}{faults.etag}"'
         more = [f"ETag: {etag}", f"Last-Modified: {formatdate(stat.st_mtime, usegmt=True)}", "Accept-Ranges: bytes"]
@@ -120,56 +107,43 @@ class RangeServer:
             status = 412
         entry["status"] = status
         if status >= 400:
-            return await self.send(peer, status, b"", more, method)
-        await self.send(peer, status, None, [*more, f"Content-Length: {stop - first}"])
+            return self.send(to, status, b"", *more)
+        self.send(to, status, None, *more, f"Content-Length: {stop - first}")
         if method != "HEAD":
-            await self.send_file(peer, file, first, stop - first)
+            await self.send_file(to, file, first, stop - first)
 
-    async def send(self, peer: socket.socket, status: int, body: bytes | None, more: list[str] | None = None,
-                   method: str = "GET") -> None:  # fmt: skip
-        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}", *(more or [])]
+    def send(self, to: asyncio.StreamWriter, status: int, body: bytes | None, *more: str, head: bool = False) -> None:
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *more]
         lines += [] if body is None else [f"Content-Length: {len(body)}"]
-        data = "\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if method == "HEAD" else body or b"")
-        await asyncio.get_running_loop().sock_sendall(peer, data)
+        to.write("\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if head else body or b""))
 
-    async def send_file(self, peer: socket.socket, path: Path, first: int, count: int) -> None:
+    async def send_file(self, to: asyncio.StreamWriter, path: Path, first: int, count: int) -> None:
         loop, faults = asyncio.get_running_loop(), self.faults
-        chance = self.random.random()
-        is_cut, is_stalled = chance < faults.cut, faults.cut <= chance < faults.cut + faults.stalled
+        is_cut, is_stalled = (self.random.random() < share for share in (faults.cut, faults.stalled))
         left = count // 2 if is_cut or is_stalled else count
         with open(path, "rb") as file:
             while left:
                 part = min(left, int(faults.bytes_per_s / 50) or 1) if faults.bytes_per_s else left
-                await loop.sock_sendfile(peer, file, first, part, fallback=False)
+                await loop.sendfile(to.transport, file, first, part, fallback=False)
                 first, left = first + part, left - part
                 if faults.bytes_per_s:
                     await asyncio.sleep(part / faults.bytes_per_s)
-            if is_stalled:
-                await asyncio.sleep(faults.stall_s)
+        if is_stalled:
+            await asyncio.sleep(faults.stall_s)
         if is_cut or is_stalled:
-            peer.shutdown(socket.SHUT_RDWR)
-            raise ConnectionAbortedError
+            to.close()
 
-    async def serve(self, port: int) -> None:
-        loop, tasks = asyncio.get_running_loop(), set()
-        with socket.create_server(("127.0.0.1", port), backlog=1024) as listener:
-            listener.setblocking(False)
-            print(listener.getsockname()[1], flush=True)
-            loop.add_reader(sys.stdin, lambda: None if os.read(0, 4096) else os._exit(0))
-            while True:
-                peer, _ = await loop.sock_accept(listener)
-                tasks.add(task := asyncio.create_task(self.connection(peer)))
-                task.add_done_callback(tasks.discard)
+
+async def serve(folder: Path, port: int) -> None:
+    server = await asyncio.start_server(RangeServer(folder).connection, "127.0.0.1", port, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    asyncio.get_running_loop().add_reader(sys.stdin, lambda: None if os.read(0, 4096) else os._exit(0))
+    await server.serve_forever()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=0)
-    for field in fields(Faults):
-        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
-    options = vars(parser.parse_args())
-    server = RangeServer(options.pop("folder"))
-    port = options.pop("port")
-    server.faults = Faults(**options)
-    asyncio.run(server.serve(port))
+    given = parser.parse_args()
+    asyncio.run(serve(given.folder, given.port))

@@ -59,6 +59,7 @@ loader.load_state_dict(loader.state_dict())
 kept = FastLoader(
     "out.h5",
     256,
+    share="node",
     device="cuda",
     cache="auto",
     transform=(

@@ -213,7 +213,8 @@ class Search:
         self._begun_s = time.perf_counter()
         name = short_name(self._path) if self._path is not None else self._data.name
         result = Tuned(
-            name, self.default, self.call(self.default), self.batch_size, self.options.cpu_budget, self.traits.cpus, self.crop.size if self.crop else None,
+            name, self.default, self.call(self.default), self.batch_size, self.options.cpu_budget, self.traits.cpus,
+            self.crop.size if self.crop else None,
         )  # fmt: skip
         try:
             rows = self._stages(on_progress)  # of the last race
