@@ -225,7 +225,7 @@ class ChunkFetcher:
 
         Within the lock. Most chunks of later epochs are: no thread is woken for them.
         """
-        if chunk in self._fetching or not self._cached.presence(chunk).this_boot:
+        if self._closed or chunk in self._fetching or not self._cached.presence(chunk).this_boot:
             return False
         if not self._cached.locks.try_shared(chunk):
             return False
@@ -532,3 +532,5 @@ class ChunkFetcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._cached.close()

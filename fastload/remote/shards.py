@@ -350,8 +350,10 @@ class RemoteShards:
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""
         if self._pid == os.getpid():
-            self.fetcher.close()
+            for fetcher in (*self._earlier, self.fetcher):
+                fetcher.close()
             self._client.close()
+            self._cache.close()
 
 
 def open_remote(url: str, remote: Remote | None = None) -> PackedFile:

@@ -24,6 +24,8 @@ def network_rate(use: NetworkUse) -> str:
 
 def network_facts(use: NetworkUse) -> list[str]:
     """Returns what came over the network and what lay in the cache, a line each."""
+    if not use.chunks:
+        return [f"nothing came over the network from {use.url}: {use.hits:,} chunks lay in the cache"]
     again = f", {use.again:,} of them not for the first time" if use.again else ""
     lines = [
         f"over the network from {use.url} came {use.chunks:,} chunks ({format_bytes(use.bytes)}{again}), "
