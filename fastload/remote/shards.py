@@ -40,7 +40,7 @@ from fastload.remote.chunks import (
     likely_header,
     without,
 )
-from fastload.remote.client import Client, open_client
+from fastload.remote.client import Client, Counts, open_client
 from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.options import Remote, shown
@@ -153,6 +153,21 @@ class RemoteShards:
     def counts(self) -> FetchCounts:
         """The counts of this process."""
         return self.current().counts
+
+    @property
+    def client_counts(self) -> Counts:
+        """The requests of this process's client so far, a copy."""
+        return replace(self._client.counts)
+
+    @property
+    def cached(self) -> CachedDataset:
+        """The sparse copies, at present."""
+        return self._cached
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the shards, relative to the folder of the index."""
+        return self._shards.names
 
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
