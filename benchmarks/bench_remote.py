@@ -1,7 +1,8 @@
 """What do remote chunks, their cache on this machine, and a server that is slow, refuses or breaks off cost?
 
     python benchmarks/bench_remote.py                      all: about 12 minutes, 11 GB of disk in .bench
-    python benchmarks/bench_remote.py --only first later   some of: first, later, bytes, cache, kills, refusing, faults
+    python benchmarks/bench_remote.py --only first later   some of: first, later, bytes, cache, kills, refusing, faults,
+                                                           sizes
     python benchmarks/bench_remote.py --quick              tiny sizes, to see that it runs; the figures mean nothing
 
 Objects are files that tests/remote/range_server.py serves over HTTP from a process of its own on this machine; its
@@ -18,6 +19,8 @@ that they are there and are wrong, the most bytes on the disk over max_bytes; an
 that were fetched twice.
 `refusing`: a server that allows a third of full rate and refuses the rest for a minute: what it served over what it
 allowed, and the part of the requests that it refused.
+`sizes`: bytes/s of the beginning of a first epoch, by latency, bandwidth of a connection, connections and bytes of a
+chunk, over what these allow: connections * chunk / (latency + chunk / bandwidth).
 `faults`: an epoch with 20 % of requests refused, 10 % of bodies cut and 2 % stalled: rows that are wrong or lost.
 """
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -335,6 +339,24 @@ class Bench:
         self.journal.note("faults", target="0", file=self.about(self.small), wrong=wrong,
                           lost=dataset.file.num_rows - rows, requests=len(asked), retries=counts.retries)  # fmt: skip
 
+    def sizes(self) -> None:
+        """The beginning of a first epoch, for the page on sizes."""
+        grid = itertools.product((0.01, 0.05), (20e6, 80e6), (8, 32, 64), (self.small, self.large))
+        for latency_s, bytes_per_s, connections, path in list(grid)[: 2 if self.options.quick else None]:
+            self.server.set(latency_s=latency_s, bytes_per_s=bytes_per_s)
+            with self.opened(path, in_flight=connections) as dataset, loader_of(dataset, 256) as loader:
+                chunk_bytes, before = remote_of(dataset).largest, remote_of(dataset).counts.bytes
+                begin, count = time.perf_counter(), 0
+                for batch in loader:
+                    count += batch[0].numel()
+                    if count > 4e8:
+                        break
+                rate = (remote_of(dataset).counts.bytes - before) / (time.perf_counter() - begin)
+            allowed = connections * chunk_bytes / (latency_s + chunk_bytes / bytes_per_s)
+            self.journal.note("sizes", latency_s=latency_s, bytes_per_s_a_connection=bytes_per_s,
+                              connections=connections, chunk_bytes=chunk_bytes, bytes_per_s=rate,
+                              over_allowed=rate / allowed)  # fmt: skip
+
     def close(self) -> None:
         """Ends the server, and removes the cache."""
         self.server.close()
@@ -432,7 +454,7 @@ def wrong_chunks(remote: RemoteShards, folder: Path) -> tuple[int, int]:
 
 def main() -> None:
     """Measure, and append the records."""
-    figures = ("first", "later", "bytes", "cache", "kills", "refusing", "faults")
+    figures = ("first", "later", "bytes", "cache", "kills", "refusing", "faults", "sizes")
     parser = harness.command_line(__doc__, "remote", figures=figures, pairs=5)
     parser.add_argument("--rows", type=int, default=27_648, help="of 218x178x3, in 6 shards (default: 27,648: 3.2 GB)")
     parser.add_argument("--chunk-rows", type=int, default=64, help="of these (default: 64, 7.5 MB)")
