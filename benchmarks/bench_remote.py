@@ -333,11 +333,11 @@ class Bench:
                 rows += len(numbers)
                 expected = plain.columns(numbers.numpy())[0]
                 wrong += int((batch[0][batch.valid].numpy() != expected).any(axis=(1, 2, 3)).sum())
-            counts = remote_of(dataset).client_counts
+            use = remote_of(dataset).network_use()
         asked = self.server.log()
         self.server.set()
         self.journal.note("faults", target="0", file=self.about(self.small), wrong=wrong,
-                          lost=dataset.file.num_rows - rows, requests=len(asked), retries=counts.retries)  # fmt: skip
+                          lost=dataset.file.num_rows - rows, requests=len(asked), retries=use.retries)  # fmt: skip
 
     def sizes(self) -> None:
         """The beginning of a first epoch, for the page on sizes."""

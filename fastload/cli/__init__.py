@@ -1,8 +1,8 @@
 """The command `fastload`: each command parses its arguments, calls one function of the library, and prints the result.
 
-One module for each command (`merge`, `append` and `export` are in `repack`, `layouts` in `pack`, `preview` in `info`);
-`output` and `live` do the printing. Commands import the library only when they are called, so that `fastload info`
-starts in a tenth of a second.
+One module for each command (`merge`, `append` and `export` are in `repack`, `layouts` in `pack`, `preview` in `info`;
+`cache` has three of its own); `output` and `live` do the printing. Commands import the library only when they are
+called, so that `fastload info` starts in a tenth of a second.
 Nothing but `fastload.__main__` imports this package.
 """
 
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from fastload.cli.bench import bench
+from fastload.cli.cache import cache
 from fastload.cli.doctor import doctor
 from fastload.cli.info import info, preview
 from fastload.cli.output import print_error, show_warnings_in_one_line
@@ -53,6 +54,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     tune: "fastload tune photos.h5 --batch-size 64",
     doctor: "fastload doctor -- python train.py\n\nfastload doctor --seconds 60 --report why.html -- torchrun train.py",
 }
+app.add_typer(cache, name="cache")
 for _command, _examples in _EXAMPLES.items():
     app.command(epilog=f"Examples:\n\n{_examples}")(_command)
 

@@ -32,10 +32,22 @@ def parse_bytes(text: str) -> int:
     return count
 
 
+def parse_file(text: str) -> Path | str:
+    """Parses a path, or a URL, which stays text."""
+    from fastload.remote.options import is_url
+
+    return text if is_url(text) else Path(text)
+
+
+PackedName = Annotated[
+    Any, typer.Argument(parser=parse_file, metavar="FILE", help="A packed file, by its path or its URL.")
+]
 ChunkBytes = Annotated[
     Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
 ]
-ImageFile = Annotated[Path, typer.Argument(help="A packed file, or another HDF5 file of images.")]
+ImageFile = Annotated[
+    Any, typer.Argument(parser=parse_file, metavar="FILE", help="A packed file or its URL, or another HDF5 file.")
+]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Samples in a batch; by default 256, or an eighth of a small file.")
 ]

@@ -79,9 +79,10 @@ def bench(
     with one_line_errors():
         check_report(report, force=force)
         from fastload.profiling.bench.benchmark import BenchOptions, run_bench
+        from fastload.remote.opening import as_given, short_name
 
         asked = BenchOptions(**options | {"shuffle": _SHUFFLES[shuffle], "faults": tuple(inject or ())})
-        with live_panel(f"bench {file.name}", total_s=asked.total_s) as show:
+        with live_panel(f"bench {short_name(as_given(file))}", total_s=asked.total_s) as show:
             result = run_bench(file, asked, command=command_line(), show=show)
         show_result(
             result.runs, result.to_dict(), lambda: _print(result),
@@ -91,10 +92,13 @@ def bench(
 
 def _print(result: BenchResult) -> None:
     from fastload.profiling.bench.benchmark import fault_facts, rival_table
+    from fastload.remote.opening import short_name
 
     channels, height, width = result.image_shape
     shape = f"{height} x {width} x {channels}" if height and width else f"several sizes, {channels} channels"
-    typer.echo(f"{bold(result.path.name)}: {result.num_samples:,} images of {shape}, batches of {result.batch_size:,}")
+    typer.echo(
+        f"{bold(short_name(result.path))}: {result.num_samples:,} images of {shape}, batches of {result.batch_size:,}"
+    )
     print_pairs(result.facts)
     if result.rivals:
         typer.echo()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastload.cli.arguments import AsJson
+from fastload.cli.arguments import AsJson, PackedName, parse_file
 from fastload.cli.output import (
     bold,
     one_line,
@@ -30,13 +30,19 @@ if TYPE_CHECKING:
     from fastload.inspection.shuffle_quality import Measure, ShuffleQuality
 
 
+_NO_STORES = (
+    "--stores measures encodings of a file of this machine, on its disk. Leave --stores out, or give it a copy: "
+    "`fastload repack URL OUT.h5`."
+)
 MAX_CLASSES = 12
 MAX_FIELDS = 40
 MAX_FINDINGS = 20
 
 
 def info(
-    file: Annotated[Path, typer.Argument(help="A packed file, or any HDF5 file.")],
+    file: Annotated[
+        Any, typer.Argument(parser=parse_file, metavar="FILE", help="A packed file or its URL, or any HDF5 file.")
+    ],
     as_json: AsJson = False,
     shuffle_quality: Annotated[
         bool, typer.Option("--shuffle-quality", help="Measure how well each shuffle mixes this file; takes seconds.")
@@ -67,6 +73,9 @@ def info(
             quality = measure_shuffles(file, batch_size=batch_size)
         estimates = None
         if stores:
+            from fastload.remote.opening import local_path
+
+            local_path(file, _NO_STORES)
             from fastload.estimate import estimate_file
 
             with progress_bar() as progress:
@@ -80,13 +89,13 @@ def info(
                 _print_quality(quality)
             if estimates:
                 print_encodings(estimates)
-            elif found.version is not None and "images" in found.fields:
+            elif found.version is not None and "images" in found.fields and found.cached is None:
                 typer.echo("\nFor size and loading rate of other ways to store these images, give `--stores`.")
 
 
 def _print(found: FileInfo) -> None:
     origin = "not packed by fastload" if found.version is None else f"{found.writer}, format {found.version}"
-    typer.echo(f"{bold(found.path.name)} ({one_line(origin)})")
+    typer.echo(f"{bold(found.name)} ({one_line(origin)})")
     pairs = [("samples", f"{found.num_samples:,}")]
     if found.splits:
         pairs.append(splits_pair({name: stop - start for name, (start, stop) in found.splits.items()}))
@@ -155,6 +164,8 @@ def _mask_classes(found: FileInfo) -> str:
 
 
 def _reading(found: FileInfo) -> str:
+    if found.cached is not None:
+        return f"chunk by chunk over the network, and kept in {found.cached}: `fastload cache list` says how much"
     if found.read == "pread":
         return f"pread: on {found.file_system} others may truncate a mapped file, which ends the process that reads it"
     if found.held_off:
@@ -246,8 +257,10 @@ def _print_quality(found: ShuffleQuality) -> None:
 
 
 def preview(
-    file: Annotated[Path, typer.Argument(help="A packed file.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="PNG to write; by default FILE.png.")] = None,
+    file: PackedName,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="PNG to write; by default FILE.png; of a URL, here.")
+    ] = None,
     count: Annotated[int, typer.Option(help="Images to show.")] = 40,
     split: Annotated[str | None, typer.Option(help="Show this split only.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed shows other images.")] = 0,
@@ -256,7 +269,9 @@ def preview(
     """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
     with one_line_errors():
         from fastload.inspection.preview import make_preview
+        from fastload.remote.opening import as_given, short_name
 
-        target = output or file.with_suffix(".png")
+        given = as_given(file)
+        target = output or (Path(given.rpartition("/")[2]) if isinstance(given, str) else given).with_suffix(".png")
         rows = make_preview(file, target, count=count, split=split, seed=seed, overwrite=overwrite)
-        typer.echo(f"{len(rows)} images of {one_line(file.name)} drawn in {one_line(str(target))}")
+        typer.echo(f"{len(rows)} images of {one_line(short_name(given))} drawn in {one_line(str(target))}")

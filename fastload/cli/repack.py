@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastload.cli.arguments import ChunkBytes, ImageFile, parse_bytes
+from fastload.cli.arguments import ChunkBytes, ImageFile, parse_bytes, parse_file
 from fastload.cli.output import (
     CONTINUES,
     one_line_errors,
@@ -34,7 +34,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 
 def repack(
     file: ImageFile,
-    output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.")],
+    output: Annotated[Any, typer.Argument(parser=parse_file, metavar="OUT.h5", help="File to write.")],
     chunk_bytes: Annotated[
         Any,
         typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk; by default as in FILE."),
@@ -85,7 +85,9 @@ def _print_copied(report: PackReport, *, overwrite: bool) -> None:
 
 
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="A.h5 B.h5 ...", help="Packed files to join.")],
+    files: Annotated[
+        list[Any], typer.Argument(parser=parse_file, metavar="A.h5 B.h5 ...", help="Packed files to join.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.h5", help="File to write.")],
     chunk_bytes: ChunkBytes = "8MiB",
     shuffle: Annotated[
@@ -141,7 +143,7 @@ def index(
 
 
 def append(
-    file: Annotated[Path, typer.Argument(metavar="OUT.h5", help="The packed file.")],
+    file: Annotated[Any, typer.Argument(parser=parse_file, metavar="OUT.h5", help="The packed file.")],
     source: Annotated[Path, typer.Argument(metavar="MORE", help="Folder, .zip, .tar, table or array file to add.")],
     layout: Annotated[str | None, typer.Option(help="Layout of MORE, by default recognised.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode; by default one per CPU.")] = None,
@@ -171,7 +173,7 @@ _LAYOUTS = {
 
 def export(
     file: ImageFile,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
+    folder: Annotated[Any, typer.Argument(parser=parse_file, metavar="DIR", help="Folder to create.")],
     split: Annotated[str | None, typer.Option(help="Only this split.")] = None,
     layout: Annotated[
         Literal["auto", "folder", "csv"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastload.cli.arguments import AsJson
+from fastload.cli.arguments import AsJson, PackedName
 from fastload.cli.output import format_seconds, one_line, one_line_errors, print_error, print_json, progress_bar
 from fastload.system.text import counted, format_bytes
 
@@ -20,7 +20,7 @@ MAX_ROWS = 100
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A packed file.")],
+    file: PackedName,
     source: Annotated[
         Path | None, typer.Option(help="What it was packed from: decode every image again and compare.")
     ] = None,
@@ -85,7 +85,7 @@ def _print(report: VerifyReport, seconds: float) -> None:
         typer.echo(f"source: {report.equal:,} of {source.compared:,} images decode to {decoded}")
     if report.ok:
         size = f"{format_bytes(report.pixel_bytes)} in {format_seconds(seconds)}"
-        typer.echo(f"{one_line(report.path.name)}: {rows}, every digest matches ({size})")
+        typer.echo(f"{one_line(report.name)}: {rows}, every digest matches ({size})")
     else:
         if report.header_ok and not report.damaged:  # only the source is another one
             fix = "The file is what was packed. Where the source was changed on purpose, pack it again"

@@ -30,9 +30,11 @@ from fastload.errors import FormatError, OptionError, OutputError
 from fastload.export.plan import MANIFEST, ExportFormat, ExportLayout, plan_export, plan_format
 from fastload.export.table import fields_bytes, metadata_texts, sample_fields, sidecar_text, table_text
 from fastload.export.write import KEPT, Job, image_file, write_file, write_images, write_shards
+from fastload.format.header import PackedFile
 from fastload.format.writer import writer_name
 from fastload.pack.pack_options import Progress, check_choice
 from fastload.read.checked import close_readers
+from fastload.remote.opening import FileName, local_path, open_packed
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, regroup
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.exported import FIELDS, SIDECAR
@@ -76,7 +78,7 @@ class ExportReport:
 
 
 def export_file(
-    file: str | Path,
+    file: FileName,
     folder: str | Path,
     *,
     split: str | None = None,
@@ -89,7 +91,7 @@ def export_file(
     """Writes the images of a packed file as files: those stored as JPEG as they are, all others as PNG.
 
     Args:
-        file: a packed file, or another HDF5 file with a dataset `images`.
+        file: a packed file or its URL, or another HDF5 file with a dataset `images`.
         folder: folder to make; if it exists, it must be empty or hold an unfinished export of the same file.
         split: export only this split.
         layout: "folder": class folders, inside folders of splits if there are several; "csv": the folder `images`,
@@ -120,7 +122,23 @@ def export_file(
     if shard_bytes is not None and shard_bytes < 1:
         raise OptionError(f"shard_bytes={shard_bytes}: needs at least 1; 1 GiB is usual.")
     threads = max(1, worker_count(workers))
-    header, listing = list_packed(file)
+    local_path(folder, "is a URL, and images are exported to a folder of this machine. Give its path.")
+    with open_packed(file) as header:
+        return _export(header, Path(folder), split, layout, format, shard_bytes, threads, progress, started)
+
+
+def _export(
+    header: PackedFile,
+    folder: Path,
+    split: str | None,
+    layout: ExportLayout,
+    format: ExportFormat,
+    shard_bytes: int | None,
+    threads: int,
+    progress: Progress | None,
+    started: float,
+) -> ExportReport:
+    listing = list_packed(header)[1]
     if listing.files is None:
         arrays = [name for name in header.fields if name not in ("split", "key", "digest", "digest_fields")]
         raise FormatError(
@@ -134,7 +152,7 @@ def export_file(
         plan = plan_export(listing, layout, jpegs) if format == "folder" else plan_format(listing, format, jpegs)
     except OptionError as exc:
         raise OptionError(f"{header.path}: {exc}") from exc
-    job = Job(listing, plan, Path(folder), header.path)
+    job = Job(listing, plan, folder, header.path)
     # What must be the same for an export to be continued.
     same = {"release": writer_name(), "file": header.header_digest, "split": split, "layout": plan.layout}
     identity = json.dumps({**same, "shard_bytes": shard_bytes}, sort_keys=True)

@@ -109,6 +109,10 @@ class RemoteFile(Protocol):
         """Returns a context within which all of a shard but the chunks of its large fields is in its file."""
         ...
 
+    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
+        """Returns a context within which that holds, and some rows of a field that is not ragged are there, too."""
+        ...
+
     def path(self, shard: int) -> Path:
         """Returns the file of a shard."""
         ...
@@ -310,7 +314,7 @@ class ShardedColumn:
             wanted = there[here := numbers == number]
             first, stop = int(wanted.min()), int(wanted.max()) + 1
             remote = self._index.remote
-            held = remote.holding_header(number) if remote is not None else nullcontext()
+            held = remote.holding_rows(number, self._name, first, stop) if remote is not None else nullcontext()
             with held, open_hdf5(read_shard(self._index, number).path) as hdf5:
                 found[here] = hdf5[self._name][(slice(first, stop), *rest)][wanted - first]
         if self._name == "split":

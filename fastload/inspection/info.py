@@ -6,10 +6,10 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h5py
 import numpy as np
@@ -29,8 +29,13 @@ from fastload.inspection.chunk_layout import (
     repack_hint,
 )
 from fastload.read.linear import FILE_SYSTEMS, chosen
+from fastload.remote.opening import FileName, as_given, open_packed, short_name
+from fastload.remote.options import is_url
 from fastload.system import syscalls
 from fastload.system.text import text_of
+
+if TYPE_CHECKING:
+    from fastload.remote.shards import RemoteShards
 
 MAX_COUNTED_BYTES = 256 * 2**20
 _MOST_OBJECTS = 1000  # of a file that FastLoader cannot read; each takes 0.3 ms
@@ -58,7 +63,7 @@ class FileInfo:
     """Result of `inspect_file`; `to_dict` returns it as values for JSON.
 
     Attributes:
-        path: as given.
+        path: as given; a URL, without what may be secret in it, is a str.
         version: format version; None for a file that fastload did not write.
         writer: release that wrote it; None for such a file.
         num_samples: N; for a foreign file the rows of its pixel dataset, 0 without one.
@@ -83,10 +88,11 @@ class FileInfo:
         file_system: name of the network file system or the like that it is on; None for a local one.
         held_off: whether writers wait while rows are copied from its mapping; False where nothing is mapped.
         num_shards: of an index; None for a file that holds its rows itself.
+        cached: of a URL, the folder of the cache on this machine that its chunks are read from; None for a path.
         findings: sentences on what makes the file slow or unreadable, and how to fix it.
     """
 
-    path: Path
+    path: Path | str
     version: int | None
     writer: str | None
     num_samples: int
@@ -112,22 +118,31 @@ class FileInfo:
     held_off: bool
     findings: tuple[str, ...]
     num_shards: int | None = None
+    cached: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its path, or the whole URL."""
+        return short_name(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
-        return {**asdict(self), "path": str(self.path)}
+        return {**asdict(self), "path": str(self.path), "cached": None if self.cached is None else str(self.cached)}
 
 
-def inspect_file(path: str | Path) -> FileInfo:
+def inspect_file(path: FileName) -> FileInfo:
     """Describes a file by its header and HDF5's chunk index; of pixels only some masks are read.
 
     Works on any HDF5 file: if `read_header` refuses a foreign one, all its groups are searched and the largest dataset
-    that looks like images is described.
+    that looks like images is described. Of a URL only headers are fetched, and no masks are looked at.
 
     Raises:
         MissingFileError: there is no such file.
         FormatError: not HDF5, truncated, or a packed file that is damaged or of a newer format.
+        RemoteError and its kin, OptionError: as `open_remote`, of a URL.
     """
+    if is_url(path):
+        return _inspect_url(path)
     path = Path(path)
     header: PackedFile | None = None
     refusal = ""
@@ -143,6 +158,30 @@ def inspect_file(path: str | Path) -> FileInfo:
         if header is not None and header.shards is not None:
             return _inspect_index(header, file)
         return _inspect(path, file, header, refusal)
+
+
+def _inspect_url(url: FileName) -> FileInfo:
+    """Describes a file or an index behind a URL, by what its headers say."""
+    with open_packed(url) as header:
+        shards, remote = header.shards, cast("RemoteShards", header.remote)
+        assert shards is not None, "what comes of a URL is an index in the cache"
+        held = remote.holding_header(0) if shards.names == (header.path.name,) else nullcontext()
+        remote.current().announce(
+            remote.table.headers.tolist()
+        )  # of many shards, whose labels are counted, several at a time
+        with held, open_hdf5(header.path) as file:
+            if "fastload_index" in file.attrs:
+                found = _inspect_index(header, file)
+            else:
+                found = _inspect(header.path, file, read_header(header.path), "", with_pixels=False)
+        return replace(
+            found,
+            path=as_given(url),
+            file_bytes=int(shards.num_bytes.sum()) + (header.identity.size if found.num_shards is not None else 0),
+            file_system=None,
+            held_off=False,
+            cached=header.path.parent.parent.parent,
+        )
 
 
 def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
@@ -209,7 +248,9 @@ def _of_header(header: PackedFile) -> dict[str, Any]:
     }
 
 
-def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: str) -> FileInfo:
+def _inspect(
+    path: Path, file: h5py.File, header: PackedFile | None, refusal: str, *, with_pixels: bool = True
+) -> FileInfo:
     datasets: dict[str, h5py.Dataset] = {}
     if header:
         datasets, hidden = {name: file[name] for name in header.fields}, max(0, len(file) - len(header.fields))
@@ -265,7 +306,7 @@ def _inspect(path: Path, file: h5py.File, header: PackedFile | None, refusal: st
         num_samples=header.num_rows or (layout.shape[0] if layout else 0),
         fields=fields,
         class_counts=_class_counts(file, header),
-        mask_shares=_mask_shares(header) if not refusal else {},
+        mask_shares=_mask_shares(header) if not refusal and with_pixels else {},
         layout=layout,
         stores=stores,
         file_bytes=path.stat().st_size,

@@ -21,11 +21,12 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fastload.errors import FormatError, ImageError, OptionError, check_whole, typed
 from fastload.format.codecs import load_filters
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_columns, read_header
+from fastload.format.header import PIXEL_FIELDS, PackedFile, open_columns
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
 from fastload.read.checked import samples_of
 from fastload.read.ragged_rows import sample_error
+from fastload.remote.opening import FileName, open_packed
 from fastload.system.files import check_new_file, save_bytes
 from fastload.system.text import format_bytes
 
@@ -52,7 +53,7 @@ class Thumbnail:
 
 
 def make_preview(
-    path: str | Path,
+    path: FileName,
     output: str | Path,
     *,
     count: int = 40,
@@ -69,33 +70,39 @@ def make_preview(
     16 bits are scaled to the largest value shown.
 
     Args:
-        path: a packed file, or any HDF5 file with a dataset `images` of uint8 or uint16.
+        path: a packed file or its URL, or any HDF5 file with a dataset `images` of uint8 or uint16.
         output: .png to write; it appears complete or not at all.
 
     Raises:
-        MissingFileError, FormatError: as `read_header`; or images lie in compressed chunks of more than 256 MiB.
+        MissingFileError, FormatError, RemoteError: as `open_packed`; or images lie in compressed chunks of more
+            than 256 MiB.
         OptionError: the file holds no images, or count, split or the output's suffix is invalid.
         OutputError: the output exists or cannot be written.
     """
-    path, output = Path(path), Path(output)
+    output = Path(output)
     if output.suffix.lower() != ".png":
         raise OptionError(f"{output}: a preview is a PNG; give it a name that ends in .png.")
     check_new_file(output, force=overwrite)
     check_whole("count", count, least=1)
     check_whole("seed", seed, least=0)
-    file = read_header(path)
+    with open_packed(path) as file:
+        return _draw(file, output, count=count, split=split, seed=seed)
+
+
+def _draw(file: PackedFile, output: Path, *, count: int, split: str | None, seed: int) -> tuple[int, ...]:
+    name = file.name
     if "images" not in file.fields:
         raise OptionError(
-            f"{path}: holds no images, so there is nothing to draw. `fastload info {typed(path)}` lists what it holds."
+            f"{name}: holds no images, so there is nothing to draw. `fastload info {typed(name)}` lists what it holds."
         )
     if split is not None and split not in file.splits:
         known = ", ".join(file.splits) or "it has no splits"
-        raise OptionError(f"{path}: no split {split!r}; accepted: {known}.")
+        raise OptionError(f"{name}: no split {split!r}; accepted: {known}.")
     among = file.splits[split] if split is not None else range(file.num_rows)
     rows = _few_chunks(file, among, _spread(among, count, seed))
     with open_columns(file) as hdf5:
         for name in file.fields if file.shards is None else ():
-            load_filters(path, name, hdf5[name])
+            load_filters(file.path, name, hdf5[name])
         pixels = defaultdict[str, list[NDArray[Any]]](list)
         with closing(samples_of(file)) as samples:
             for name, row in itertools.product(samples.names, rows):

@@ -13,15 +13,15 @@ nothing. NumPy only; no pixels are read.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.format.header import PackedFile, open_columns, read_header
+from fastload.format.header import PackedFile, open_columns
 from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
 from fastload.plan.randomness import Ints, LabelMix
+from fastload.remote.opening import FileName, open_packed
 
 WINDOWS = (1, 4, 16, 64)
 EPOCHS = (4, 16)
@@ -119,26 +119,30 @@ class ShuffleQuality:
 
 
 def measure_shuffles(
-    path: str | Path, *, batch_size: int = 256, windows: tuple[int, ...] = WINDOWS, seed: int = 0
+    path: FileName, *, batch_size: int = 256, windows: tuple[int, ...] = WINDOWS, seed: int = 0
 ) -> ShuffleQuality:
     """Measures full shuffle, chunk windows and no shuffle on a file: on its split `train`, else on all rows.
 
     Takes one second for 20,000 rows and about eight at most, also for 10 million; labels are read, pixels are not.
 
     Args:
-        path: a packed file, or another HDF5 file with a dataset `images`.
+        path: a packed file or its URL, or another HDF5 file with a dataset `images`.
         batch_size: B, 2 or more; at most a quarter of the rows is used.
         windows: chunks of each window to measure.
 
     Raises:
-        MissingFileError, FormatError: the file is missing or cannot be read.
+        MissingFileError, FormatError, RemoteError: as `open_packed`.
         OptionError: fewer than `LEAST_ROWS` rows, or a batch of fewer than 2.
     """
-    file = read_header(path)
+    with open_packed(path) as file:
+        return _measure_shuffles(file, batch_size, windows, seed)
+
+
+def _measure_shuffles(file: PackedFile, batch_size: int, windows: tuple[int, ...], seed: int) -> ShuffleQuality:
     split = "train" if "train" in file.splits else None
     rows = file.splits[split] if split else range(file.num_rows)
     if len(rows) < LEAST_ROWS:
-        raise OptionError(f"{path}: {len(rows)} rows are too few to judge an order by; at least {LEAST_ROWS}.")
+        raise OptionError(f"{file.name}: {len(rows)} rows are too few to judge an order by; at least {LEAST_ROWS}.")
     if batch_size < 2:
         raise OptionError(f"batch_size={batch_size}: give 2 or more.")
     main = file.fields["images" if "images" in file.fields else next(iter(file.fields))]

@@ -6,9 +6,10 @@ ends the process.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,18 +24,19 @@ from fastload.format.header import (
     PackedFile,
     open_columns,
     open_hdf5,
-    read_header,
     read_shard,
     require_digests,
 )
 from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
+from fastload.remote.opening import FileName, as_given, local_path, open_packed, short_name
 from fastload.system.machine import worker_count
 from fastload.system.text import text_of
 from fastload.system.threads import in_threads
 
 if TYPE_CHECKING:
     from fastload.inspection.compare import SourceReport
+    from fastload.read.held_rows import HeldRows
 
 SPAN_BYTES = 8 * 2**20
 FIELD_ROWS = 65_536
@@ -56,7 +58,7 @@ class VerifyReport:
     """Result of `verify_file`.
 
     Attributes:
-        path: as given.
+        path: as given; a URL, without what may be secret in it, is a str.
         num_rows: rows checked.
         pixel_bytes: bytes of pixels hashed; of ragged rows, as they are in the file.
         header_ok: whether shapes, attributes and digests are those that were packed.
@@ -64,12 +66,17 @@ class VerifyReport:
         source: the comparison with the source, if asked for.
     """
 
-    path: Path
+    path: Path | str
     num_rows: int
     pixel_bytes: int
     header_ok: bool
     damaged: tuple[DamagedRow, ...]
     source: SourceReport | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its path, or the whole URL."""
+        return short_name(self.path)
 
     @property
     def ok(self) -> bool:
@@ -94,7 +101,7 @@ class VerifyReport:
 
 
 def verify_file(
-    path: str | Path,
+    path: FileName,
     *,
     source: str | Path | None = None,
     root: str | Path | None = None,
@@ -106,6 +113,7 @@ def verify_file(
 
     Args:
         path: a packed file, or an index, of which every shard is checked, and that other programs find the same rows.
+            All chunks of a URL are read through the cache.
         source: what it was packed from.
         root: folder that a table's paths are relative to, if one was given to pack it.
         shard: of an index, check only the shard of this number.
@@ -118,19 +126,39 @@ def verify_file(
         FileChangedError: the file was written to meanwhile.
         SourceError, OptionError: the source cannot be listed, or is not what the file was packed from; there is no
             such shard.
+        RemoteError and its kin: an object of a URL cannot be had.
     """
-    path = Path(path)
     workers = worker_count(workers)
-    file = read_header(path)
-    if file.version is None:
-        raise FormatError(
-            f"{path}: fastload did not write this file, so it holds no digests to check it against. "
-            f"`fastload info {typed(path)}` describes it."
+    if source is not None:
+        local_path(
+            path,
+            "only a file of this machine is compared with its source, by processes that read it. Leave --source out, "
+            "or copy it first: `fastload repack URL OUT.h5`.",
         )
-    if file.shards is not None:
-        return _verify_index(file, source, root, shard, workers, progress)
-    if shard is not None:
-        raise OptionError(f"{path}: is no index, so it has no shard {shard}. Leave `--shard` out.")
+    with open_packed(path) as file:
+        if file.version is None:
+            raise FormatError(
+                f"{file.name}: fastload did not write this file, so it holds no digests to check it against. "
+                f"`fastload info {typed(file.name)}` describes it."
+            )
+        if file.shards is not None:
+            found = _verify_index(file, source, root, shard, workers, progress)
+            return replace(found, path=as_given(path))
+        if shard is not None:
+            raise OptionError(f"{path}: is no index, so it has no shard {shard}. Leave `--shard` out.")
+        return _verify_one(file, source, root, workers, progress)
+
+
+def _verify_one(
+    file: PackedFile,
+    source: str | Path | None,
+    root: str | Path | None,
+    workers: int,
+    progress: Progress | None,
+    held: HeldRows | None = None,
+) -> VerifyReport:
+    """Checks a file as `verify_file` does, of which `held` has the rows fetched, where it is a copy in the cache."""
+    path = file.path
     require_digests(file)
     total = file.num_rows * (2 if source is not None else 1)
     done = 0
@@ -150,11 +178,12 @@ def verify_file(
         # Rows whose values other than pixels do not match their digest.
         names = [name for name in file.fields if name not in (*PIXEL_FIELDS, *DIGEST_FIELDS)]
         for start in range(0, file.num_rows, FIELD_ROWS):
-            part = slice(start, start + FIELD_ROWS)
-            found = row_digests({name: hdf5[name][part] for name in names})
-            wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part])
+            part = range(start, min(start + FIELD_ROWS, file.num_rows))
+            with nullcontext() if held is None else held.fields(part):
+                found = row_digests({name: hdf5[name][part.start : part.stop] for name in names})
+            wrong = start + np.flatnonzero(found != hdf5["digest_fields"][part.start : part.stop])
             damaged += [DamagedRow(row, keys[row], "fields") for row in wrong.tolist()]
-        damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance)]
+        damaged += [DamagedRow(row, keys[row], what) for row, what in _damaged_pixels(file, workers, advance, held)]
         pixel_bytes = 0
         for name in file.fields.keys() & PIXEL_FIELDS:
             field = file.fields[name]
@@ -167,7 +196,7 @@ def verify_file(
 
         folder = None if root is None else Path(root)
         compared = compare_source(file, Path(source), keys, workers, advance, root=folder)
-    if FileIdentity.of(os.stat(path)) != file.identity:
+    if not file.identity.fits(FileIdentity.of(os.stat(path))):
         raise FileChangedError(f"{path}: the file was written to or replaced while it was checked. Check it again.")
     return VerifyReport(
         path=path,
@@ -191,11 +220,15 @@ def _verify_index(
     shards = index.shards
     assert shards is not None, "an index"
     if shard is not None and not 0 <= shard < len(shards.names):
-        raise OptionError(f"{index.path}: has no shard {shard}; they are 0 to {len(shards.names) - 1}.")
+        raise OptionError(f"{index.name}: has no shard {shard}; they are 0 to {len(shards.names) - 1}.")
     if shard is not None and source is not None:
         raise OptionError("one shard cannot be compared with the whole source: leave out `--shard` or `--source`.")
     with open_hdf5(index.path) as hdf5:
-        check_mappings(index.path, hdf5, shards, {name: field.shard_bytes for name, field in index.fields.items()})
+        if "fastload_index" in hdf5.attrs:  # else the one file behind a URL
+            check_mappings(index.path, hdf5, shards, {name: field.shard_bytes for name, field in index.fields.items()})
+    if index.remote is not None:
+        from fastload.read.held_rows import HeldRows  # imports what files of this machine do not need
+
     numbers = range(len(shards.names)) if shard is None else [shard]
     total = int(shards.num_rows[numbers].sum()) + (index.num_rows if source is not None else 0)
     done, pixel_bytes, header_ok, damaged = 0, 0, True, list[DamagedRow]()
@@ -205,7 +238,8 @@ def _verify_index(
 
     for number in numbers:
         found = read_shard(index, number)
-        one = verify_file(found.path, workers=workers, progress=advance_from(done))
+        with nullcontext() if index.remote is None else HeldRows(index, number) as held:
+            one = _verify_one(found, None, None, workers, advance_from(done), held)
         there, here = shards.rows_of(number)
         row_of = dict(zip(there.tolist(), here.tolist(), strict=True))
         damaged += [replace(row, row=row_of[row.row]) for row in one.damaged]
@@ -236,7 +270,9 @@ def _verify_index(
     )
 
 
-def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], None]) -> list[tuple[int, str]]:
+def _damaged_pixels(
+    file: PackedFile, workers: int, advance: Callable[[int], None], held: HeldRows | None
+) -> list[tuple[int, str]]:
     """Returns (row, what) for rows whose pixels do not match their digest, or cannot be read or decoded."""
     row_bytes = sum(file.fields[name].row_bytes for name in PIXEL_FIELDS if name in file.fields)
     if not row_bytes:
@@ -246,8 +282,10 @@ def _damaged_pixels(file: PackedFile, workers: int, advance: Callable[[int], Non
     spans = [range(start, min(start + step, file.num_rows)) for start in range(0, file.num_rows, step)]
     found: list[tuple[int, str]] = []
     with closing(CheckedSamples(file)) as samples:
+        work = samples.damaged if held is None else functools.partial(held.damaged, samples)
+        tasks = spans if held is None else held.ahead(spans)
         # Several threads are for reading: hashing is faster than memory anyway.
-        for rows, wrong in in_threads(lambda rows: (rows, samples.damaged(rows)), spans, workers):
+        for rows, wrong in in_threads(lambda rows: (rows, work(rows)), tasks, workers):
             found += [(row, "pixels" if why == CHANGED else why) for row, why in wrong]
             advance(len(rows))
     return found

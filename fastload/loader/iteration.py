@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +28,7 @@ from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.own_sizes import handed_over
 from fastload.prefetch.resolved import Resolved
 from fastload.timing.clocks import InFlight, StreamWaits
+from fastload.timing.network import NetworkUse
 from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
 
 _log = logging.getLogger("fastload")
@@ -113,6 +114,17 @@ class PassCounter:
     on_stream: StreamWaits = field(default_factory=StreamWaits)  # those of this pass
     ended: bool = False  # whether the pass is over
     read: str = ""  # how rows of a packed file are read
+    used: Callable[[], NetworkUse] | None = None  # what came over the network so far; None: the data are here
+    used_before: NetworkUse = field(default_factory=NetworkUse)  # when the pass began
+    used_after: NetworkUse | None = None  # when it ended
+
+    def network(self) -> NetworkUse:
+        """Returns what came over the network since the pass began, up to its end."""
+        if self.used_after is not None:
+            return self.used_after
+        if self.used is None:
+            return NetworkUse()
+        return replace(self.used() - self.used_before, elapsed_s=self.clock() - self.begun_s)
 
     def snapshot(self) -> LoaderStats:
         """Returns the numbers so far; once the pass has ended, waits until the device has come to its last batch."""
@@ -120,9 +132,11 @@ class PassCounter:
         if self.in_flight is not None:
             self.in_flight.read(wait=self.ended)
             stall_s = self.on_stream.stall_s
+        came = self.network()
         return LoaderStats(
             self.fresh, self.consumed, self.steps, self.last_s - self.begun_s, stall_s, self.bytes_read, self.echo,
-            self.waited_s, self.read, self.damaged, tuple(self.damaged_rows),
+            self.waited_s, self.read, self.damaged, tuple(self.damaged_rows), came.bytes, came.chunks, came.hits,
+            came.requests, came.retries, came.waited_s,
         )  # fmt: skip
 
     def pace(self) -> Pace:
@@ -274,6 +288,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         with self._alone():
             if self.running:
                 self.running, self._counter.ended = False, True
+                self._counter.used_after = self._counter.network()
                 self.end_measuring()
                 self._kept.clear()
                 self._batches.end()

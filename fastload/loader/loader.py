@@ -272,6 +272,8 @@ class FastLoader:
         options, counter = self._options, PassCounter(in_flight=self._in_flight, read=self._counter.read)
         check_share(self._share_option, options.share)
         options.data.check()
+        if options.is_remote:
+            counter.used, counter.used_before = options.network_use, options.network_use()
         position = self._decided(self._epochs.coming())
         feed = self._open_feed(counter)
         self._epochs.begin(position)
@@ -281,6 +283,7 @@ class FastLoader:
             feed.begin_pass()
         if probe is not None:
             probe.worker_info = feed.worker_info
+            probe.network = counter.network if counter.used is not None else None
         on_end = functools.partial(pass_ended, self._echo, self._auto, feed, counter)
         iteration = Iteration(options, self._batches, position, counter, on_end, probe)
         self._active = weakref.ref(iteration)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.ring import SlotField
 from fastload.prefetch.waiting import Patience
 from fastload.read.linear import Read
+from fastload.remote.shards import RemoteShards
 from fastload.system.machine import available_memory
+from fastload.timing.network import NetworkUse
 from fastload.transforms import Draws, ImageSpec, check_pipeline
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
@@ -189,6 +191,17 @@ class Resolved:
         """The data, where threads read it from a packed file."""
         assert isinstance(self.data, PackedInput), "a dataset that is not packed is made by processes"
         return self.data
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether rows are fetched over the network."""
+        return isinstance(self.data, PackedInput) and self.data.dataset.file.remote is not None
+
+    def network_use(self) -> NetworkUse:
+        """Returns what this process fetched so far of a dataset behind a URL."""
+        remote = cast(RemoteShards, self.packed.dataset.file.remote)
+        nodes = max(1, self.share.world_size // local_world_size())
+        return replace(remote.network_use(), nodes=nodes, by_node=self.nodes is not None)
 
     @property
     def local_ranks(self) -> range:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError
+from fastload.errors import DamagedRowError, ImageError
 from fastload.format.digests import pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
@@ -25,6 +25,9 @@ from fastload.read.identity import unreadable
 from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
 from fastload.read.reader import RowReader
 from fastload.system.files import read_bytes
+
+if TYPE_CHECKING:
+    from fastload.read.sharded import ShardedReader
 
 CHANGED = "its pixels are not those that were packed (their digest differs)"
 
@@ -218,7 +221,10 @@ class CheckedSamples(RowReader):
 
 
 class ShardedSamples(CheckedSamples):
-    """Reads images and masks of an index, as `CheckedSamples` those of a file."""
+    """Reads images and masks of an index, as `CheckedSamples` those of a file; rows behind a URL through the cache.
+
+    A row whose chunk cannot be fetched whole, because one of its rows is damaged, cannot be read.
+    """
 
     def __init__(self, file: PackedFile) -> None:
         assert file.shards is not None, "an index"
@@ -226,20 +232,40 @@ class ShardedSamples(CheckedSamples):
         self.names = tuple(name for name in PIXEL_FIELDS if name in file.fields)
         self._shards, self._sources, self._ragged = file.shards, {}, {}
         self._local = threading.local()
+        self._reader: ShardedReader | None = None  # holds what is fetched; None: nothing is
+        if file.remote is not None:
+            from fastload.read.sharded import ShardedReader  # imports what files of this machine do not need
 
-    def _of(self, row: int) -> tuple[CheckedSamples, int]:
+            self._reader = ShardedReader(file, self.names, "pread")
+
+    @contextmanager
+    def _of(self, row: int) -> Iterator[tuple[CheckedSamples, int]]:
         numbers, rows = self._shards.locate(np.array([row]))
-        return self._opened(int(numbers[0])), int(rows[0])
+        with self._opened(int(numbers[0]), rows) as samples:
+            yield samples, int(rows[0])
 
-    def _opened(self, number: int) -> CheckedSamples:
-        return open_samples(read_shard(self.file, number))
+    @contextmanager
+    def _opened(self, number: int, there: NDArray[np.int64] | None = None) -> Iterator[CheckedSamples]:
+        """Yields the reader of a shard; of one behind a URL, these rows can be read within, None: only columns.
+
+        ImageError, the reason only: the rows cannot be fetched, since what comes is not what was packed.
+        """
+        with ExitStack() as held:
+            if self._reader is not None:
+                try:
+                    rows = np.zeros(0, np.int64) if there is None else there
+                    held.enter_context(self._reader.holding_of(number, rows))
+                except DamagedRowError as exc:
+                    raise ImageError(f"cannot be fetched: {str(exc).rstrip('.')}") from exc
+            yield open_samples(read_shard(self.file, number))
 
     def _joined(self, values: Callable[[CheckedSamples], NDArray[Any]], dtype: Any) -> NDArray[Any]:
         """Returns what each shard says of its rows, in the order of the index, (N,)."""
         found = np.empty(self.file.num_rows, dtype)
         for number in range(len(self._shards.names)):
             there, here = self._shards.rows_of(number)
-            found[here] = values(self._opened(number))[there]
+            with self._opened(number) as samples:
+                found[here] = values(samples)[there]
         return found
 
     def is_jpeg(self) -> NDArray[np.bool_]:
@@ -252,8 +278,9 @@ class ShardedSamples(CheckedSamples):
         return self._joined(lambda samples: samples.stored_bytes(name), np.int64)
 
     def shape(self, row: int) -> tuple[int, int, int]:
-        samples, there = self._of(row)
-        return samples.shape(there)
+        numbers, there = self._shards.locate(np.array([row]))
+        with self._opened(int(numbers[0])) as samples:
+            return samples.shape(int(there[0]))
 
     def read(self, name: str, rows: NDArray[np.int64], out: NDArray[Any]) -> dict[int, str]:
         failed = dict[int, str]()
@@ -261,28 +288,38 @@ class ShardedSamples(CheckedSamples):
         for number in np.unique(numbers).tolist():
             here = np.flatnonzero(numbers == number)
             values = np.empty((len(here), *out.shape[1:]), out.dtype)
-            found = self._opened(number).read(name, there[here], values)
+            try:
+                with self._opened(number, there[here]) as samples:
+                    found = samples.read(name, there[here], values)
+            except ImageError as exc:
+                if len(here) > 1:  # one chunk of several
+                    alone = (self.read(name, rows[at : at + 1], values[i : i + 1]) for i, at in enumerate(here))
+                    found = {i: why[0] for i, why in enumerate(alone) if why}
+                else:
+                    found = {0: str(exc)}
             out[here] = values
             failed |= {int(here[at]): why for at, why in found.items()}
         return failed
 
     def encoded_bytes(self, name: str, row: int) -> EncodedBytes:
-        samples, there = self._of(row)
-        return samples.encoded_bytes(name, there)
+        with self._of(row) as (samples, there):
+            return samples.encoded_bytes(name, there)
 
     def pixels(self, name: str, row: int) -> NDArray[Any]:
-        samples, there = self._of(row)
-        return samples.pixels(name, there)
+        with self._of(row) as (samples, there):
+            return samples.pixels(name, there)
 
     def checked(self, row: int, *, jpeg: bool = True) -> CheckedSample:
-        samples, there = self._of(row)
-        return samples.checked(there, jpeg=jpeg)
+        with self._of(row) as (samples, there):
+            return samples.checked(there, jpeg=jpeg)
 
     def check_identity(self) -> None:
         """Does nothing: each shard is compared with what the index says when it is opened."""
 
     def close(self) -> None:
-        """Does nothing: the readers of shards stay open until `close_readers`."""
+        """Ends the holding of what was fetched; the readers of shards stay open until `close_readers`."""
+        if self._reader is not None:
+            self._reader.close()
 
 
 def samples_of(file: PackedFile) -> CheckedSamples:

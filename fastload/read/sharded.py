@@ -13,7 +13,7 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -32,6 +32,8 @@ from fastload.remote.cache import DiskFullError
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.shards import RemoteShards
 from fastload.system import native
+from fastload.timing.results import NETWORK
+from fastload.timing.stopwatch import lap
 
 _MOST_OPEN = 64
 """Shards that are open at a time, unless the system allows fewer descriptors; a window of chunks needs 16 or fewer."""
@@ -115,6 +117,10 @@ class ShardedReader(RowReader):
         shard, there = self.shards.locate(rows)
         with _Holding(self, np.unique(shard).tolist(), shard, there[:0] if columns_only else there):
             yield
+
+    def holding_of(self, shard: int, there: NDArray[np.int64]) -> AbstractContextManager[None]:
+        """Returns the context of `holding` for rows of one shard, by their numbers there, int64 (B,)."""
+        return _Holding(self, [shard], np.full(len(there), shard, np.int64), there)
 
     def chunks_of(self, shard: NDArray[np.int64], there: NDArray[np.int64]) -> list[int]:
         """Returns the chunks of remote shards that rows lie in, each once; within `holding` their shards."""
@@ -208,7 +214,9 @@ class ShardedReader(RowReader):
     def _opened(self, number: int) -> RowReader:
         if self.fetcher is None:
             return self._opened_here(number)
+        lap("reading")
         self.fetcher.hold(self._header(number))
+        lap(NETWORK)
         try:
             return self._opened_here(number)
         except BaseException:
@@ -331,7 +339,7 @@ class ShardedReader(RowReader):
             self._joined = None
 
 
-class _Holding:
+class _Holding(AbstractContextManager[None]):
     """Within it shards are open, and nobody writes to them; see `RowReader.holding`.
 
     Of remote ones, the chunks of these rows of them, int64 (B,) from `Shards.locate`, are there and stay.
@@ -362,7 +370,9 @@ class _Holding:
                 one.check_identity()
             if (fetcher := self._reader.fetcher) is not None and len(self._rows[1]):
                 chunks = self._reader.chunks_of(*self._rows)
+                lap("reading")
                 fetcher.hold(chunks)
+                lap(NETWORK)
                 self._fetcher, self._chunks = fetcher, chunks
         except BaseException:
             self.__exit__()

@@ -6,5 +6,7 @@ Read first: `options` (`Remote`: how to request, where to keep), `client` (reque
 Then `throttle` (how many at once), `backend` (what a client asks of a kind of server), `cloud` (through obstore) and
 `filesystems` (through fsspec).
 
-Imports only `errors`, `system` and `format`; no torch.
+`opening` reads a path or a URL, for commands; `contents` lists, checks and clears the cache.
+
+Imports only `errors`, `system`, `format` and `timing`; no torch.
 """

@@ -60,6 +60,11 @@ class ByteLocks:
         """Takes a shared lock, also in the place of an exclusive one, as soon as no other has an exclusive one."""
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
 
+    def is_locked(self, byte: int) -> bool:
+        """Whether anybody else has a lock on it; takes none."""
+        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
     def unlock(self, byte: int) -> None:
         self._set(fcntl.F_UNLCK, byte)
 

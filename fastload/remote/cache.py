@@ -64,6 +64,22 @@ def boot_number() -> int:
     return max(2, xxhash.xxh32_intdigest(text))
 
 
+def are_there(records: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether records are of chunks that came whole, as far as they say without a look at each: bool (n,)."""
+    found: NDArray[np.bool_] = records["boot"] > _BEGUN
+    return found
+
+
+def allocated_below(folder: Path) -> int:
+    """Returns the bytes that the files below a folder take on the disk; links are not followed."""
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(above, name)).st_blocks * 512
+    return total
+
+
 class CacheFolder:
     """The folder of a cache, and the bound on what its files take. Threads and processes share it."""
 
@@ -108,12 +124,7 @@ class CacheFolder:
 
     def count(self) -> None:
         """Counts what the files take, within `locked`."""
-        total = 0
-        for above, _, names in os.walk(self.root):
-            for name in names:
-                with suppress(OSError):
-                    total += os.lstat(os.path.join(above, name)).st_blocks * 512
-        self._used[0] = total
+        self._used[0] = allocated_below(self.root)
 
     def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
         """Allocates ranges of a file; returns False where they would pass the bound. DiskFullError: no space is left.
@@ -153,9 +164,22 @@ class CacheFolder:
         self._used[0] += _allocated(fd) - before
 
     def datasets(self) -> list[Path]:
-        """Returns the folders of all datasets, those used longest ago first."""
-        found = [path for path in self.root.iterdir() if path.is_dir() and (path / "meta.json").exists()]
+        """Returns the folders of all datasets, those used longest ago first; links are none."""
+        found = [
+            path
+            for path in self.root.iterdir()
+            if not path.is_symlink() and path.is_dir() and (path / "meta.json").exists()
+        ]
         return sorted(found, key=lambda path: (path / "meta.json").stat().st_mtime)
+
+    @staticmethod
+    def in_use(folder: Path) -> bool:
+        """Whether some process uses a dataset."""
+        locks = ByteLocks(folder / "locks")
+        try:
+            return locks.is_locked(_IN_USE)
+        finally:
+            locks.close()
 
     def remove(self, folder: Path) -> bool:
         """Removes a dataset, unless some process uses it; returns whether it did. Within `locked`."""
@@ -278,6 +302,23 @@ class CachedDataset:
     def digest_matches(self, chunk: int, data: Sequence[memoryview | bytes]) -> bool:
         """Whether bytes are those that a chunk's record was written for."""
         return digest_of(data) == int(self.records[chunk]["hash"])
+
+    def evict_shard(self, shard: int, header: int, chunks: slice) -> bool:
+        """Removes all of a shard, its header and its other chunks, unless somebody uses any; returns whether it did."""
+        taken = list[int]()
+        try:
+            for chunk in [header, *range(chunks.start, chunks.stop)]:
+                if not self.locks.try_exclusive(chunk):
+                    return False
+                taken.append(chunk)
+            with self.cache.locked(), self.opened(shard) as fd:
+                for chunk in taken:
+                    self.forget(chunk)
+                self.cache.free(fd, [(0, self.size(shard))])
+        finally:
+            for chunk in taken:
+                self.locks.unlock(chunk)
+        return True
 
     def evict(
         self,

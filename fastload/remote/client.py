@@ -50,13 +50,17 @@ _process: int | None = None  # the one in which obstore made requests
 
 @dataclasses.dataclass
 class Counts:
-    """What a client did so far. `bytes` are those received and sent in bodies; `waited_s` those of all threads."""
+    """What a client did so far. `bytes` are those received and sent in bodies; `waited_s` those of all threads.
+
+    `busy_s`: seconds of all requests together, from sending each to the end of its answer.
+    """
 
     requests: int = 0
     retries: int = 0
     throttled: int = 0
     bytes: int = 0
     waited_s: float = 0.0
+    busy_s: float = 0.0
 
 
 def open_client(url: str, remote: Remote | None = None) -> tuple[Client, str]:
@@ -219,6 +223,11 @@ class Client:
         except ObjectMissingError:
             pass
 
+    @property
+    def allowed(self) -> float:
+        """Requests that may be in flight now: `Remote.in_flight`, or less where the server refused some."""
+        return min(float(self.remote.in_flight), self._throttle.limit)
+
     def close(self) -> None:
         """Ends the waits of threads that repeat requests; every later request raises RemoteError."""
         self._closed = True
@@ -252,7 +261,8 @@ class Client:
             with self._throttle.slot() as slot:
                 if self._closed:
                     raise RemoteError(f"{self.url_of(key)}: this client was closed")
-                self._count(requests=1, waited_s=time.monotonic() - waiting_s)
+                begun_s = time.monotonic()
+                self._count(requests=1, waited_s=begun_s - waiting_s)
                 try:
                     result = request()
                     slot.outcome = "answered"
@@ -261,6 +271,8 @@ class Client:
                 except Failure as error:
                     failure = error
                     slot.outcome = "refused" if error.kind in ("throttled", "timeout") else ""
+                finally:
+                    self._count(busy_s=time.monotonic() - begun_s)
             now_s = time.monotonic()
             failures += 1
             failed_s = failed_s or now_s

@@ -71,6 +71,7 @@ class FetchCounts:
     """What a process fetched for one dataset so far."""
 
     chunks: int = 0  # fetched
+    again: int = 0  # of these, that were fetched and evicted before
     hits: int = 0  # found in the cache when they were needed or announced
     bytes: int = 0  # fetched
     evicted: int = 0
@@ -145,6 +146,7 @@ class ChunkFetcher:
         self._idle = 0
         self._closed = False
         self._counts = FetchCounts()
+        self._came = np.zeros(table.num_chunks, np.bool_)
         self._victims: deque[int] = deque()
         self._evicting = threading.Lock()
         self.needed: Needed | None = None  # None: nothing is known of what comes next
@@ -223,7 +225,7 @@ class ChunkFetcher:
 
         Within the lock. Most chunks of later epochs are: no thread is woken for them.
         """
-        if chunk in self._fetching or not self._cached.presence(chunk).this_boot:
+        if self._closed or chunk in self._fetching or not self._cached.presence(chunk).this_boot:
             return False
         if not self._cached.locks.try_shared(chunk):
             return False
@@ -389,6 +391,8 @@ class ChunkFetcher:
         self._cached.complete(number, digest_of([data for _, data in parts]))
         with self._changed:
             self._counts.chunks += 1
+            self._counts.again += bool(self._came[number])
+            self._came[number] = True
             self._counts.bytes += sum(end - begin for (begin, end), _ in parts)
 
     @contextmanager
@@ -528,3 +532,5 @@ class ChunkFetcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._cached.close()

@@ -40,12 +40,13 @@ from fastload.remote.chunks import (
     likely_header,
     without,
 )
-from fastload.remote.client import Client, Counts, open_client
+from fastload.remote.client import Client, open_client
 from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes, text_of
+from fastload.timing.network import NetworkUse
 
 _WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
 _OWN_FILES = ("chunks", "locks", "meta.json")
@@ -71,6 +72,7 @@ class RemoteShards:
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
+        self._earlier: list[ChunkFetcher] = []  # whose counts go on
         self._etags: dict[str, tuple[int, str | None]] = {}
         self._asking: dict[str, threading.Lock] = {}  # of shards whose ETag is asked for
         self._open()
@@ -109,6 +111,7 @@ class RemoteShards:
             sizes = self._shards.num_bytes
             self._cached = MemoryDataset(self._cache, self._shards.names, sizes, self.table.num_chunks)
             needed = self.fetcher.needed
+            self._earlier.append(self.fetcher)
             self.fetcher = ChunkFetcher(
                 self.table,
                 self._cached,
@@ -155,11 +158,6 @@ class RemoteShards:
         return self.current().counts
 
     @property
-    def client_counts(self) -> Counts:
-        """The requests of this process's client so far, a copy."""
-        return replace(self._client.counts)
-
-    @property
     def cached(self) -> CachedDataset:
         """The sparse copies, at present."""
         return self._cached
@@ -169,9 +167,38 @@ class RemoteShards:
         """Names of the shards, relative to the folder of the index."""
         return self._shards.names
 
+    def network_use(self) -> NetworkUse:
+        """Returns what this process fetched so far."""
+        asked, now = replace(self._client.counts), self.current()
+        fetched = [one.counts for one in (*self._earlier, now)]
+        return NetworkUse(
+            bytes=sum(one.bytes for one in fetched),
+            chunks=sum(one.chunks for one in fetched),
+            again=sum(one.again for one in fetched),
+            hits=sum(one.hits for one in fetched),
+            requests=asked.requests,
+            retries=asked.retries,
+            refused=asked.throttled,
+            busy_s=asked.busy_s,
+            waited_s=sum(one.waited_s for one in fetched),
+            url=self.url,
+            in_flight=self.remote.in_flight,
+            allowed=self._client.allowed,
+            dataset_bytes=int(self._shards.num_bytes.sum()),
+            room_bytes=self._cache.room,
+        )
+
     def holding_header(self, shard: int) -> AbstractContextManager[None]:
         """Returns a context within which the header of a shard is in its sparse copy."""
         return self.current().holding([int(self.table.headers[shard])])
+
+    def holding_rows(self, shard: int, name: str, first: int, stop: int) -> AbstractContextManager[None]:
+        """Returns a context within which rows of a field that is not ragged are in the sparse copy of a shard."""
+        chunks = [int(self.table.headers[shard])]
+        if name in self.table.rows and first < stop:
+            begin, last = self.table.of_rows(name, np.full(2, shard), np.array([first, stop - 1])).tolist()
+            chunks += range(begin, last + 1)
+        return self.current().holding(chunks)
 
     def note_header(self) -> None:
         """Notes that the header of the only shard is in its sparse copy, where it was looked at."""
@@ -225,7 +252,7 @@ class RemoteShards:
         """Returns where a chunk lies in its shard, whose header is in its copy; [] where that is damaged."""
         if not chunk.field:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
-                return _header_ranges(cached.path(chunk.shard))
+                return header_ranges(cached.path(chunk.shard))
             return []
         return self._layout(chunk.shard, cached).ranges(chunk)
 
@@ -260,7 +287,7 @@ class RemoteShards:
                 write_at(fd, data, begin)
             path, known = Path(f"/proc/self/fd/{fd}"), None
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
-                known = _header_ranges(path)
+                known = header_ranges(path)
             if known != joined_ranges(ranges, 0):
                 known = _look_for_header(path, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
                 parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
@@ -285,10 +312,20 @@ class RemoteShards:
                 name = text_of(bytes(hdf5["key"][row]))
             shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
             more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
+            there, here = self._shards.rows_of(chunk.shard)
             raise DamagedRowError(
                 f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest differs{more}. "
-                f"The object itself is damaged: copy the shard there again."
+                f"The object itself is damaged: copy the shard there again.",
+                tuple(here[np.isin(there, rows.start + wrong)].tolist()),
             )
+
+    def is_copied(self, number: int) -> bool:
+        """Whether a chunk in the cache, which is held, is what its object holds: it is fetched again to compare."""
+        chunk = self.table.chunk(number)
+        with self.holding_header(chunk.shard), self._cached.opened(chunk.shard) as fd:
+            ranges = self.ranges(chunk, self._cached)
+            here = digest_of([read_bytes(fd, end - begin, begin) for begin, end in ranges])
+        return here == digest_of([self.fetch(chunk.shard, begin, end) for begin, end in ranges])
 
     @property
     def _shards(self) -> Shards:
@@ -323,8 +360,10 @@ class RemoteShards:
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""
         if self._pid == os.getpid():
-            self.fetcher.close()
+            for fetcher in (*self._earlier, self.fetcher):
+                fetcher.close()
             self._client.close()
+            self._cache.close()
 
 
 def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
@@ -353,7 +392,7 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
             ) from exc
     found = read_header(folder / name)
     if not (is_index := found.shards is not None):
-        found = _as_index(found)
+        found = as_index(found)
     file = replace(found, identity=found.identity._replace(mtime_ns=-1))
     cache.close()
     shards = RemoteShards(url, remote, file, client, folder_key)
@@ -420,7 +459,7 @@ def _sparse(path: Path, size: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _header_ranges(path: Path) -> list[Range]:
+def header_ranges(path: Path) -> list[Range]:
     """Returns the ranges of a file that hold all but its large fields, from the metadata that is there."""
     with open_hdf5(path) as file:
         return _around_large(file, path.stat().st_size)
@@ -497,7 +536,7 @@ def _look_for_header(path: Path, fd: int, there: Sequence[Range], fetch: Any) ->
     return ranges
 
 
-def _as_index(file: PackedFile) -> PackedFile:
+def as_index(file: PackedFile) -> PackedFile:
     """Returns the header of a packed file as that of an index with one shard, the file itself."""
     images = file.fields.get("images")
     numbers = {

@@ -28,6 +28,8 @@ from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table
 from fastload.pack.pack_options import EncodingOption, Progress, is_joined, of_file_options
 from fastload.read.checked import close_readers, has_ragged
+from fastload.remote.opening import FileName, local_path, open_packed
+from fastload.remote.options import is_url
 from fastload.repack.merge import list_merged
 from fastload.repack.packed_listing import Choice, choose_rows, list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows, RowByRow, undecodable
@@ -38,12 +40,14 @@ from fastload.system.text import text_of
 
 __all__ = ["Choice", "append_images", "merge_files", "repack_file"]
 
+_WRITES_HERE = "is a URL, and packed files are written to this machine. Give a path, and copy the file there."
+_MERGES_HERE = "only files of this machine are merged. Copy it first: `fastload repack URL OUT.h5`."
 _OWN_OPTIONS = ("layout", "workers", "on-error")  # of `fastload append`
 _CODEC_OF_FILTER = {"deflate": "gzip", "zstd": "zstd"}
 
 
 def repack_file(
-    file: str | Path,
+    file: FileName,
     output: str | Path,
     *,
     chunk_bytes: int | None = None,
@@ -62,7 +66,7 @@ def repack_file(
     back in the new one.
 
     Args:
-        file: a packed file, or another HDF5 file with a dataset `images`.
+        file: a packed file or its URL, or another HDF5 file with a dataset `images`.
         output: the file to make.
         chunk_bytes: the size that chunks should have; by default as in the file, if it is a packed one, or 64 KiB with
             another codec for rows of one size.
@@ -72,7 +76,8 @@ def repack_file(
             without a level, 0 to 9 ("gzip:4") or 1 to 19 ("zstd:3"). Of rows of varying length, "zstd" compresses those
             that are pixels. JPEGs always stay as they are.
         choice: which rows; by default all.
-        workers: threads that compress, by default one for each CPU; one thread copies.
+        workers: processes that compress, by default one for each CPU; one thread copies, and compresses what comes of a
+            URL.
         on_error: "fail" stops at a row that is not what was packed; "skip" leaves it out and lists it, also a JPEG
             that was damaged before it was packed, which "fail" copies without decoding.
         overwrite: replace an output that exists, and discard unfinished work on something else.
@@ -86,9 +91,30 @@ def repack_file(
     """
     wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     choice = choice or Choice()
-    _check_not_input([Path(file)], Path(output))
+    local_path(output, _WRITES_HERE)
+    if not is_url(file):
+        _check_not_input([Path(file)], Path(output))
+    with open_packed(file) as header:
+        return _repack(
+            header, output, chunk_bytes, shuffle, seed, wanted, choice, workers, on_error, overwrite, progress
+        )
+
+
+def _repack(
+    header: PackedFile,
+    output: str | Path,
+    chunk_bytes: int | None,
+    shuffle: bool,
+    seed: int,
+    wanted: Codec | None,
+    choice: Choice,
+    workers: int | None,
+    on_error: OnError,
+    overwrite: bool,
+    progress: Progress | None,
+) -> PackReport:
     damaged: list[int] = []
-    header, listing = list_packed(file, damaged if on_error == "skip" else None)
+    _, listing = list_packed(header, damaged if on_error == "skip" else None)
     chosen, listing = without_damaged(header.path, listing, choose_rows(listing, choice, header.path), damaged)
     in_order = bool(np.all(np.diff(chosen) > 0))
     if chunk_bytes is None:
@@ -105,8 +131,9 @@ def repack_file(
         attrs |= {"shuffled": False, "seed": 0}
     part = regroup(replace(listing, attrs=attrs), chosen)
     options = PackOptions(seed=seed if shuffle else 0, shuffle=shuffle, chunk_bytes=chunk_bytes)
-    job = PackJob(str(header.path), Path(output), part, options, on_error, overwrite, progress)
-    return _write(job, [header], wanted, workers)
+    job = PackJob(header.name, Path(output), part, options, on_error, overwrite, progress)
+    # A fork, or a worker that the rows are sent to, has no client of an object store.
+    return _write(job, [header], wanted, workers if header.remote is None else 0)
 
 
 def merge_files(
@@ -136,6 +163,8 @@ def merge_files(
         SourceError: two files differ in a way that one file cannot hold; or rows are damaged.
         OptionError, MissingFileError, FormatError, OutputError, ResumeError, PackError: as `repack_file`.
     """
+    for name in (*files, output):
+        local_path(name, _MERGES_HERE)
     _check_not_input(list(map(Path, files)), Path(output))
     wanted = None if codec == "keep" else parse_codec(codec, besides=("keep",))
     listing = list_merged(files, skip_damaged=on_error == "skip")
@@ -175,6 +204,7 @@ def append_images(
     """
     from fastload.sources.layouts import list_source  # which no other copy needs
 
+    local_path(output, "packed files of an object store are not written to. Append to the one that it was copied from.")
     started, file, output = time.perf_counter(), read_header(output), Path(output)
     if file.version is None:
         raise OptionError(

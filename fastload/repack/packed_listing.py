@@ -36,15 +36,17 @@ _CARRIED = {"decoder": "unknown", "source_layout": "hdf5", "seed": 0, "shuffled"
 _OWN = {*PIXEL_FIELDS, *DIGEST_FIELDS, "split", "key"}
 
 
-def list_packed(path: str | Path, damaged: list[int] | None = None) -> tuple[PackedFile, Listing]:
+def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None) -> tuple[PackedFile, Listing]:
     """Returns the header and the listing of a packed file, or of another HDF5 file that can be read as one.
+
+    `path` may be a header that was read, as of a URL.
 
     Rows keep their order, so splits are contiguous. The header and the columns are checked against their digests:
     FormatError or SourceError if they are not those that were written; but where a list is given, the numbers of rows
     with other values are added to it, and they stay in the listing. Labels of another tool's file that are texts
     become class numbers, in the order of the sorted texts.
     """
-    file = read_header(path)
+    file = path if isinstance(path, PackedFile) else read_header(path)
     with open_columns(file) as hdf5:
         try:
             if file.shards is None:

@@ -4,8 +4,8 @@ Goes in: what threads and processes do to a batch. Comes out: `BatchWork` (secon
 counts), `Measured` (everything that bench, doctor, tune and `Meter` print, draw and export).
 
 Read first: `results` (the figures and their units), `stopwatch` (a thread's time split into stages), `probe` (how a
-`FastLoader` reports each batch), `clocks` (the host's and a device's; what a device waited for). Then `ranges` (names
-for a profiler).
+`FastLoader` reports each batch), `clocks` (the host's and a device's; what a device waited for). Then `network` (what
+came over the network).
 
 Imports nothing else of fastload.
 """

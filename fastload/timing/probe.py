@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fastload.timing.network import NetworkUse
 from fastload.timing.results import BatchWork
 
 
@@ -40,6 +41,8 @@ class Probe:
         self._mark = mark
         self.in_copy = 0  # batches that are being copied to the device ahead of their use
         self.worker_info = WorkerInfo(0, 0, by_threads=False)  # set once
+        # What came over the network since the pass began, also after its end; None: the dataset is on this machine.
+        self.network: Callable[[], NetworkUse] | None = None  # set once
         self.clear()
 
     def clear(self, *, looked_at: bool = False) -> None:
@@ -104,6 +107,11 @@ class LoaderStats:
             another dataset.
         damaged_samples: damaged rows of the file that other rows took the place of (on_damage="skip").
         damaged_rows: their numbers, the first `MOST_DAMAGED_ROWS` of them.
+        fetched_bytes, fetched_chunks: of a dataset behind a URL, what came over the network in this process meanwhile,
+            for this epoch and the beginning of the next one; 0 for files of this machine, as all of the following.
+        cache_hits: chunks that were needed, or coming up, and lay in the cache.
+        requests, retries: requests that were sent, and those of them that repeated one that had failed.
+        network_wait_s: of all threads together, the time in which they waited for chunks that had not come.
     """
 
     fresh_samples: int = 0
@@ -117,6 +125,12 @@ class LoaderStats:
     read: str = ""
     damaged_samples: int = 0
     damaged_rows: tuple[int, ...] = ()
+    fetched_bytes: int = 0
+    fetched_chunks: int = 0
+    cache_hits: int = 0
+    requests: int = 0
+    retries: int = 0
+    network_wait_s: float = 0.0
 
     @property
     def fresh_samples_per_s(self) -> float:

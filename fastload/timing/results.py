@@ -14,7 +14,10 @@ from typing import Any
 WAITING = "waiting in the dataset's code"
 """The stage, and the cause, of a dataset whose own code sleeps or waits for the network."""
 
-STAGES = ("reading", WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device")
+NETWORK = "waiting for the network"
+"""The stage, and the cause, of rows behind a URL whose chunks have not come yet."""
+
+STAGES = ("reading", NETWORK, WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device")
 """The stages of making a batch, in order."""
 
 

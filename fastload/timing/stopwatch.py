@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from PIL import ImageFile
 
-from fastload.timing.results import BatchWork, Work
+from fastload.timing.results import NETWORK, BatchWork, Work
 
 try:
     import resource
@@ -49,8 +49,9 @@ class Stopwatch:
 
     A thread that is off the CPU and does not wait for one is blocked. If this process read files meanwhile, blocked
     time counts as reading: pages of a mapped file are read wherever they are first touched, and a user's dataset may
-    read anywhere. (Not in the stage "transform", if another stage is known to read.) If it did not read, and workers
-    are threads, blocked time is waiting for a lock of another thread, first of all the GIL.
+    read anywhere. (Not in the stage "transform", if another stage is known to read, and waits for the network stay what
+    they are.) If it did not read, and workers are threads, blocked time is waiting for a lock of another thread, first
+    of all the GIL.
 
     Args:
         rest: the stage that gets the time behind the last lap.
@@ -122,12 +123,12 @@ class Stopwatch:
         # Threads also count what was read between batches: read-ahead works while they wait for the next one.
         was_read, self._was_read = self._was_read, self._read_so_far()
         if was_read != self._was_read:
-            kept = {"reading"}
+            kept = {"reading", NETWORK}
             if not self._by_threads and {"reading", "decoding"} & set(running):
                 kept.add("transform")
             blocked["reading"] += sum(blocked.pop(stage) for stage in set(blocked) - kept)
         elif self._by_threads:
-            lock_s += sum(blocked.values())
+            lock_s += sum(seconds for stage, seconds in blocked.items() if stage != NETWORK)
         if self._lock_s:
             blocked["reading"] += self._lock_s
         stages = {name: Work(running[name], blocked[name]) for name in {**running, **blocked}}

@@ -44,6 +44,8 @@ def measure_alone(subject: Subject, show: Show) -> AloneFigures:
     why_no_take = ""
     if any(file.fields[name].ragged is not None for name in names):
         why_no_take = "its images differ in size or are kept encoded"
+    elif file.remote is not None:
+        why_no_take = "its rows come chunk by chunk over the network"
     elif file.shards is not None:
         why_no_take = "its rows lie in several shards"
     elif any(file.fields[name].offset is None for name in names):

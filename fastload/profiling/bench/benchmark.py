@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,10 @@ from fastload.profiling.bench.subject import BenchOptions, Subject, crop_text
 from fastload.profiling.bench.training_loop import LoopFigures, headspace_in_turn, run_loop
 from fastload.profiling.meter import environment
 from fastload.profiling.meter.sampler import OthersCpus
+from fastload.profiling.verdict.network import network_facts
 from fastload.profiling.verdict.sentences import others_text
+from fastload.remote.opening import FileName, as_given, short_name
+from fastload.remote.options import is_url
 from fastload.system.machine import available_cpus
 from fastload.system.text import format_bytes, seconds_text
 from fastload.timing.results import Measured, Table
@@ -33,7 +37,7 @@ Facts = list[tuple[str, str]]
 class BenchResult:
     """Results of a benchmark. A part that was not asked for, or not reached, is None or empty."""
 
-    path: Path  # of the file
+    path: Path | str  # of the file, or its URL
     command: str  # that repeats the measurement
     options: BenchOptions  # as given
     batch_size: int  # samples in a batch
@@ -50,11 +54,12 @@ class BenchResult:
     left_in_cache: list[float] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # as in `Measured`
     cpus: int = field(default_factory=available_cpus)  # that this process may use
+    network: tuple[str, ...] = ()  # of a URL, what came over the network in all, in sentences
     interrupted: bool = False  # whether Ctrl-C ended it early
 
     @property
     def title(self) -> str:
-        return f"fastload bench {self.path.name}"
+        return f"fastload bench {short_name(self.path)}"
 
     @property
     def facts(self) -> Facts:
@@ -80,6 +85,7 @@ class BenchResult:
             if alone.peak_memory_bytes:
                 whole, loader = format_bytes(alone.peak_memory_bytes), format_bytes(alone.loader_memory_bytes)
                 facts.append(("memory", f"{whole} at most, of which {loader} for the loader"))
+        facts += [("network" if not number else "", line) for number, line in enumerate(self.network)]
         if self.options.cold:
             facts.append(("page cache", _cold_text(self.left_in_cache)))
         if (loop := self.loop) is not None:
@@ -123,14 +129,14 @@ class BenchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as numbers, strings, lists and dicts; `version` is the version of this format."""
-        found = {"version": 1, "file": self.path.name, **asdict(self)}
+        found = {"version": 1, "file": short_name(self.path), **asdict(self)}
         del found["path"]
         found["options"] |= {"shuffle": str(self.options.shuffle), "source": self.options.source is not None}
         return found
 
 
 def run_bench(
-    path: Path, options: BenchOptions, *, command: str = "", show: Show = lambda figures: None
+    path: FileName, options: BenchOptions, *, command: str = "", show: Show = lambda figures: None
 ) -> BenchResult:
     """Measures what the options ask for; Ctrl-C ends it and keeps the results so far. `command` is for reports.
 
@@ -141,13 +147,14 @@ def run_bench(
         raise OptionError("--source: the image files are only read with --compare")
     step = parse_step(options.step) if options.step is not None else None
     faults = [parse_fault(text) for text in options.faults]
-    subject = Subject(path, options)
+    subject = Subject(str(path) if is_url(path) else Path(path), options)
     if options.source is not None:
         check_source(subject, options.source)
     result = BenchResult(
-        path, command, options, subject.batch_size, len(subject.dataset), subject.image_shape,
+        as_given(path), command, options, subject.batch_size, len(subject.dataset), subject.image_shape,
         crop=subject.crop.size if subject.crop is not None else None, environment=environment(),
     )  # fmt: skip
+    since_s = time.perf_counter()
     try:
         _measure(subject, step, faults, result, show)
     except KeyboardInterrupt:
@@ -155,6 +162,8 @@ def run_bench(
     finally:
         subject.close()
         result.left_in_cache = subject.left_in_cache
+        if (use := subject.network_use(since_s)) is not None:
+            result.network = tuple(network_facts(use))
     return result
 
 

@@ -24,6 +24,7 @@ from fastload.profiling.bench.passes import Show, Spread, compare, counting, rep
 from fastload.profiling.bench.subject import CropSample, Subject, random_window
 from fastload.profiling.bench.training_loop import LoopFigures
 from fastload.read.sharded import open_rows
+from fastload.remote.opening import short_name
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Files
 from fastload.system.machine import available_cpus
@@ -156,7 +157,7 @@ def _source_files(subject: Subject, source: Path, rows: NDArray[np.int64]) -> tu
     if missing is not None:
         raise SourceError(
             f"{source}: has no {text_of(missing)}, which is in "
-            f"{subject.path.name}. Give the folder or archive that the file was packed from."
+            f"{short_name(subject.path)}. Give the folder or archive that the file was packed from."
         )
     if not isinstance(listing.files, Files):
         raise SourceError(f"{source}: does not hold its images as files, which a plain DataLoader would decode.")

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,8 +21,13 @@ from fastload.loader.loader import FastLoader
 from fastload.plan import Shuffle
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.profiling.bench.passes import TimedPass, repeat_epochs, run_for
+from fastload.remote.options import is_url
 from fastload.system.files import drop
+from fastload.timing.network import NetworkUse
 from fastload.transforms import RandomResizedCrop
+
+if TYPE_CHECKING:
+    from fastload.remote.shards import RemoteShards
 
 SIZE = 224
 """Side of the crop for images that differ in size, by default."""
@@ -70,17 +75,23 @@ class Subject:
         OptionError: it has no images, or an option does not fit it or this machine.
     """
 
-    def __init__(self, path: Path, options: BenchOptions) -> None:
+    def __init__(self, path: Path | str, options: BenchOptions) -> None:
         if not 0 < options.seconds < 86_400:
             raise OptionError(f"--seconds {options.seconds:g}: give a number above 0, the seconds for each part")
-        file = read_header(path)
+        if is_url(path) and (options.cold or options.compare or options.faults):
+            raise OptionError(
+                f"{path}: --cold, --compare and --inject are for files of this machine. Leave them out; an empty cache "
+                f"is as cold as it gets (FASTLOAD_CACHE=FOLDER, or `fastload cache clear {path}`)."
+            )
+        remote = PackedDataset(path, options.split) if is_url(path) else None
+        file = read_header(path) if remote is None else remote.file
         if "images" not in file.fields:
             raise OptionError(
                 f"{path}: has no dataset `images`, only {', '.join(file.fields) or 'none'}, and bench loads images. "
                 f"FastLoader can still load this file; time your own loop over it."
             )
         self.path, self.options = path, options
-        self.dataset = PackedDataset(path, options.split)
+        self.dataset = PackedDataset(path, options.split) if remote is None else remote
         self.batch_size = options.batch_size or default_batch_size(len(self.dataset))
         self.left_in_cache: list[float] = []
         data = PackedInput(self.dataset)
@@ -89,6 +100,11 @@ class Subject:
         self._loader: FastLoader | None = self.loader()
         self.device = torch.device(options.device or "cpu")
         self.image_shape = data.image_spec()[0]
+
+    def network_use(self, since_s: float) -> NetworkUse | None:
+        """Returns what came over the network since a time of `time.perf_counter`; None for a file of this machine."""
+        remote = cast("RemoteShards | None", self.dataset.file.remote)
+        return None if remote is None else replace(remote.network_use(), elapsed_s=time.perf_counter() - since_s)
 
     @property
     def first_row(self) -> int:
@@ -159,7 +175,8 @@ class Subject:
         """Returns the seconds from opening the file to the first batch: header, loader, threads, one batch."""
         self.make_cold()
         begin = time.perf_counter()
-        with closing(self.loader(PackedDataset(self.path, self.options.split))) as loader:
+        dataset = self.dataset if is_url(self.path) else PackedDataset(self.path, self.options.split)
+        with closing(self.loader(dataset)) as loader:
             next(iter(loader))
             self.synchronize()
             return time.perf_counter() - begin

@@ -5,8 +5,10 @@ Of each event about a batch it computes the cost of making that batch, and of th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from fastload.profiling.doctor.in_a_row import InARow, StepRecord, step_of
 from fastload.profiling.doctor.step_trial import Recorded
 from fastload.profiling.doctor.timeline import Span
 from fastload.profiling.meter.loops import Thinned
+from fastload.timing.network import NetworkUse
 from fastload.timing.results import WAITING, BatchWork, Step, Work
 
 MOST_FETCHES = MOST_STEPS = 16_384
@@ -149,6 +152,7 @@ class LoaderRecord:
     trials: list[Event] = field(default_factory=list)  # its `trial` events
     fetches: list[Fetch] = field(default_factory=list)  # how its batches were made
     passes: list[Span] = field(default_factory=list)  # over it, as far as they have come
+    networks: list[NetworkUse | None] = field(default_factory=list)  # what came over the network in each of these
     trains: bool = False  # whether its loop ran backward
     shape: tuple[int, ...] = ()  # of the images in its first batch, four numbers; empty: it had none
     dtype: str = ""  # of these
@@ -182,6 +186,12 @@ class LoaderRecord:
         """Mean height and width of the images that were decoded for its batches; (0, 0): there were none."""
         count, heights, widths = (sum(fetch.decoded[number] for fetch in self.fetches) for number in range(3))
         return (heights // count, widths // count) if count else (0, 0)
+
+    @property
+    def network(self) -> NetworkUse | None:
+        """What came over the network for it; None: its data are on this machine, or it does not say."""
+        came = [one for one in self.networks if one is not None]
+        return functools.reduce(operator.add, reversed(came)) if came else None
 
     @property
     def inner_per_batch(self) -> float:
@@ -341,6 +351,7 @@ class _File:
             loader.take(None)
             self._last[number] = event
             loader.passes.append(Span(event["t"], event["t"] + event["s"]))
+            loader.networks.append(None)
             makers.update(dict.fromkeys(event.get("pids", ()), loader))
         elif kind in ("next", "end") and before is not None:
             loader.passes[-1] = Span(loader.passes[-1].begin_s, event["t"] + event["wait"])
@@ -352,6 +363,8 @@ class _File:
                 loader.num_nexts += 1
                 loader.inner = event.get("inner", 0)
                 loader.facts |= event.get("inside", {}).get("worker_info", {})
+                if came := event.get("inside", {}).get("network"):
+                    loader.networks[-1] = NetworkUse(**came)
                 event["begun"] = before["t"] if is_first else event["t"]
                 if is_first:
                     loader.epochs.append((event["t"] + event["wait"] - before["t"], 0.0))

@@ -96,6 +96,7 @@ def demands_of(loader: LoaderRecord, *, cpus: int, waits: WaitShares | None = No
         compression_ratio=facts.get("compression_ratio", 0.0),
         waits_at=waits_at,
         waits_shared=waits_shared,
+        network=loader.network,
         plain=plain_loader(loader),
         tensors=len(loader.sizes),
         channels=loader.shape[1] if loader.shape else 0,

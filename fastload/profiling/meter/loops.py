@@ -17,6 +17,7 @@ from fastload.distributed.ranks import cpus_of_rank
 from fastload.errors import OptionError
 from fastload.profiling.verdict import Demands
 from fastload.timing.clocks import Clock, CudaClock, HostClock
+from fastload.timing.network import NetworkUse
 from fastload.timing.probe import Probe, WorkerInfo
 from fastload.timing.results import BatchWork, Step, Work
 
@@ -123,6 +124,7 @@ class Loop:
     transform_running_s: Mean = field(default_factory=Mean)  # CPU time of its thread for transforming a received batch
     probe: Probe | None = None  # of the last pass; None: the loader is not a FastLoader
     timed_device: bool = False  # whether a device's clock timed the last pass
+    network: NetworkUse | None = None  # in the passes that have ended; None: the data are on this machine
 
     @classmethod
     def of(cls, loader: Any) -> Loop:
@@ -166,11 +168,17 @@ class Loop:
         return tuple(work for _, work in list(self.kept.kept) if work is not None)
 
 
-def demands_of(loop: Loop, *, alone_samples_per_s: float | None = None, others_cpus: float = 0.0) -> Demands:
+def demands_of(
+    loop: Loop,
+    *,
+    alone_samples_per_s: float | None = None,
+    others_cpus: float = 0.0,
+    network: NetworkUse | None = None,
+) -> Demands:
     """Returns the measurements of a loop so far as the input of a verdict.
 
     `alone_samples_per_s` is the rate of its step on one cached batch, if that was measured in this process;
-    `others_cpus` as in `Demands`.
+    `others_cpus` and `network` as in `Demands`.
     """
     totals, source = loop.totals, loop.loader()
     if loop.probe is not None:
@@ -197,6 +205,7 @@ def demands_of(loop: Loop, *, alone_samples_per_s: float | None = None, others_c
         timed_device=loop.timed_device,
         alone_s=totals.samples / totals.steps / alone_samples_per_s if alone_samples_per_s and totals.steps else 0.0,
         others_cpus=others_cpus,
+        network=network,
         waits_only=""
         if loop.probe is not None
         else "this loader does not say what for, fastload.diagnose(loader) or `fastload doctor` does",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -186,7 +188,15 @@ class Meter:
             loader: that was watched; None: that of the loop which took longest.
         """
         others_cpus = mean_others(self.readings, [(0.0, math.inf)]) / local_world_size()
-        return demands_of(self._loop(loader), alone_samples_per_s=self._headspace, others_cpus=others_cpus)
+        loop = self._loop(loader)
+        passes = [loop.network, *(one.network() for one in self._running if one.loop is loop)]
+        came = [one for one in passes if one is not None]
+        return demands_of(
+            loop,
+            alone_samples_per_s=self._headspace,
+            others_cpus=others_cpus,
+            network=functools.reduce(operator.add, reversed(came)) if came else None,
+        )
 
     @property
     def verdict(self) -> Verdict:

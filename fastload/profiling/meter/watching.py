@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fastload.errors import OptionError
 from fastload.profiling.meter.loops import Loop, num_samples
 from fastload.timing.clocks import Clock, HostClock
+from fastload.timing.network import NetworkUse
 from fastload.timing.probe import Probe, is_probed, span
 from fastload.timing.results import BatchWork, Step
 from fastload.timing.stopwatch import run_delay_reader
@@ -66,6 +67,7 @@ class WatchedPass:
         self._paused_s = 0.0
         self._asked = 0
         self._got_delay_s: float | None = None  # set during a step whose CPU times are read
+        self._used_before = NetworkUse()  # the network, before it began to count
         self._cut_short = ""
         self._thread = threading.get_ident()
         if running:
@@ -125,6 +127,11 @@ class WatchedPass:
         )
         return batch
 
+    def network(self) -> NetworkUse | None:
+        """Returns what came over the network in this pass so far; None: its data are on this machine."""
+        came = self._probe.network
+        return None if came is None else came() - self._used_before
+
     def running_s(self) -> float:
         """Returns the seconds so far, without other loops inside this one's body."""
         until_s = time.perf_counter() if self._paused is None else self._paused[1]
@@ -142,6 +149,7 @@ class WatchedPass:
         self._step = step._replace(begin_s=now_s - self._begun_s, marks=(mark, mark, mark, mark))
         loop.epochs[0], loop.begins_s[0], loop.first_running_s = (0.0, 0.0), now_s - self._begun_s, 0.0
         self._first_s, self._paused_s, self._process_s = now_s, 0.0, time.process_time()
+        self._used_before += self.network() or NetworkUse()
         return True
 
     def pause(self) -> None:
@@ -180,6 +188,8 @@ class WatchedPass:
             self._end_step(self._clock.mark())
         self.add_up(wait=True)
         self.loop.elapsed_s += self.running_s()
+        if (came := self.network()) is not None:
+            self.loop.network = came if self.loop.network is None else came + self.loop.network
         self.loop.process_s += time.process_time() - self._process_s
         self._batches = iter(())
 

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Dataset
 
 from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import cpus_of_rank
 from fastload.errors import OptionError
+from fastload.format.header import PackedFile
 from fastload.inspection.shuffle_quality import LEAST_ROWS, OrderQuality, measure_shuffles
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
@@ -32,8 +33,11 @@ from fastload.profiling.tune.selection import Chosen, Row, can_still_win, choose
 from fastload.profiling.tune.trials import Runner
 from fastload.profiling.verdict.sentences import OTHERS_FEW
 from fastload.read.hdf5_chunks import CACHE_BYTES
+from fastload.remote.opening import short_name
+from fastload.remote.shards import RemoteShards
 from fastload.system.files import drop
 from fastload.system.text import counted, format_bytes
+from fastload.timing.network import NetworkUse
 from fastload.timing.results import Measured, Table
 
 ROUNDS = 5
@@ -159,10 +163,13 @@ class Search:
         self._dataset: Any = source
         self._data = data = as_input(source)
         self.batch_size = options.batch_size or default_batch_size(len(data.plan_rows))
-        self._path = data.dataset.file.path if isinstance(data, PackedInput) else None
+        # A path, or a URL, to be read again; None: it is no packed file.
+        self._path = _name_of(data.dataset.file) if isinstance(data, PackedInput) else None
         self._files = data.dataset.file.files if isinstance(data, PackedInput) else []
         if options.cold and self._path is None:
             raise OptionError("cold: only a file can be dropped from the page cache")
+        if options.cold and isinstance(self._path, str):
+            raise OptionError(f"{self._path}: --cold is for files of this machine. Leave it out.")
         self.traits = traits = _traits_of(data, cold=options.cold)
         self.crop = None if options.transform and options.size is None else crop_for(data, options.size)
         self._transform = (*([self.crop] if self.crop else []), *options.transform)
@@ -204,9 +211,10 @@ class Search:
         `on_progress` is called before each trial.
         """
         self._begun_s = time.perf_counter()
+        name = short_name(self._path) if self._path is not None else self._data.name
         result = Tuned(
-            self._path.name if self._path is not None else self._data.name, self.default, self.call(self.default),
-            self.batch_size, self.options.cpu_budget, self.traits.cpus, self.crop.size if self.crop else None,
+            name, self.default, self.call(self.default), self.batch_size, self.options.cpu_budget, self.traits.cpus,
+            self.crop.size if self.crop else None,
         )  # fmt: skip
         try:
             rows = self._stages(on_progress)  # of the last race
@@ -239,8 +247,19 @@ class Search:
                 f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the "
                 f"machine's figures. End those programs, and run it again."
             )
+        if came := self._came():
+            self._notes.append(
+                f"{came} came over the network in these trials, and the rates of the first ones are the network's: run "
+                f"it again, once the cache holds the data. `fastload bench {self._path}` says what the network gives."
+            )
         result.notes, result.elapsed_s = tuple(self._notes), time.perf_counter() - self._begun_s
         return result
+
+    def _came(self) -> str:
+        """Returns the size of what came over the network; "" for nothing, or data of this machine."""
+        remote = self._data.dataset.file.remote if isinstance(self._data, PackedInput) else None
+        use = cast(RemoteShards, remote).network_use() if remote is not None else NetworkUse()
+        return format_bytes(use.bytes) if use.bytes else ""
 
     def call(self, candidate: Candidate) -> str:
         """Returns the Python expression for a loader with these arguments."""
@@ -248,6 +267,8 @@ class Search:
         if self._path is not None and (options.split is not None or not self.traits.processes):
             what = repr(str(self._path)).replace("'", '"')
             what = what if options.split is None else f'PackedDataset({what}, split="{options.split}")'
+            if isinstance(self._path, str) and options.split is None:
+                what = f"PackedDataset({what})"
         given = {"batch_size": str(self.batch_size), **candidate.arguments(self.default)}
         if options.device is not None:
             given["device"] = f'"{options.device}"'
@@ -365,6 +386,10 @@ class Search:
         chunks = {one.shuffle.chunks for one in (self.default, *candidates) if isinstance(one.shuffle, ChunkWindow)}
         found = measure_shuffles(self._path, batch_size=self.batch_size, windows=tuple(sorted(chunks)))
         self._mixing = {order.shuffle: order for order in found.orders}
+
+
+def _name_of(file: PackedFile) -> Path | str:
+    return file.path if file.remote is None else file.remote.url
 
 
 def _traits_of(data: PackedInput | OtherInput, *, cold: bool) -> DataTraits:

@@ -19,7 +19,8 @@ from fastload.profiling.verdict.loop_model import (
     own_time,
 )
 from fastload.profiling.verdict.replacement import PlainLoader
-from fastload.timing.results import STAGES, WAITING, BatchWork, Step, Work
+from fastload.timing.network import NetworkUse
+from fastload.timing.results import NETWORK, STAGES, WAITING, BatchWork, Step, Work
 
 MAKING_STAGES = STAGES[:-1]
 """The stages of making a batch before its copy to the device, in order."""
@@ -82,6 +83,7 @@ class Demands:
     waits_only: str = ""  # why nobody saw what batches cost, and who does: a `Meter` does not in other loaders
     # Of a packed file whose images are decoded on the fly, bytes of the pixels over bytes in the file; 0: of no such
     compression_ratio: float = 0.0
+    network: NetworkUse | None = None  # what came over it meanwhile; None: the data are on this machine, or not seen
     waits_at: str = ""  # the line of the dataset's code that sleeps or waits for the network most of the time
     waits_shared: bool = False  # whether workers were seen to wait longer the more of them did
     plain: PlainLoader = field(default_factory=PlainLoader)  # what a FastLoader in its place depends on
@@ -155,6 +157,12 @@ class Costs:
     def make_s(self) -> float:
         """Time of one worker to make one batch, if it always has a CPU."""
         return sum(work.total_s for work in self.stages.values())
+
+    @property
+    def waits_for_network(self) -> bool:
+        """Whether most of a batch's time is the wait for the network, of which more workers get no more."""
+        waits_s = self.stages.get(NETWORK, Work()).total_s
+        return waits_s > 0 and waits_s == max(work.total_s for work in self.stages.values())
 
     @property
     def own_s(self) -> float:

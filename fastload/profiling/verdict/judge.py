@@ -23,11 +23,12 @@ from fastload.profiling.verdict.sentences import (
     sentence_of,
 )
 from fastload.system.text import seconds_text
-from fastload.timing.results import WAITING, Remedy, Verdict, Work
+from fastload.timing.results import NETWORK, WAITING, Remedy, Verdict, Work
 
 _MADE = (*MAKING_STAGES, "lock contention", "a slow sample now and then")  # what the cost of a batch consists of
 
 _HELD, _FULL = 0.25, 0.8  # parts of the CPUs: that others use, and that all use together
+_LITTLE = 0.3  # of a step, in which it waits
 _LACKED = 0.15  # part of a batch's making, or of a step, in which it was ready to run and had no CPU
 
 WORTH = 1.1
@@ -69,7 +70,8 @@ def judge(demands: Demands) -> Verdict:
     stall_share = waited_s / step_s if step_s > 0 else 0.0
     costs = costs_of(demands)
     modelled_s, best_s = _free_step_s(demands, costs, step_s)
-    if _is_held(demands, stall_share) and not _waits_most(demands, costs):  # a sleep is as long beside others
+    waits = _waits_most(demands, costs) or (costs.waits_for_network and stall_share > _LITTLE)
+    if _is_held(demands, stall_share) and not waits:  # a sleep, or a server, takes as long beside others
         return _held(demands, costs, step_s, stall_share, best_s)
     remedies = sorted(_remedies(demands, costs, step_s, best_s), key=lambda remedy: remedy.step_s)
     first = _choose(demands, costs, remedies, step_s)
@@ -211,6 +213,8 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
             after = costs.with_one_tensor(demands, one_tensor) if one_tensor else costs.without(cause)
             if cause == "transform" and demands.is_fastload and not demands.by_threads:  # threads take over at once
                 after = replace(after, startup_s=0.0, restart_s=0.0)
+            if cause == NETWORK:  # the first batch of an epoch waits for it, too
+                after = replace(after, startup_s=0.0, restart_s=0.0)
             yield remedy(cause, after)
     if demands.startups_s and not demands.is_fastload and not (demands.persistent and len(demands.startups_s) > 1):
         # Persistent workers still start once. If the run had one epoch only, that one start is the cost to remove.
@@ -220,7 +224,9 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
     made_s = sum(work.total_s for work in model.batches) / len(model.batches)
     wanted = math.ceil(made_s / max(model.own_s + model.receive_s + model.receive_blocked_s, 1e-9) * 1.1)
     workers = max(1, min(wanted, model.cpus if model.workers < model.cpus else 4 * model.cpus))
-    if not _waits_most(demands, costs):
+    if costs.waits_for_network:
+        pass  # what came was shared out among the workers
+    elif not _waits_most(demands, costs):
         if workers > model.workers:
             yield remedy("too few workers", costs.with_workers(workers, demands.by_a_worker), workers)
     elif _is_shared(demands, costs):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fastload.profiling.verdict.demands import PACKED, Costs, Demands
+from fastload.profiling.verdict.network import network_changes, network_facts, network_rate
 from fastload.profiling.verdict.replacement import to_type
 from fastload.system.text import seconds_text, share_text
-from fastload.timing.results import WAITING, Verdict
+from fastload.timing.network import NetworkUse
+from fastload.timing.results import NETWORK, WAITING, Verdict
 
 FASTLOAD_HELPS = frozenset(
     {"reading", "decoding", "collate", "hand-over", "copy to the device", "worker start-up", "lock contention"}
@@ -31,7 +33,8 @@ _CHANGES = {
 OTHER_PROGRAMS = "other programs"
 
 CAUSES = (
-    "reading", WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device", "too few workers",
+    "reading", NETWORK, WAITING, "decoding", "transform", "collate", "hand-over", "copy to the device",
+    "too few workers",
     "too many workers", "worker start-up", "a slow sample now and then", "lock contention", OTHER_PROGRAMS, "compute",
 )  # fmt: skip
 """The causes that a verdict can name."""
@@ -73,6 +76,8 @@ def change_for(cause: str, demands: Demands, workers: int) -> str:
     """Returns the change to make for a cause, as an imperative clause."""
     if cause == WAITING and not workers:
         return f"ask for less, or keep a copy on this machine: {demands.workers} workers get no more than fewer do"
+    if cause == NETWORK:
+        return network_changes(demands)[0]
     if cause in ("too few workers", "too many workers", WAITING):
         name = "workers" if demands.is_fastload else "num_workers"
         return f"{name}={workers} instead of {demands.workers}"
@@ -156,6 +161,8 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
             f"times as fast, so by itself it is not worth making"
         )
     place = f", at {demands.waits_at}" if verdict.cause == WAITING and demands.waits_at else ""
+    if verdict.cause == NETWORK and demands.network is not None:
+        return _of_network(verdict, demands, demands.network)
     own = demands.is_fastload or verdict.fastload_helps or verdict.cause == "transform"
     aid = "" if own else "; fastload is not needed for that"
     is_range = 0 < first.least_gain < first.gain / _APART
@@ -163,6 +170,16 @@ def sentence_of(verdict: Verdict, demands: Demands) -> str:
     return (
         f"{verdict.cause} binds{place}: {waited} ({step} a step); first {first.change}: a step would take about "
         f"{seconds_text(first.step_s)}, {first.gain:.1f} times as fast{least}{aid}"
+    )
+
+
+def _of_network(verdict: Verdict, demands: Demands, use: NetworkUse) -> str:
+    """Returns the sentence of a loop that waits for the network: what came, and what to change first."""
+    first = verdict.cures[0]
+    return (
+        f"{NETWORK} binds: {verdict.stall_share:.0%} of the time the step waits for data "
+        f"({seconds_text(verdict.step_s)} a step), which came at {network_rate(use)}; first {first.change}: with every "
+        f"chunk there in time a step would take about {seconds_text(first.step_s)}, {first.gain:.1f} times as fast"
     )
 
 
@@ -207,6 +224,10 @@ def parts_of_step(verdict: Verdict, demands: Demands) -> list[str]:
 def evidence_of(verdict: Verdict, demands: Demands, costs: Costs) -> list[str]:
     """Returns the measurements behind a verdict, a line each."""
     lines = parts_of_step(verdict, demands)
+    if demands.network is not None:
+        lines += network_facts(demands.network)
+        if verdict.cause == NETWORK and len(changes := network_changes(demands)) > 1:
+            lines.append(f"next against the network: {'; '.join(changes[1:])}")
     stages = [
         f"{stage} {seconds_text(work.total_s)}"
         + (f" ({seconds_text(work.blocked_s)} blocked)" if work.blocked_s > work.running_s else "")

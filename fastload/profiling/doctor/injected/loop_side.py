@@ -185,6 +185,8 @@ class LoaderState:
             "depth": probe.queue_depth,
             "work": {name: [work.running_s, work.blocked_s] for name, work in stages.items()},
         }
+        if probe.network is not None:
+            inside["network"] = vars(probe.network())
         return ',"inside":' + json.dumps(inside)
 
 

@@ -1,0 +1,158 @@
+"""`fastload cache list`, `verify` and `clear`: what this machine keeps of datasets behind URLs."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastload.cli.arguments import AsJson
+from fastload.cli.output import (
+    bold,
+    format_seconds,
+    one_line,
+    one_line_errors,
+    print_error,
+    print_finding,
+    print_json,
+    print_table,
+    progress_bar,
+)
+from fastload.system.text import counted, format_bytes
+
+if TYPE_CHECKING:
+    from fastload.remote.contents import CacheCheck, CacheContents, CachedContent, Cleared
+    from fastload.remote.options import Remote
+
+cache = typer.Typer(
+    help="What this machine keeps of datasets behind URLs.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Folder of the cache; by default $FASTLOAD_CACHE, else ~/.cache/fastload."),
+]
+CachedUrl = Annotated[str | None, typer.Argument(metavar="URL", help="Only the dataset that was read from this URL.")]
+
+
+@cache.command("list", epilog="Examples:\n\nfastload cache list")
+def list_(folder: CacheFolder = None, as_json: AsJson = False) -> None:
+    """List the datasets in the cache: how much of each is there, and when it was last used."""
+    with one_line_errors():
+        from fastload.remote.contents import list_cache
+
+        found = list_cache(_remote(folder))
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            _print_contents(found)
+
+
+@cache.command(epilog="Examples:\n\nfastload cache verify\n\nfastload cache verify s3://bucket/photos.h5")
+def verify(url: CachedUrl = None, folder: CacheFolder = None, as_json: AsJson = False) -> None:
+    """Hash every chunk in the cache, and remove those that are not what came over the network.
+
+    The next read fetches them again. Ends with exit code 1 if there were any.
+    """
+    with one_line_errors():
+        from fastload.remote.contents import verify_cache
+
+        with progress_bar("chunks") as advance:
+            found = verify_cache(url, _remote(folder), progress=partial(advance, "verifying"))
+        if as_json:
+            print_json([one.to_dict() for one in found])
+        else:
+            for one in found:
+                _print_check(one)
+        wrong = [one for one in found if not one.ok]
+        if wrong:
+            count = sum(one.wrong for one in wrong)
+            print_error(f"{counted(count, 'wrong chunk')} in {counted(len(wrong), 'dataset')} of the cache.")
+            raise typer.Exit(1)
+
+
+@cache.command(epilog="Examples:\n\nfastload cache clear s3://bucket/photos.h5\n\nfastload cache clear --all")
+def clear(
+    url: CachedUrl = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all datasets that nobody uses.")] = False,
+    folder: CacheFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a dataset from the cache, or all of them; one that some process has open stays.
+
+    What is removed are copies: the objects stay where they are.
+    """
+    if (url is None) != everything:
+        raise typer.BadParameter("give the URL of a dataset, or --all.")
+    with one_line_errors():
+        from fastload.remote.contents import clear_cache
+
+        found = clear_cache(url, _remote(folder))
+        if as_json:
+            names = {name: [one.name for one in getattr(found, name)] for name in ("removed", "in_use")}
+            print_json({**names, "bytes": found.bytes})
+        else:
+            _print_cleared(found)
+        if url is not None and found.in_use:
+            raise typer.Exit(1)
+
+
+def _remote(folder: Path | None) -> Remote:
+    from fastload.remote.options import Remote
+
+    return Remote(cache=folder)
+
+
+def _print_contents(found: CacheContents) -> None:
+    if not found.datasets:
+        typer.echo(f"{bold(found.cache)}: holds no dataset")
+        return
+    typer.echo(f"{bold(found.cache)}: {counted(len(found.datasets), 'dataset')}")
+    now_s = time.time()
+    rows = [
+        (
+            one.name,
+            format_bytes(one.bytes),
+            f"{one.chunks:,} of {one.num_chunks:,}",
+            "now" if one.in_use else f"{format_seconds(max(0.0, now_s - one.used_s))} ago",
+        )
+        for one in found.datasets
+    ]
+    print_table(("dataset", "on disk", "chunks", "last used"), rows)
+    typer.echo(
+        f"  {format_bytes(found.bytes)} in all; at most {format_bytes(found.limit)} unless Remote(max_bytes=...) says "
+        f"other, nine tenths of what the disk has left for it"
+    )
+
+
+def _print_check(one: CacheCheck) -> None:
+    name = one_line(one.name)
+    if one.unreadable:
+        print_finding(f"{name}: its header in the cache cannot be read. Remove it: `fastload cache clear {name}`.")
+        return
+    busy = f"; {counted(one.skipped, 'chunk')} not checked, being fetched" if one.skipped else ""
+    if not one.wrong:
+        typer.echo(f"{name}: {counted(one.checked, 'chunk')}, every one is what came{busy}")
+        return
+    left = one.wrong - one.removed
+    stays = f"; {left:,} of them stay for now, being in use" if left else ""
+    print_finding(
+        f"{name}: {one.wrong:,} of {counted(one.checked, 'chunk')} are not what came: {one.removed:,} removed, and "
+        f"fetched again when they are needed{stays}{busy}"
+    )
+
+
+def _print_cleared(found: Cleared) -> None:
+    for one in found.removed:
+        typer.echo(f"{one_line(one.name)}: removed, {format_bytes(one.bytes)}")
+    for one in found.in_use:
+        print_finding(_left(one))
+    if not found.removed and not found.in_use:
+        typer.echo("the cache holds no dataset")
+
+
+def _left(one: CachedContent) -> str:
+    return f"{one.name}: left, {format_bytes(one.bytes)}, since some process has it open"

@@ -1,0 +1,70 @@
+"""Says from measured numbers what a loop got over the network, and what to change where it waited for that."""
+
+from __future__ import annotations
+
+from fastload.profiling.verdict.demands import Demands
+from fastload.system.text import format_bytes
+from fastload.timing.network import NetworkUse
+
+_REFUSED = 0.02  # share of requests from which the server is at its limit
+_USED = 0.6  # part of the requests allowed at once that is in use on average where more were sent if they might be
+_AGAIN, _MOSTLY_AGAIN = 0.1, 0.5  # shares of chunks that came before; see `network_changes`
+
+
+def network_rate(use: NetworkUse) -> str:
+    """Returns the bytes a second that came, the requests in flight meanwhile, and how many the server refused."""
+    refused = "none refused"
+    if use.refused:
+        refused = f"{use.refused:,} of {use.requests:,} refused (the server bears about {use.allowed:.2g} at once)"
+    return (
+        f"{format_bytes(use.bytes_per_s)}/s with {use.mean_in_flight:.1f} of at most {use.in_flight} requests in "
+        f"flight, {refused}"
+    )
+
+
+def network_facts(use: NetworkUse) -> list[str]:
+    """Returns what came over the network and what lay in the cache, a line each."""
+    if not use.chunks:
+        return [f"nothing came over the network from {use.url}: {use.hits:,} chunks lay in the cache"]
+    again = f", {use.again:,} of them not for the first time" if use.again else ""
+    lines = [
+        f"over the network from {use.url} came {use.chunks:,} chunks ({format_bytes(use.bytes)}{again}), "
+        f"{network_rate(use)}; {use.hits:,} chunks lay in the cache"
+    ]
+    if use.retries:
+        lines.append(f"{use.retries:,} of {use.requests:,} requests repeated one that had failed")
+    return lines
+
+
+def network_changes(demands: Demands) -> list[str]:
+    """Returns what to change where the network binds, imperative clauses, that which gains most first."""
+    use = demands.network
+    if use is None:
+        return ["keep the data on this machine"]
+    refuses = use.refused > _REFUSED * use.requests
+    again = use.again / use.chunks if use.chunks else 0.0
+    fits = use.dataset_bytes <= use.room_bytes
+    found = []
+    if again >= _AGAIN and not fits:
+        found.append(
+            f"give the cache room for more: Remote(max_bytes=...), of {format_bytes(use.room_bytes)} now; the data are "
+            f"{format_bytes(use.dataset_bytes)}, and {again:.0%} of what came had been evicted before"
+        )
+    if refuses:
+        found.append(
+            "send fewer requests: larger chunks (fastload repack --chunk-bytes), or ask for a higher limit there"
+        )
+    elif use.mean_in_flight >= _USED * min(use.in_flight, use.allowed):
+        more = f"ask for more at once: Remote(in_flight={2 * use.in_flight}) instead of {use.in_flight}"
+        found.insert(0 if again < _MOSTLY_AGAIN else len(found), more)
+    if use.nodes > 1 and not use.by_node:
+        found.append(f'let each of {use.nodes} nodes keep a part of its own: FastLoader(share="node")')
+    if again < _AGAIN and not fits:
+        found.append(
+            f"give the cache room for all: Remote(max_bytes=...), of {format_bytes(use.room_bytes)} now; the data are "
+            f"{format_bytes(use.dataset_bytes)}"
+        )
+    found.append("bring the data nearer: a bucket in this machine's region, or a faster network")
+    if fits and again < _AGAIN:
+        found.append("train on: later epochs find in the cache what the first one fetched")
+    return found
