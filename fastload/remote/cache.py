@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import CacheError, OptionError
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.chunks import Range
+from fastload.remote.chunks import Range, joined_ranges, without
 from fastload.system.files import write_at
 from fastload.system.text import format_bytes
 
@@ -299,7 +299,9 @@ class CachedDataset:
                 if self.records["boot"][others].any():
                     return False
                 self.forget(chunk)
-                self.cache.free(fd, [self._widened(one, around) for one in ranges])
+                # In an index of shards packed with other options, one HDF5 chunk may be part of two of these chunks.
+                kept = joined_ranges([other for near, other in around if self.records[near]["boot"]], 0)
+                self.cache.free(fd, [self._widened(one, around) for one in without(ranges, kept)])
         finally:
             self.locks.unlock(chunk)
         return True

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import CacheError, RemoteError
 from fastload.remote.cache import CachedDataset, DiskFullError, digest_of
-from fastload.remote.chunks import Chunk, ChunkTable, Range
+from fastload.remote.chunks import JOINED_BYTES, Chunk, ChunkTable, Range, joined_ranges
 from fastload.system.files import read_bytes
 from fastload.system.text import format_bytes
 from fastload.system.threads import run_as_batch
@@ -382,7 +382,11 @@ class ChunkFetcher:
                 with self._header(chunk.shard):
                     ranges = self._objects.ranges(chunk, self._cached)
             self._make_room(number, chunk.shard, ranges)
-            parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
+            parts = []
+            for first, last in joined_ranges(ranges, JOINED_BYTES):
+                data = self._objects.fetch(chunk.shard, first, last)
+                mine = [(begin, end) for begin, end in ranges if first <= begin < last]
+                parts += [((begin, end), data[begin - first : end - first]) for begin, end in mine]
             with self._header(chunk.shard):
                 self._objects.check(chunk, parts, self._cached)
         self._cached.write(chunk.shard, parts)
