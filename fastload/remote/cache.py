@@ -67,6 +67,9 @@ def boot_number() -> int:
 class CacheFolder:
     """The folder of a cache, and the bound on what its files take. Threads and processes share it."""
 
+    shared = True
+    """Whether other datasets take of the same bound."""
+
     def __init__(self, folder: Path, limit: int | None) -> None:
         self.root = folder.expanduser().absolute() / str(VERSION)
         try:
@@ -327,6 +330,18 @@ class CachedDataset:
     def close(self) -> None:
         """Ends the locks of this process."""
         self.locks.close()
+
+
+def keep_in_use(folder: Path) -> ByteLocks | None:
+    """Returns locks that keep a dataset from being removed until they are closed; None: it is gone, or about to."""
+    try:
+        locks = ByteLocks(folder / "locks")
+    except FileNotFoundError:
+        return None
+    if locks.try_shared(_IN_USE):
+        return locks
+    locks.close()
+    return None
 
 
 def digest_of(parts: Sequence[Any]) -> int:
