@@ -1,7 +1,7 @@
 """What does a dataset in thousands of shards cost a rank, reading several shards, and packing them on a Ray cluster?
 
     python benchmarks/bench_scale.py                    all: about ten minutes, 7 GB of disk in .bench
-    python benchmarks/bench_scale.py --only scale       some of: scale, shards, ray
+    python benchmarks/bench_scale.py --only scale       some of: scale, shards, ray, remote
     python benchmarks/bench_scale.py --only scale --cut odd       shards of any number of rows, which are not joined
     python benchmarks/bench_scale.py --quick            tiny sizes, to see that it runs; the figures mean nothing
 
@@ -23,6 +23,12 @@ chunk windows, as by default, and in full shuffle.
 `ray`: images/s of `pack_images(shards=8, size=128, engine="ray")` on a Ray cluster of two CPUs on this machine, whose
 processes run already, over the same with `workers=2` instead; faces of tools/make_faces.py, each under many names.
 
+`remote`: of the plan of a billion faces (218x178x3) in an object store, computed and not measured: chunks and bytes
+that a node reads in an epoch, alone and with share="node"; requests a second at `--rate` images/s a rank, and how many
+prefixes of a bucket that takes, at 5,500 requests/s each. And the part of a node's chunks that later epochs fetch, by
+the rule that evicts and the part of its share that its cache holds: what is needed last, and what was used longest ago,
+with share="node" and with shares that change in each epoch.
+
 A figure is the median of paired ratios, or of the measured ranks, with its range.
 """
 
@@ -31,6 +37,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import heapq
 import itertools
 import os
 import shutil
@@ -390,9 +397,83 @@ class OnRay:
         return folder
 
 
+class InStore:
+    """What the nodes ask of an object store, by the plan."""
+
+    def __init__(self, options: argparse.Namespace, journal: harness.Journal) -> None:
+        self.options, self.journal = options, journal
+        self.row_bytes = int(np.prod((218, 178, 3)))
+        self.chunk_rows = chunk_rows_for(self.row_bytes, options.rows)
+
+    def plan(self, rows: int, world: int, *, by_nodes: bool, epoch: int = 0) -> EpochPlan:
+        """Windows of 16 chunks, batches of 256."""
+        pieces = world // RANKS_A_NODE if by_nodes else 0
+        return EpochPlan(range(rows), chunk_rows=self.chunk_rows, epoch=epoch, world_size=world, batch_size=BATCH_SIZE,
+                         shuffle=ChunkWindow(), fixed_pieces=pieces)  # fmt: skip
+
+    def run(self) -> None:
+        """All figures."""
+        rows, world = self.options.rows, self.options.world
+        nodes = world // RANKS_A_NODE
+        for by_nodes in (False, True):
+            plan = self.plan(rows, world, by_nodes=by_nodes)
+            some = np.unique(np.linspace(0, nodes - 1, self.options.nodes).astype(int)).tolist()
+            chunks = [self.chunks_of(plan, node) for node in some]
+            requests_per_s = world * self.options.rate / self.chunk_rows
+            self.journal.note(
+                "remote-node" if by_nodes else "remote", nodes=nodes, rows=rows, chunk_rows=self.chunk_rows,
+                chunks_a_node=harness.spread([float(count) for count in chunks]),
+                over_share=harness.spread([count * nodes * self.chunk_rows / rows for count in chunks]),
+                bytes_a_node=float(np.median(chunks)) * self.chunk_rows * self.row_bytes,
+                images_per_s_a_rank=self.options.rate, requests_per_s=requests_per_s, prefixes=requests_per_s / 5500,
+                bytes_per_s_a_node=RANKS_A_NODE * self.options.rate * self.row_bytes,
+            )  # fmt: skip
+        chunks = 512 if self.options.quick else 8 * 4096
+        for by_nodes, rule, part in itertools.product((True, False), ("needed last", "LRU"), (0.25, 0.5, 0.75)):
+            fetched = self.fetched(chunks * self.chunk_rows, by_nodes=by_nodes, rule=rule, part=part)
+            self.journal.note("remote-cache", share="node" if by_nodes else "auto", rule=rule, nodes=8, chunks=chunks,
+                              cache_part=part, fetched_part=fetched)  # fmt: skip
+
+    def chunks_of(self, plan: EpochPlan, node: int) -> int:
+        """How many chunks the ranks of a node read in an epoch."""
+        found = []
+        for rank in range(node * RANKS_A_NODE, (node + 1) * RANKS_A_NODE):
+            rows = plan.rows_at(rank, np.arange(0, plan.num_steps * BATCH_SIZE))
+            found.append(np.unique(rows // self.chunk_rows))
+        return len(np.unique(np.concatenate(found)))
+
+    def fetched(self, rows: int, *, by_nodes: bool, rule: str, part: float) -> float:
+        """The part of its chunks that the first of 8 nodes fetches in the third and fourth epoch, by chunks alone."""
+        world, firsts = 8 * RANKS_A_NODE, np.arange(0, rows, self.chunk_rows)
+        uses = []  # of each epoch: the chunks in the order in which the node needs them
+        for epoch in range(5):
+            ranks, steps = self.plan(rows, world, by_nodes=by_nodes, epoch=epoch).chunk_places(firsts)
+            mine = np.flatnonzero(ranks < RANKS_A_NODE)
+            uses.append(mine[np.argsort(steps[mine], kind="stable")].tolist())
+        size, never = int(part * len(uses[0])), 2 * rows
+        following = [{chunk: at for at, chunk in enumerate(order)} for order in uses]
+        cached: dict[int, int] = {}  # chunk -> when it is needed next, or was used last
+        waiting: list[tuple[int, int]] = []  # the same as a heap, the first to go at its head
+        fetched = 0
+        for epoch, order in enumerate(uses[:4]):
+            for at, chunk in enumerate(order):
+                time_now = epoch * rows + at
+                if chunk not in cached:
+                    fetched += epoch >= 2
+                    while len(cached) >= size:
+                        key, victim = heapq.heappop(waiting)
+                        if cached.get(victim) == (-key if rule == "needed last" else key):
+                            del cached[victim]
+                place = following[epoch + 1].get(chunk)
+                needed = never if place is None else (epoch + 1) * rows + place
+                cached[chunk] = needed if rule == "needed last" else time_now
+                heapq.heappush(waiting, (-needed if rule == "needed last" else time_now, chunk))
+        return fetched / (len(uses[2]) + len(uses[3]))
+
+
 def main() -> None:
     """Measure, and append the records."""
-    figures = {"scale": Scale, "shards": SomeShards, "ray": OnRay}
+    figures = {"scale": Scale, "shards": SomeShards, "ray": OnRay, "remote": InStore}
     parser = harness.command_line(__doc__, "scale", figures=figures, pairs=5)
     parser.add_argument("--shards", type=int, default=13_600, help="of `scale` (default: 13,600)")
     parser.add_argument("--rows", type=int, default=10**9, help="of `scale`, in all shards (default: a billion)")
@@ -404,6 +485,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=30_000, help="that `ray` packs (default: 30,000)")
     parser.add_argument("--drawn", type=int, default=2048, help="faces that are drawn for it (default: 2,048)")
     parser.add_argument("--packed-shards", type=int, default=8, help="that `ray` packs (default: 8)")
+    parser.add_argument("--rate", type=float, default=2500, help="images/s a rank, of `remote` (default: 2,500)")
     options = parser.parse_args()
     if options.quick:
         options.shards, options.rows, options.world, options.ranks, options.nodes = 40, 40_000, 16, 1, 2

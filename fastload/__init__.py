@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fastload.profiling.doctor.in_process import diagnose
     from fastload.profiling.meter import Meter
     from fastload.profiling.report import write_report
+    from fastload.remote.options import Remote
     from fastload.samplers import ChunkBatchSampler, ChunkSampler, DistributedChunkSampler
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "PackError",
     "PackedDataset",
     "ReadError",
+    "Remote",
     "RemoteError",
     "ReplacedError",
     "ResumeError",
@@ -109,6 +111,7 @@ _HOMES = {
     "Meter": "fastload.profiling.meter",
     "MixedEcho": "fastload.plan",
     "PackedDataset": "fastload.dataset",
+    "Remote": "fastload.remote.options",
     "diagnose": "fastload.profiling.doctor.in_process",
     "index_files": "fastload.pack.index",
     "index_plan": "fastload.pack.plan_file",

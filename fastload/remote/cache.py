@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import CacheError, OptionError
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.chunks import Range
+from fastload.remote.chunks import Range, joined_ranges, without
 from fastload.system.files import write_at
 from fastload.system.text import format_bytes
 
@@ -82,6 +82,9 @@ def allocated_below(folder: Path) -> int:
 
 class CacheFolder:
     """The folder of a cache, and the bound on what its files take. Threads and processes share it."""
+
+    shared = True
+    """Whether other datasets take of the same bound."""
 
     def __init__(self, folder: Path, limit: int | None) -> None:
         self.root = folder.expanduser().absolute() / str(VERSION)
@@ -340,7 +343,9 @@ class CachedDataset:
                 if self.records["boot"][others].any():
                     return False
                 self.forget(chunk)
-                self.cache.free(fd, [self._widened(one, around) for one in ranges])
+                # In an index of shards packed with other options, one HDF5 chunk may be part of two of these chunks.
+                kept = joined_ranges([other for near, other in around if self.records[near]["boot"]], 0)
+                self.cache.free(fd, [self._widened(one, around) for one in without(ranges, kept)])
         finally:
             self.locks.unlock(chunk)
         return True
@@ -366,6 +371,18 @@ class CachedDataset:
     def close(self) -> None:
         """Ends the locks of this process."""
         self.locks.close()
+
+
+def keep_in_use(folder: Path) -> ByteLocks | None:
+    """Returns locks that keep a dataset from being removed until they are closed; None: it is gone, or about to."""
+    try:
+        locks = ByteLocks(folder / "locks")
+    except FileNotFoundError:
+        return None
+    if locks.try_shared(_IN_USE):
+        return locks
+    locks.close()
+    return None
 
 
 def digest_of(parts: Sequence[Any]) -> int:

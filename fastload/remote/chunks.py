@@ -27,7 +27,8 @@ _CHUNK_BYTES = 8 * 2**20  # of fields without chunks
 TAIL_BYTES = 1 << 20
 """The end of a file, in which HDF5 keeps what does not fit into its beginning."""
 
-_JOINED_BYTES = 64 * 2**10  # ranges with a smaller gap between them are fetched as one
+JOINED_BYTES = 64 * 2**10
+"""Ranges with a smaller gap between them are fetched as one; what lies in the gap belongs to other chunks."""
 
 Range = tuple[int, int]
 """The first byte of a range of an object, and the first one behind it."""
@@ -75,7 +76,9 @@ class ChunkTable:
                 counts.append(-(-np.array(field.shard_bytes, np.int64) // field.ragged.chunk_bytes))
             else:
                 alone = max(1, _CHUNK_BYTES // max(1, field.row_bytes))
-                self.rows[name] = np.where(by_images > 0, by_images, alone)
+                # Whole chunks of HDF5, each of which is read at once; those of masks may be of other rows than images.
+                least = 1 if field.linear or name == "images" else max(1, field.chunk_rows)
+                self.rows[name] = -(-np.where(by_images > 0, by_images, alone) // least) * least
                 counts.append(-(-shards.num_rows // self.rows[name]))
         # Columns: headers, and each field; the first number of each in each shard.
         table = np.array(counts, np.int64).T
@@ -164,7 +167,7 @@ class Extent(NamedTuple):
         first = rows.start // self.chunk_rows * self.chunk_rows
         begin, stop = np.searchsorted(self.first_rows, [first, rows.stop]).tolist()
         pairs = zip(self.begins[begin:stop].tolist(), self.ends[begin:stop].tolist(), strict=True)
-        return joined_ranges(pairs, _JOINED_BYTES)
+        return joined_ranges(pairs, 0)
 
     def of_bytes(self, number: int, chunk_bytes: int) -> list[Range]:
         """Returns the range of a chunk of a ragged dataset, whose rows are single bytes, laid back to back."""

@@ -20,14 +20,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import CacheError, RemoteError
-from fastload.remote.cache import CachedDataset, DiskFullError, digest_of
-from fastload.remote.chunks import Chunk, ChunkTable, Range
+from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError, digest_of
+from fastload.remote.chunks import JOINED_BYTES, Chunk, ChunkTable, Range, joined_ranges
 from fastload.system.files import read_bytes
 from fastload.system.text import format_bytes
 from fastload.system.threads import run_as_batch
@@ -82,6 +83,22 @@ class _AbsentError(Exception):
     """A chunk is not in the cache, and was not to be fetched."""
 
 
+def evict_elsewhere(cache: CacheFolder, folder: Path | None = None) -> bool:
+    """Evicts a dataset that nobody uses, or a chunk of one that this process uses, too; returns whether it did.
+
+    Args:
+        cache: to make room in.
+        folder: of the dataset that the room is for.
+    """
+    with cache.locked():
+        cache.count()
+        if any(cache.remove(other) for other in cache.datasets() if other != folder):
+            return True
+    # Not those of the process that this one is a fork of, whose locks they have.
+    others = [one for one in list(_living) if one.folder != folder and one.cache_root == cache.root]
+    return cache.shared and any(one.evict_own() for one in others if one.is_of_this_process)
+
+
 class Objects(Protocol):
     """The objects that chunks are fetched from, and what is known of their bytes."""
 
@@ -130,7 +147,7 @@ class ChunkFetcher:
     ) -> None:
         self._table, self._cached, self._objects = table, cached, objects
         self._most_threads, self.most_held = threads + max(2, threads // _EXTRA_THREADS), most_held
-        self._give_up_after_s = give_up_after_s
+        self._give_up_after_s, self._pid = give_up_after_s, os.getpid()
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # a chunk is ready, failed, or given up by a thread
         self._work_to_do = threading.Condition(lock)  # for the threads that fetch
@@ -157,6 +174,18 @@ class ChunkFetcher:
         """A copy of the counts."""
         with self._changed:
             return replace(self._counts)
+
+    @property
+    def folder(self) -> Path:
+        return self._cached.folder
+
+    @property
+    def cache_root(self) -> Path:
+        return self._cached.cache.root
+
+    @property
+    def is_of_this_process(self) -> bool:
+        return self._pid == os.getpid() and not self._closed
 
     def hold(self, chunks: Sequence[int]) -> None:
         """Returns when all of these chunks, each once, are there, and holds them until `release`.
@@ -384,7 +413,11 @@ class ChunkFetcher:
                 with self._header(chunk.shard):
                     ranges = self._objects.ranges(chunk, self._cached)
             self._make_room(number, chunk.shard, ranges)
-            parts = [((begin, end), self._objects.fetch(chunk.shard, begin, end)) for begin, end in ranges]
+            parts = []
+            for first, last in joined_ranges(ranges, JOINED_BYTES):
+                data = self._objects.fetch(chunk.shard, first, last)
+                mine = [(begin, end) for begin, end in ranges if first <= begin < last]
+                parts += [((begin, end), data[begin - first : end - first]) for begin, end in mine]
             with self._header(chunk.shard):
                 self._objects.check(chunk, parts, self._cached)
         self._cached.write(chunk.shard, parts)
@@ -448,10 +481,16 @@ class ChunkFetcher:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _evict(self, *, announced: bool = False) -> bool:
-        """Evicts one chunk that nobody uses, or another dataset that nobody uses; returns whether it did.
+        """Evicts one chunk that nobody uses, else something of another dataset; returns whether it did.
 
         `announced`: one that is held only because it was announced.
         """
+        return self.evict_own(announced=announced) or (
+            not announced and evict_elsewhere(self._cached.cache, self._cached.folder)
+        )
+
+    def evict_own(self, *, announced: bool = False) -> bool:
+        """Evicts one chunk of this dataset that nobody uses; see `_evict`."""
         with self._evicting:
             for fresh in (False, True):
                 if fresh or announced:
@@ -459,13 +498,7 @@ class ChunkFetcher:
                 while self._victims:
                     if self._evict_unless_used(self._victims.popleft(), announced=announced):
                         return True
-        if announced:
-            return False
-        cache = self._cached.cache
-        with cache.locked():
-            cache.count()
-            others = [folder for folder in cache.datasets() if folder != self._cached.folder]
-            return any(cache.remove(folder) for folder in others)
+        return False
 
     def _evict_unless_used(self, victim: int, *, announced: bool) -> bool:
         """Evicts a chunk that neither this process nor another one holds; one that only waits to be held may go."""

@@ -20,6 +20,8 @@ from fastload.remote.cache import RECORD, CachedDataset, CacheFolder
 class MemoryFolder(CacheFolder):
     """The bound on what sparse copies in memory take."""
 
+    shared = False
+
     def __init__(self, limit: int) -> None:
         self.root, self.limit, self.room = Path("memory/1"), limit, limit
         self._thread_lock, self._used = threading.RLock(), np.zeros(1, np.int64)

@@ -27,7 +27,8 @@ from fastload.format.digests import pixel_digests
 from fastload.format.header import Field, PackedFile, open_hdf5, read_header
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
-from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of
+from fastload.remote.byte_locks import ByteLocks
+from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of, keep_in_use
 from fastload.remote.chunks import (
     TAIL_BYTES,
     Chunk,
@@ -41,7 +42,7 @@ from fastload.remote.chunks import (
     without,
 )
 from fastload.remote.client import Client, open_client
-from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
+from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed, evict_elsewhere
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
@@ -156,6 +157,16 @@ class RemoteShards:
     def counts(self) -> FetchCounts:
         """The counts of this process."""
         return self.current().counts
+
+    @property
+    def cached(self) -> CachedDataset:
+        """The sparse copies, at present."""
+        return self._cached
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the shards, relative to the folder of the index."""
+        return self._shards.names
 
     def network_use(self) -> NetworkUse:
         """Returns what this process fetched so far."""
@@ -279,7 +290,8 @@ class RemoteShards:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 known = header_ranges(path)
             if known != joined_ranges(ranges, 0):
-                known = _look_for_header(path, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
+                url = self._client.url_of(self._key(self._shards.names[shard]))
+                known = _look_for_header(url, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
                 parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
             return parts
         finally:
@@ -369,10 +381,14 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     info = client.head(key)
     cache = CacheFolder(remote.cache_folder(), remote.limit())
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
-    folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
-    if folder is None:
+    in_use = None
+    while in_use is None:  # another process may remove the folder before it is in use
+        folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
+        if folder is not None:
+            in_use = keep_in_use(folder)
+            continue
         try:
-            folder = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
+            folder, in_use = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -380,12 +396,16 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
                 f"{cache.root.parent}: the disk is full, there is no room for the header of {shown(url)}. Make room "
                 f"there (`fastload cache clear` removes what no job uses), or name another folder: Remote(cache=...)."
             ) from exc
-    found = read_header(folder / name)
-    if not (is_index := found.shards is not None):
-        found = as_index(found)
-    file = replace(found, identity=found.identity._replace(mtime_ns=-1))
-    cache.close()
-    shards = RemoteShards(url, remote, file, client, folder_key)
+    try:
+        assert folder is not None, "it is in use"
+        found = read_header(folder / name)
+        if not (is_index := found.shards is not None):
+            found = as_index(found)
+        file = replace(found, identity=found.identity._replace(mtime_ns=-1))
+        cache.close()
+        shards = RemoteShards(url, remote, file, client, folder_key)
+    finally:
+        in_use.close()
     if not is_index:
         shards.note_header()
     object.__setattr__(file, "remote", shards)
@@ -402,8 +422,13 @@ def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None)
     return None
 
 
-def _fetch_index(cache: CacheFolder, client: Client, key: str, url: str, size: int, etag: str | None) -> Path:
-    """Fetches an index, or what of a packed file is no pixels, into a new folder of the cache, and returns that."""
+def _fetch_index(
+    cache: CacheFolder, client: Client, key: str, url: str, size: int, etag: str | None
+) -> tuple[Path, ByteLocks | None]:
+    """Fetches an index, or what of a packed file is no pixels, into a new folder of the cache.
+
+    Returns the folder and what keeps it in use; None: another process was first, and it may be gone again.
+    """
     name = key[key.rfind("/") + 1 :]
     cache.sweep()
     new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=cache.root))
@@ -413,27 +438,41 @@ def _fetch_index(cache: CacheFolder, client: Client, key: str, url: str, size: i
         def fetch(begin: int, end: int) -> Any:
             return client.read(key, begin, end, etag=etag)
 
-        with _sparse(path, size) as fd:
-            if size <= _WHOLE_BYTES:
-                write_at(fd, fetch(0, size), 0)
-            else:
-                first = [(0, 4096), (size - TAIL_BYTES, size)]
-                for begin, end in first:
-                    write_at(fd, fetch(begin, end), begin)
-                _look_for_header(path, fd, first, fetch)
+        # By way of memory: pixels that come along are no part of the header, and would take room beyond the bound.
+        there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
+        memory = sparse_memory(size)
+        try:
+            for begin, end in there:
+                write_at(memory, fetch(begin, end), begin)
+            ranges = _look_for_header(url, memory, there, fetch)
+            with _sparse(path, size) as fd:
+                while not cache.allocate(fd, ranges):
+                    if not evict_elsewhere(cache):
+                        raise CacheError(
+                            f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached by what is in "
+                            f"use, and there is no room for the header of {url}. Give the cache more: "
+                            f"Remote(max_bytes=..., cache=...)."
+                        )
+                for begin, end in ranges:
+                    write_at(fd, read_bytes(memory, end - begin, begin), begin)
+        finally:
+            os.close(memory)
         header = read_header(path)
-        (new / "locks").touch(0o600)
+        in_use = keep_in_use(new)
         with cache.locked():
             Meta(new / "meta.json").add(url, {name: (size, etag)})
             folder = cache.root / header.header_digest
             try:
                 os.rename(new, folder)
             except OSError:  # another process was first, or the same dataset lies at another URL, too
+                assert in_use is not None, "nobody else knows of the new folder"
+                in_use.close()
+                in_use = keep_in_use(folder)
                 Meta(folder / "meta.json").add(url, {name: (size, etag)})
                 if not (folder / name).exists():
                     os.rename(path, folder / name)
             cache.count()
-        return folder
+        return folder, in_use
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -501,8 +540,8 @@ class _Looked(io.RawIOBase):
         return True
 
 
-def _look_for_header(path: Path, fd: int, there: Sequence[Range], fetch: Any) -> list[Range]:
-    """Fetches all but the large fields of a file into its sparse copy; returns the ranges of that.
+def _look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> list[Range]:
+    """Fetches all but the large fields of an object into its sparse copy; returns the ranges of that.
 
     Of an index, all of it.
     """
@@ -518,7 +557,7 @@ def _look_for_header(path: Path, fd: int, there: Sequence[Range], fetch: Any) ->
         if isinstance(exc, FastloadError):
             raise
         raise FormatError(
-            f"{path.name}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
+            f"{url}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
             f"`fastload pack` made."
         ) from exc
     for begin, end in without(ranges, looked.there):
