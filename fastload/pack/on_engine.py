@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastload.errors import FastloadError, PackError
 from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
-from fastload.pack.encode import HEADERS, Headers, headers_of
+from fastload.pack.encode import HEADERS, Headers, announce_samples, headers_of
 from fastload.pack.finish import PackReport
 from fastload.pack.pack_options import PackJob, Progress
 from fastload.pack.plain import from_bytes, to_bytes
@@ -112,6 +112,7 @@ def read_headers(samples: bytes, report: Report) -> Headers:
     """Returns the headers of samples, on a node."""
     files, masks, count = from_bytes(samples)
     report(count)
+    announce_samples(files, masks, np.arange(count), heads=True)
     return headers_of(files, masks, np.arange(count))
 
 

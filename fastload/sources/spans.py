@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from fastload.errors import FileChangedError, ImageError
 from fastload.sources.listing import Files
 from fastload.system.files import read_bytes
+
+if TYPE_CHECKING:
+    from fastload.remote.ranges import ObjectRange
+    from fastload.sources.bucket import ListedObject
 
 
 def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
@@ -27,6 +31,16 @@ def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
     program wrote with both unchanged is not seen.
     """
     return (status.st_size, status.st_mtime_ns) == (num_bytes, mtime_ns)
+
+
+HEAD_BYTES = 2**15
+"""Bytes of a piece of an object that are fetched ahead for an image's header."""
+
+
+def ranges_of(reader: object, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+    """Returns the ranges of objects that will be read of samples, or for their headers; none for other readers."""
+    found: list[ObjectRange] = reader.ranges(indices, heads=heads) if hasattr(reader, "ranges") else []
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,7 @@ class ListedFile:
 class FileSpans:
     """Reads pieces of one file as they lie in it: the members of a tar, the images in an Arrow file."""
 
-    file: ListedFile  # the file
+    file: ListedFile | ListedObject  # the file
     offsets: NDArray[np.int64]  # int64 (F,), where each piece begins
     sizes: NDArray[np.int64]  # int64 (F,), bytes of each piece
     owner: object = field(default=None, repr=False)  # keeps a temporary file alive; not pickled
@@ -113,6 +127,14 @@ class FileSpans:
     def read_head(self, i: int, size: int) -> bytes:
         with self.file.open() as fd:
             return self.file.read(fd, min(size, int(self.sizes[i])), int(self.offsets[i]))
+
+    def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+        """Returns what is read of pieces of an object, as `ObjectFiles.ranges`; nothing of a file of this machine."""
+        if isinstance(self.file, ListedFile):
+            return []
+        sizes = np.minimum(self.sizes[indices], HEAD_BYTES) if heads else self.sizes[indices]
+        spans = zip(self.offsets[indices].tolist(), sizes.tolist(), strict=True)
+        return [self.file.range(offset, size) for offset, size in spans]
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FileSpans:
         return replace(self, offsets=self.offsets[indices], sizes=self.sizes[indices])
@@ -193,3 +215,13 @@ class JoinedFiles(Joined[Files]):
 
     def read_head(self, i: int, size: int) -> bytes:
         return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
+
+    def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+        """Returns what is read of those that are behind URLs, as `ObjectFiles.ranges`."""
+        if not any(hasattr(part, "ranges") for part in self.parts):
+            return []
+        return [
+            one
+            for i in indices.tolist()
+            for one in ranges_of(self.parts[int(self.part[i])], self.index[i : i + 1], heads=heads)
+        ]

@@ -6,8 +6,11 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
+from typing import IO
 
-from fastload.errors import SourceError, typed
+from fastload.errors import FastloadError, SourceError, typed
+from fastload.remote.paths import ObjectPath
+from fastload.remote.ranges import open_object
 from fastload.sources.archives.members import (
     DEFLATED,
     LOCAL_HEADER,
@@ -35,8 +38,10 @@ def list_zip(path: Path) -> FoundMembers:
     """
     found = FoundMembers()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_source(path) as file, zipfile.ZipFile(file) as archive:
             infos, end = archive.infolist(), archive.start_dir
+    except FastloadError:
+        raise
     # Values that cannot be make it seek before the file, overflow, or find a version of zip that there is not.
     except (zipfile.BadZipFile, ValueError, OverflowError, OSError, RuntimeError, struct.error, EOFError) as exc:
         raise SourceError(
@@ -62,6 +67,11 @@ def list_zip(path: Path) -> FoundMembers:
             size = (info.compress_size, info.file_size)
             found.members.append(Member(name, info.header_offset, *size, info.compress_type, info.CRC))
     return found
+
+
+def open_source(path: Path) -> IO[bytes]:
+    """Opens a zip, here or behind a URL, of which the directory at its end is to be read."""
+    return open_object(path) if isinstance(path, ObjectPath) else open(path, "rb")
 
 
 def _why_refused(info: zipfile.ZipInfo) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.remote.paths import ObjectPath
 from fastload.sources.listing import split_of_parts
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 
@@ -107,6 +108,8 @@ class ImageIndex:
 
     def _search(self, cell: str, split: str, masks: bool) -> int | str:
         """Returns the position of a cell's file; -1 if there is none; or why it is ambiguous or not a file."""
+        if isinstance(self.tree.path, ObjectPath):
+            cell = cell.removeprefix(f"{self.tree.path}/")
         if _ADDRESS.match(cell):
             return "is an address: download it first"
         path = _plain(cell)
@@ -133,7 +136,7 @@ class ImageIndex:
         return -1
 
     def _below(self, path: str) -> str | None:
-        if self.tree.archive:
+        if not self.tree.in_place:
             return None
         top = os.path.abspath(self.tree.path)
         path = posixpath.normpath(path)

@@ -1,0 +1,112 @@
+"""Servers that the tests of remote files ask: one of ranges, in its own process, and moto's S3."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class RangeServer:
+    """A running `range_server.py`: `folder` is served at `url`; what it does wrong is set by `set`."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+
+    def set(self, **faults: Any) -> None:
+        """Sets faults, keywords of `range_server.Faults`, and turns off all others."""
+        self._ask("control", json.dumps(faults).encode())
+
+    def log(self) -> list[dict[str, Any]]:
+        """The requests so far: method, path, range, status."""
+        return self._ask("log")["requests"]
+
+    def most_at_once(self) -> int:
+        return self._ask("log")["most"]
+
+    def _ask(self, path: str, body: bytes | None = None) -> Any:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(urllib.request.Request(f"{self.url}/{path}", data=body)) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture
+def range_server(tmp_path: Path) -> Iterator[RangeServer]:
+    """A server of the files in tmp_path/served, in its own process."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("range_server.py")), str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield RangeServer(folder, f"http://127.0.0.1:{int(process.stdout.readline())}")
+        process.stdin.close()  # ends it
+
+
+class S3:
+    """moto's S3 in this process: the bucket's name, its URL, and boto3's client of it."""
+
+    def __init__(self, endpoint: str) -> None:
+        import boto3
+
+        self.endpoint = endpoint
+        self.bucket = "bucket"
+        self.url = f"s3://{self.bucket}"
+        self.boto3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+        self.boto3.create_bucket(Bucket=self.bucket)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Writes an object by other means than fastload's; at most 1 MiB, since a range costs moto all of it."""
+        assert len(data) <= 2**20
+        self.boto3.put_object(Bucket=self.bucket, Key=key, Body=data)
+
+    def refuse(self) -> None:
+        """From now on keys are checked, and the test's are unknown: 403."""
+        self._moto("reset-auth", b"0")
+
+    def _moto(self, path: str, body: bytes = b"") -> None:
+        headers = {"Content-Type": "application/octet-stream"}
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(f"{self.endpoint}/moto-api/{path}", data=body, headers=headers, method="POST")
+        with direct.open(request) as answer:
+            answer.read()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of moto's server, for all tests of this run."""
+    pytest.importorskip("moto", reason="moto is not installed: pip install 'moto[s3]' flask flask-cors")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
+    """An empty bucket on moto, which the AWS_* variables of the test point to; no profile is there."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a-test-key",
+        "AWS_SECRET_ACCESS_KEY": "a-test-secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "no-config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no-credentials"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    server = S3(s3_server)
+    yield server
+    server._moto("reset-auth", b"10000000000")
+    server._moto("reset")
