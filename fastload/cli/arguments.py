@@ -32,6 +32,17 @@ def parse_bytes(text: str) -> int:
     return count
 
 
+def parse_path(text: str) -> Path:
+    """Parses a path, or the URL of an object."""
+    from fastload.errors import OptionError
+    from fastload.remote.paths import path_of
+
+    try:
+        return path_of(text)
+    except OptionError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
 ChunkBytes = Annotated[
     Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
 ]

@@ -53,8 +53,8 @@ def path_of(given: str | Path) -> Path:
 
 @contextmanager
 def requests_as(remote: Remote | None) -> Iterator[None]:
-    """Within the block, objects that are opened by their path are requested as this says; None: by the defaults."""
-    token = _remote.set(remote)
+    """Within the block, objects that are opened by their path are requested as this says; None: as before it."""
+    token = _remote.set(remote or _remote.get())
     try:
         yield
     finally:

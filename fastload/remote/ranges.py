@@ -12,7 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 from fastload.remote.backend import ObjectInfo
 from fastload.remote.client import Client, open_client
@@ -216,10 +217,12 @@ class _ObjectFile(io.RawIOBase):
         return True
 
 
-def open_object(path: ObjectPath, *, block_bytes: int = 2**18, ahead: int = 0) -> io.BufferedReader:
-    """Returns an object as a binary file, read by ranges of at least `block_bytes`.
+def open_binary(path: Path, *, block_bytes: int = 2**18, ahead: int = 0) -> IO[bytes]:
+    """Returns a file to read; an object, where the path is a URL, is read by ranges of at least `block_bytes`.
 
     With `ahead` so many blocks behind the one that is read are fetched beforehand: for who reads all, as of a tar the
     headers of all its members.
     """
+    if not isinstance(path, ObjectPath):
+        return open(path, "rb")
     return io.BufferedReader(_ObjectFile(path, block_bytes, ahead), 2**16)

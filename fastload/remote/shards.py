@@ -313,19 +313,7 @@ def _fetch_index(cache: CacheFolder, client: Client, key: str, url: str, size: i
     new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=cache.root))
     try:
         path = new / name
-
-        def fetch(begin: int, end: int) -> Any:
-            return client.read(key, begin, end, etag=etag)
-
-        with _sparse(path, size) as fd:
-            if size <= _WHOLE_BYTES:
-                write_at(fd, fetch(0, size), 0)
-            else:
-                first = [(0, 4096), (size - TAIL_BYTES, size)]
-                for begin, end in first:
-                    write_at(fd, fetch(begin, end), begin)
-                _look_for_header(path, fd, first, fetch)
-        header = read_header(path)
+        header = fetch_header(client, key, size, etag, path)
         (new / "locks").touch(0o600)
         with cache.locked():
             Meta(new / "meta.json").add(url, {name: (size, etag)})
@@ -340,6 +328,26 @@ def _fetch_index(cache: CacheFolder, client: Client, key: str, url: str, size: i
         return folder
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Path) -> PackedFile:
+    """Returns the header of a packed file or index that is an object, from a new sparse copy of it at `path`.
+
+    The copy has all but the large fields; small objects are fetched whole. FormatError: it is no HDF5 file.
+    """
+
+    def fetch(begin: int, end: int) -> Any:
+        return client.read(key, begin, end, etag=etag)
+
+    with _sparse(path, size) as fd:
+        if size <= _WHOLE_BYTES:
+            write_at(fd, fetch(0, size), 0)
+        else:
+            first = [(0, 4096), (size - TAIL_BYTES, size)]
+            for begin, end in first:
+                write_at(fd, fetch(begin, end), begin)
+            _look_for_header(path, fd, first, fetch)
+    return read_header(path)
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from fastload.errors import SourceError
-from fastload.remote.paths import ObjectPath
-from fastload.remote.ranges import open_object
+from fastload.remote.ranges import open_binary
 from fastload.sources.archives.members import FoundMembers, Member, cut_short, normal, why_unsafe, with_parents
 from fastload.sources.tree import key_of, walk_order
 
@@ -70,7 +69,7 @@ def list_tar(
     links: list[tuple[str, str]] = []
     where = f"{path}: {key_of(inner)}" if inner else str(path)
     end, stopped = archive_size if size is None else start + size, start
-    with open_source(path) as file:
+    with open_binary(path, block_bytes=_BLOCK_BYTES, ahead=_AHEAD) as file:
         for info, offset in headers(file, where, start):
             stopped = offset
             if info.offset + 512 > end:
@@ -96,17 +95,13 @@ def list_tar(
     return found
 
 
-def open_source(path: Path) -> IO[bytes]:
-    """Opens a tar, here or behind a URL, of which all headers are to be read."""
-    if isinstance(path, ObjectPath):
-        return open_object(path, block_bytes=_BLOCK_BYTES, ahead=_AHEAD)
-    return open(path, "rb")
-
-
 def first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first `count` files in a tar, in its order; none if it is no tar."""
     names: list[str] = []
-    with suppress(SourceError, OSError), open_source(path) as file:  # list_tar reports what is wrong
+    with (
+        suppress(SourceError, OSError),
+        open_binary(path, block_bytes=_BLOCK_BYTES, ahead=_AHEAD) as file,
+    ):  # list_tar reports what is wrong
         files = (info for info, _ in headers(file, str(path)) if info.isfile())
         names += (normal(info.name) for info in islice(files, count))
     return names

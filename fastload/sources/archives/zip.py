@@ -6,11 +6,9 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
-from typing import IO
 
 from fastload.errors import FastloadError, SourceError, typed
-from fastload.remote.paths import ObjectPath
-from fastload.remote.ranges import open_object
+from fastload.remote.ranges import open_binary
 from fastload.sources.archives.members import (
     DEFLATED,
     LOCAL_HEADER,
@@ -38,7 +36,7 @@ def list_zip(path: Path) -> FoundMembers:
     """
     found = FoundMembers()
     try:
-        with open_source(path) as file, zipfile.ZipFile(file) as archive:
+        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             infos, end = archive.infolist(), archive.start_dir
     except FastloadError:
         raise
@@ -67,11 +65,6 @@ def list_zip(path: Path) -> FoundMembers:
             size = (info.compress_size, info.file_size)
             found.members.append(Member(name, info.header_offset, *size, info.compress_type, info.CRC))
     return found
-
-
-def open_source(path: Path) -> IO[bytes]:
-    """Opens a zip, here or behind a URL, of which the directory at its end is to be read."""
-    return open_object(path) if isinstance(path, ObjectPath) else open(path, "rb")
 
 
 def _why_refused(info: zipfile.ZipInfo) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
 from fastload.remote.paths import ObjectPath, remote_in_force
-from fastload.remote.ranges import open_object
+from fastload.remote.ranges import open_binary
 from fastload.sources.listing import first_few
 from fastload.sources.spans import FileSpans, ListedFile
 from fastload.sources.tables.frame import LABELS, plain_name
@@ -115,7 +115,7 @@ class Shard:
 
     def _source(self) -> Any:
         """Returns what pyarrow opens: the path, or an object as a file."""
-        return open_object(self.path) if isinstance(self.path, ObjectPath) else self.path
+        return open_binary(self.path) if isinstance(self.path, ObjectPath) else self.path
 
     def _file(self) -> Any:
         import pyarrow.parquet as pq
