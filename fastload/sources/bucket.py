@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import (
     AccessError,
-    FileChangedError,
     ImageError,
     MissingFileError,
     ObjectMissingError,
@@ -32,64 +29,13 @@ from fastload.remote.cloud import split
 from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import ObjectRange, announce, client_of, read_range
+from fastload.sources.spans import HEAD_BYTES, ListedObject, changed_ns, without_cache
 from fastload.sources.tree import Tree, hidden_note, is_hidden, walk_order
 
-_HEAD_BYTES = 2**15  # fetched ahead of an image of which the header is asked for: with the thumbnail of most cameras
 _WHOLE_BYTES = 2**20  # other images up to this size are fetched whole, as all of them is read for their header
+_NEAR = 4  # how far behind the file that was read last the next one may be: an image may lie between annotations
 _GUESSED = 64  # files that are fetched ahead where one after another is read
 _GUESSED_BYTES = 2**18  # each of at most so many bytes
-
-_S = 10**9
-
-
-def changed_ns(info: ObjectInfo) -> int:
-    """Returns what stands for an object's time of modification in listings, plans and journals.
-
-    It is the second in which it was written, and a digest of its ETag as the fraction: S3 gives whole seconds only.
-    """
-    return info.modified_ns // _S * _S + xxhash.xxh3_64_intdigest((info.etag or "").encode()) % _S
-
-
-@dataclass(frozen=True)
-class ListedObject:
-    """An object that is read in pieces, as it was when it was listed; used like a `ListedFile`."""
-
-    path: str  # its URL
-    num_bytes: int
-    mtime_ns: int  # see `changed_ns`
-    etag: str | None
-    remote: Remote
-
-    @classmethod
-    def of(cls, path: ObjectPath) -> ListedObject:
-        """Returns the object as it is now; raises as `Client.head`."""
-        client, key = client_of(path)
-        info = client.head(key)
-        return cls(str(path), info.num_bytes, changed_ns(info), info.etag, _without_cache(remote_in_force()))
-
-    @contextmanager
-    def open(self) -> Iterator[int]:
-        """Gives what `read` takes for a descriptor. FileChangedError: the object was replaced or is gone."""
-        try:
-            yield -1
-        except (ReplacedError, ObjectMissingError) as exc:
-            raise FileChangedError(
-                f"{self.path}: was replaced or removed since it was listed. Leave it alone while it is read, and run "
-                "again."
-            ) from exc
-        except RemoteError as exc:
-            raise PackError(str(exc)) from exc  # no fault of the sample that is read
-
-    def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Returns bytes of the object; ImageError: they reach beyond its end."""
-        if offset + size > self.num_bytes:
-            raise ImageError(f"reaches beyond the end of {self.path}")
-        return read_range(self.range(offset, size)) if size else b""
-
-    def range(self, offset: int, size: int) -> ObjectRange:
-        """Returns so many bytes, at most to the object's end, for `announce`."""
-        url, key = split(self.path)
-        return ObjectRange(url, self.remote, key, offset, min(offset + size, self.num_bytes), self.etag)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +85,7 @@ class ObjectFiles:
         for i in indices.tolist():
             size = int(self.sizes[i])
             jpeg = self._path(i)[-5:].lower().endswith((b".jpg", b".jpeg"))
-            found.append(self._range(i, _HEAD_BYTES if heads and (jpeg or size > _WHOLE_BYTES) else size))
+            found.append(self._range(i, HEAD_BYTES if heads and (jpeg or size > _WHOLE_BYTES) else size))
         return found
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
@@ -158,10 +104,10 @@ class ObjectFiles:
         return ObjectRange(self.url, self.remote, key, 0, min(size, int(self.sizes[i])), etag)
 
     def _guess(self, i: int) -> None:
-        """Announces the next files of the same kind where small ones are read in their order, as annotations are."""
+        """Announces the next small files of the same kind where one is read after another, as annotations are."""
         last, reach = self._read or (i, 0)
         suffix = posixpath.splitext(self._path(i))[1]
-        if last >= i or posixpath.splitext(self._path(last))[1] != suffix:
+        if not 0 < i - last <= _NEAR or posixpath.splitext(self._path(last))[1] != suffix:
             reach = 0
         elif i >= reach - _GUESSED // 2:
             first = max(i + 1, reach)
@@ -224,7 +170,7 @@ def open_bucket(path: ObjectPath) -> Tree | ListedObject:
         sizes=sizes,
         mtimes_ns=np.array([changed_ns(info) for info in infos], np.int64),
         files=ObjectFiles.of(
-            split(str(path))[0], _without_cache(remote_in_force()), prefix, [name.encode() for name in names],
+            split(str(path))[0], without_cache(remote_in_force()), prefix, [name.encode() for name in names],
             sizes, etags,
         ),
         notes=(hidden_note(hidden),) if hidden else (),
@@ -239,8 +185,3 @@ def lone_file(path: ObjectPath, listed: ListedObject) -> Tree:
     files = ObjectFiles.of(split(listed.path)[0], listed.remote, prefix, [name.encode()], sizes, etags)
     mtimes = np.array([listed.mtime_ns], np.int64)
     return Tree(path=path.parent, names=[name], sizes=sizes, mtimes_ns=mtimes, files=files, file=name)
-
-
-def _without_cache(remote: Remote) -> Remote:
-    """Returns how objects are requested: what is cached of them is nobody else's concern."""
-    return replace(remote, cache=None, max_bytes=None)

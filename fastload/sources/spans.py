@@ -10,18 +10,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, ImageError
+from fastload.errors import (
+    FileChangedError,
+    ImageError,
+    ObjectMissingError,
+    PackError,
+    RemoteError,
+    ReplacedError,
+)
+from fastload.remote.backend import ObjectInfo
+from fastload.remote.cloud import split
+from fastload.remote.options import Remote
+from fastload.remote.paths import ObjectPath, remote_in_force
+from fastload.remote.ranges import ObjectRange, client_of, read_range
 from fastload.sources.listing import Files
 from fastload.system.files import read_bytes
 
-if TYPE_CHECKING:
-    from fastload.remote.ranges import ObjectRange
-    from fastload.sources.bucket import ListedObject
+HEAD_BYTES = 2**15
+"""Bytes of an object, or of a piece of one, that are fetched ahead for an image's header: with most thumbnails."""
+
+_S = 10**9
 
 
 def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
@@ -33,8 +47,9 @@ def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
     return (status.st_size, status.st_mtime_ns) == (num_bytes, mtime_ns)
 
 
-HEAD_BYTES = 2**15
-"""Bytes of a piece of an object that are fetched ahead for an image's header."""
+def without_cache(remote: Remote) -> Remote:
+    """Returns how objects are requested: what is cached of them is nobody else's concern."""
+    return replace(remote, cache=None, max_bytes=None)
 
 
 def ranges_of(reader: object, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
@@ -110,6 +125,56 @@ class ListedFile:
         return FileChangedError(
             f"{self.path}: can no longer be opened: {exc.strerror}. Put it back, or list the dataset again."
         )
+
+
+def changed_ns(info: ObjectInfo) -> int:
+    """Returns what stands for an object's time of modification in listings, plans and journals.
+
+    It is the second in which it was written, and a digest of its ETag as the fraction: S3 gives whole seconds only.
+    """
+    return info.modified_ns // _S * _S + xxhash.xxh3_64_intdigest((info.etag or "").encode()) % _S
+
+
+@dataclass(frozen=True)
+class ListedObject:
+    """An object that is read in pieces, as it was when it was listed; used like a `ListedFile`."""
+
+    path: str  # its URL
+    num_bytes: int
+    mtime_ns: int  # see `changed_ns`
+    etag: str | None
+    remote: Remote
+
+    @classmethod
+    def of(cls, path: ObjectPath) -> ListedObject:
+        """Returns the object as it is now; raises as `Client.head`."""
+        client, key = client_of(path)
+        info = client.head(key)
+        return cls(str(path), info.num_bytes, changed_ns(info), info.etag, without_cache(remote_in_force()))
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """Gives what `read` takes for a descriptor. FileChangedError: the object was replaced or is gone."""
+        try:
+            yield -1
+        except (ReplacedError, ObjectMissingError) as exc:
+            raise FileChangedError(
+                f"{self.path}: was replaced or removed since it was listed. Leave it alone while it is read, and run "
+                "again."
+            ) from exc
+        except RemoteError as exc:
+            raise PackError(str(exc)) from exc  # no fault of the sample that is read
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Returns bytes of the object; ImageError: they reach beyond its end."""
+        if offset + size > self.num_bytes:
+            raise ImageError(f"reaches beyond the end of {self.path}")
+        return read_range(self.range(offset, size)) if size else b""
+
+    def range(self, offset: int, size: int) -> ObjectRange:
+        """Returns so many bytes, at most to the object's end, for `announce`."""
+        url, key = split(self.path)
+        return ObjectRange(url, self.remote, key, offset, min(offset + size, self.num_bytes), self.etag)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,8 @@ from fastload.remote.paths import ObjectPath, path_of
 from fastload.sources.archives.members import FoundMembers, ZipFiles, with_parents
 from fastload.sources.archives.tar import list_tar
 from fastload.sources.archives.zip import list_zip
-from fastload.sources.bucket import ListedObject
 from fastload.sources.listing import first_few, require_unique
-from fastload.sources.spans import FileSpans, ListedFile
+from fastload.sources.spans import FileSpans, ListedFile, ListedObject
 from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
 
 # Compressors whose output cannot be read at random: first bytes -> name, and the command that unpacks it.

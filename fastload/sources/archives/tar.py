@@ -100,7 +100,7 @@ def first_names(path: Path, count: int) -> list[str]:
     names: list[str] = []
     with (
         suppress(SourceError, OSError),
-        open_binary(path, block_bytes=_BLOCK_BYTES, ahead=_AHEAD) as file,
+        open_binary(path, block_bytes=_BLOCK_BYTES) as file,
     ):  # list_tar reports what is wrong
         files = (info for info, _ in headers(file, str(path)) if info.isfile())
         names += (normal(info.name) for info in islice(files, count))
