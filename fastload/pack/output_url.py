@@ -44,7 +44,7 @@ from fastload.pack.journal import source_table
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.remote.backend import ObjectInfo
-from fastload.remote.client import Client
+from fastload.remote.client import PART_BYTES, Client
 from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import client_of
 from fastload.remote.shards import fetch_header
@@ -54,6 +54,7 @@ AT_ONCE_BYTES = 2**26
 """Files up to this size are written by one request, which the store refuses if the object is there meanwhile."""
 
 _READ_BYTES = 2**23
+_MOST_PARTS = 9_000  # S3 takes 10,000
 _KEPT = "What was packed is kept on this machine: the same command continues with it."
 
 _log = logging.getLogger("fastload")
@@ -274,7 +275,7 @@ def _upload_parts(
     before: ObjectInfo | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    with client.upload(key) as parts:
+    with client.upload(key, part_bytes=max(PART_BYTES, -(-size // _MOST_PARTS))) as parts:
         done = 0
         while data := os.pread(fd, _READ_BYTES, done):
             parts.write(data)

@@ -100,6 +100,12 @@ class RangeReader:
         begin = one.wanted.first
         return bytes(one.data.result()[wanted.first - begin : wanted.stop - begin])
 
+    def forget(self, key: str) -> None:
+        """Forgets what was announced of an object and is not read yet."""
+        with self._changed:
+            for one in list(self._there.get(key, ())):
+                self._drop(one)
+
     def _drop(self, one: _Coming) -> None:
         """Forgets a range; the caller holds the lock."""
         some = self._there.get(one.wanted.key, [])
@@ -193,7 +199,8 @@ class _ObjectFile(io.RawIOBase):
             number = self._at // size
             if self._block[0] != number:
                 later = range(number + 1, number + 1 + self._ahead)
-                self._reader.announce(self._range(n * size, n * size + size) for n in (number, *later))
+                if later:
+                    self._reader.announce(self._range(n * size, n * size + size) for n in (number, *later))
                 self._block = number, self._reader.read(self._range(number * size, number * size + size))
             begin = self._at - number * size
             data = self._block[1][begin : begin + count]
@@ -209,6 +216,11 @@ class _ObjectFile(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at
+
+    def close(self) -> None:
+        if not self.closed and self._ahead:
+            self._reader.forget(self._key)
+        super().close()
 
     def readable(self) -> bool:
         return True

@@ -132,13 +132,14 @@ def open_bucket(path: ObjectPath) -> Tree | ListedObject:
     prefix = f"{key}/" if key else ""
     found: dict[str, ObjectInfo] = {}
     folders: set[str] = set()
-    hidden: list[str] = []
+    hidden: dict[str, None] = {}
     try:
         for info in client.list(prefix):
             name = info.key[len(prefix) :]
-            if any(map(is_hidden, name.split("/"))):
-                hidden.append(name)
-            elif not name or name.endswith("/"):  # what consoles make to show an empty folder
+            parts = name.split("/")
+            if first := next((at for at, part in enumerate(parts, 1) if is_hidden(part)), 0):
+                hidden["/".join(parts[:first])] = None
+            elif not info.num_bytes and "." not in parts[-1]:  # what consoles make to show an empty folder
                 folders.add(name.rstrip("/"))
             else:
                 found[name] = info
@@ -173,7 +174,7 @@ def open_bucket(path: ObjectPath) -> Tree | ListedObject:
             split(str(path))[0], without_cache(remote_in_force()), prefix, [name.encode() for name in names],
             sizes, etags,
         ),
-        notes=(hidden_note(hidden),) if hidden else (),
+        notes=(hidden_note(list(hidden)),) if hidden else (),
     )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class ImageIndex:
         Raises:
             SourceError: a cell leads out of the tree.
         """
+        cells = self._without_url(cells)
         positions = np.fromiter((self._paths.get(self.base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
 
@@ -81,7 +82,7 @@ class ImageIndex:
     def hits(self, cells: list[str]) -> tuple[int, int]:
         """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
         whole = stem = 0
-        for cell in cells:
+        for cell in self._without_url(cells):
             path = _plain(cell)
             if not path or _ADDRESS.match(path):
                 continue
@@ -93,6 +94,11 @@ class ImageIndex:
             elif any(self._candidates(bare, stems=True) for bare in self._variants(_stem(below))):
                 stem += 1
         return whole, stem
+
+    def _without_url(self, cells: list[str]) -> list[str]:
+        """Returns cells relative to the top of the tree where they are URLs of objects in it."""
+        top = f"{self.tree.path}/"
+        return [cell.removeprefix(top) for cell in cells] if isinstance(self.tree.path, ObjectPath) else cells
 
     def _find_alike(self, cells: list[str], split: list[str], masks: bool, positions: NDArray[np.int64]) -> None:
         """Finds all cells at once that lack the same beginning and end of the path as the first of them does."""
@@ -108,8 +114,6 @@ class ImageIndex:
 
     def _search(self, cell: str, split: str, masks: bool) -> int | str:
         """Returns the position of a cell's file; -1 if there is none; or why it is ambiguous or not a file."""
-        if isinstance(self.tree.path, ObjectPath):
-            cell = cell.removeprefix(f"{self.tree.path}/")
         if _ADDRESS.match(cell):
             return "is an address: download it first"
         path = _plain(cell)
