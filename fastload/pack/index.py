@@ -156,7 +156,7 @@ def index_objects(paths: Sequence[Path], output: Path, *, overwrite: bool) -> In
             known = dict.fromkeys(names)  # `index_files` refuses one that is given twice
             done = dict(zip(known, in_threads(copy, known, remote_in_force().in_flight, ordered=True), strict=True))
             report = index_files([done[name] for name in names], Path(copies) / output.name)
-        upload(report.path, output, before=before, is_same=_same_bytes)
+        upload(report.path, output, before=before, is_same=_same_bytes, at_once=True)
     return replace(report, path=output)
 
 

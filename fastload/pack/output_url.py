@@ -50,7 +50,7 @@ from fastload.remote.ranges import client_of
 from fastload.remote.shards import fetch_header
 from fastload.system.files import output_errors
 
-AT_ONCE_BYTES = 2**26
+AT_ONCE_BYTES = PART_BYTES
 """Files up to this size are written by one request, which the store refuses if the object is there meanwhile."""
 
 _READ_BYTES = 2**23
@@ -227,10 +227,12 @@ def upload(
     before: ObjectInfo | None,
     progress: Callable[[int, int], None] | None = None,
     is_same: Callable[[ObjectPath, Path], bool] = _is_same,
+    at_once: bool = False,
 ) -> None:
     """Uploads a file of this machine; nothing of the object is visible before all of it is.
 
-    A file above AT_ONCE_BYTES goes in parts. A store cannot complete these on a condition, so it is asked right before.
+    A file above AT_ONCE_BYTES goes in parts. These are not completed on a condition, as obstore has none for that: the
+    store is asked right before, and what somebody else completes between these two requests is replaced.
 
     Args:
         local: the file.
@@ -238,6 +240,7 @@ def upload(
         before: the object that was there and may be replaced; None: there was none.
         progress: called with the bytes sent so far, and all.
         is_same: whether what somebody else has written meanwhile is the same as the file: then all is well.
+        at_once: one request, of whatever size.
 
     Raises:
         OutputError: somebody else has written the object meanwhile, and it is another one.
@@ -247,8 +250,8 @@ def upload(
     size = local.stat().st_size
     only_if = "absent" if before is None else before.etag
     try:
-        with open(local, "rb") as file:
-            if size <= AT_ONCE_BYTES:
+        with output_errors(f"{local}: cannot be read ({{}}). Run the same command again."), open(local, "rb") as file:
+            if at_once or size <= AT_ONCE_BYTES:
                 data: Any = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
                 client.put(key, memoryview(data), only_if=only_if)
             else:

@@ -55,7 +55,7 @@ class RangeReader:
         self.client = client
         self._changed = threading.Condition()
         self._queue: deque[_Coming] = deque()
-        self._there: dict[str, list[_Coming]] = {}
+        self._there: dict[str, dict[tuple[int, int, str | None], _Coming]] = {}  # by key, and (first, stop, ETag)
         self._touched: deque[_Coming] = deque()
         self._held = self._announcements = self._threads = self._idle = 0
 
@@ -63,15 +63,14 @@ class RangeReader:
         """Has threads fetch ranges that will be read soon, in this order, as far as `HELD_BYTES` go."""
         with self._changed:
             self._announcements += 1
-            old = [one for some in self._there.values() for one in some
-                   if one.announcement <= self._announcements - _KEPT]  # fmt: skip
-            for one in old:
+            oldest = self._announcements - _KEPT
+            for one in [one for some in self._there.values() for one in some.values() if one.announcement <= oldest]:
                 self._drop(one)
             for wanted in ranges:
-                some = self._there.setdefault(wanted.key, [])
-                if wanted.stop > wanted.first and not any(one.wanted == wanted for one in some):
-                    some.append(_Coming(wanted, self._announcements))
-                    self._queue.append(some[-1])
+                some = self._there.setdefault(wanted.key, {})
+                if wanted.stop > wanted.first and wanted[3:] not in some:
+                    some[wanted[3:]] = one = _Coming(wanted, self._announcements)
+                    self._queue.append(one)
             more = min(len(self._queue) - self._idle, self.client.remote.in_flight - self._threads)
             for _ in range(more):
                 self._threads += 1
@@ -81,14 +80,8 @@ class RangeReader:
     def read(self, wanted: ObjectRange) -> bytes:
         """Returns the bytes of a range, which may be part of one announced; raises as `Client.read`."""
         with self._changed:
-            for one in self._there.get(wanted.key, ()):
-                there = one.wanted
-                if there.first <= wanted.first and wanted.stop <= there.stop and there.etag == wanted.etag:
-                    break
-            else:
-                one = None
+            one = self._announced(wanted)
             if one is not None and not one.begun:  # this thread is faster than to wait for its turn
-                self._queue.remove(one)
                 self._drop(one)
                 one = None
             if one is not None and one not in self._touched:
@@ -103,21 +96,31 @@ class RangeReader:
     def forget(self, key: str) -> None:
         """Forgets what was announced of an object and is not read yet."""
         with self._changed:
-            for one in list(self._there.get(key, ())):
+            for one in list(self._there.get(key, {}).values()):
                 self._drop(one)
+
+    def _announced(self, wanted: ObjectRange) -> _Coming | None:
+        """Returns what was announced and holds all bytes of a range; the caller holds the lock."""
+        some = self._there.get(wanted.key, {})
+        if (found := some.get(wanted[3:])) is not None:
+            return found
+        for (first, stop, etag), one in some.items():
+            if first <= wanted.first and wanted.stop <= stop and etag == wanted.etag:
+                return one
+        return None
 
     def _drop(self, one: _Coming) -> None:
         """Forgets a range; the caller holds the lock."""
-        some = self._there.get(one.wanted.key, [])
-        if one in some:
-            some.remove(one)
-            if not some:
-                del self._there[one.wanted.key]
-            if one.begun:
-                self._held -= one.wanted.stop - one.wanted.first
-                self._changed.notify_all()
-            elif one in self._queue:
-                self._queue.remove(one)
+        some = self._there.get(one.wanted.key, {})
+        if some.pop(one.wanted[3:], None) is None:
+            return
+        if not some:
+            del self._there[one.wanted.key]
+        if one.begun:
+            self._held -= one.wanted.stop - one.wanted.first
+            self._changed.notify_all()
+        else:
+            self._queue.remove(one)
 
     def _fetch(self) -> None:
         while True:
