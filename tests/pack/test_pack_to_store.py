@@ -92,7 +92,12 @@ def test_workers_in_processes_read_from_the_store(s3: S3, tmp_path: Path) -> Non
     url = put_folder(s3, source, "many")
     pack_images(source, tmp_path / "here.h5", chunk_bytes=4096)
     pack_images(url, tmp_path / "there.h5", chunk_bytes=4096, workers=2)
-    assert (tmp_path / "there.h5").read_bytes() == (tmp_path / "here.h5").read_bytes()
+    # The command forks its workers where it may, which it may not after it has asked a store.
+    command = "pack", url, str(tmp_path / "by command.h5"), "--chunk-bytes", "4096", "--workers", "2"
+    result = run("from fastload.cli import main; main()", *command)
+    assert result.returncode == 0, result.stderr
+    for name in ("there.h5", "by command.h5"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "here.h5").read_bytes()
 
 
 def test_a_file_at_a_url_is_that_of_a_local_pack_and_nothing_stays_here(

@@ -15,6 +15,7 @@ from store_servers import S3, RangeServer, put_folder
 
 from fastload.errors import FileChangedError, ImageError, MissingFileError, PackError, SourceError
 from fastload.pack.plain import from_bytes, to_bytes
+from fastload.remote import ranges
 from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, path_of, requests_as
 from fastload.remote.ranges import announce, reader_of
@@ -141,10 +142,12 @@ def test_readers_hold_no_secret_and_pass_through_a_plan(s3: S3, folder: Path) ->
 
 
 def test_what_was_announced_is_read_at_the_same_time(range_server: RangeServer) -> None:
-    with zipfile.ZipFile(range_server.folder / "set.zip", "w") as archive:
+    with tarfile.open(range_server.folder / "set.tar", "w") as tar:
         for i in range(40):
-            archive.writestr(f"{i:02d}.jpg", bytes([i]) * 1000)
-    tree = open_tree(f"{range_server.url}/set.zip")
+            member = tarfile.TarInfo(f"{i:02d}.jpg")
+            member.size = 1000
+            tar.addfile(member, io.BytesIO(bytes([i]) * 1000))
+    tree = open_tree(f"{range_server.url}/set.tar")
     before = len(range_server.log())
     range_server.set(latency_s=0.2)
     order = np.arange(40)[::-1]
@@ -152,6 +155,24 @@ def test_what_was_announced_is_read_at_the_same_time(range_server: RangeServer) 
     assert [tree.files.read(i)[0] for i in order.tolist()] == order.tolist()
     assert range_server.most_at_once() > 10
     assert len(range_server.log()) == before + 40  # each once
+
+
+def test_no_more_is_held_than_was_not_read_yet(range_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "HELD_BYTES", 4000)
+    with zipfile.ZipFile(range_server.folder / "set.zip", "w") as archive:
+        for i in range(40):
+            archive.writestr(f"{i:02d}.jpg", bytes([i]) * 1000)
+    tree = open_tree(f"{range_server.url}/set.zip")
+    reader = reader_of(range_server.url + "/", Remote())
+    for rows in (np.arange(40), np.arange(40)[::-1]):
+        wanted = ranges_of(tree.files, rows, heads=False)
+        announce(wanted)
+        for one, i in zip(wanted, rows.tolist(), strict=True):
+            assert tree.files.read(i)[0] == i
+            with reader._changed:
+                assert reader._held < 4000 + one.stop - one.first
+        reader.forget("set.zip")
+        assert reader._held == 0 and not reader._queue
 
 
 def test_small_files_that_are_read_in_their_order_are_fetched_ahead(s3: S3, tmp_path: Path) -> None:
