@@ -162,6 +162,7 @@ def pack(
 
     Without --size, images keep their sizes.
     If it is interrupted, the same command continues where it stopped.
+    SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
     arguments = dict(locals())  # named like those of `pack_images`
     for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
@@ -245,8 +246,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     """Prints what packing would do; ends with exit code 1 if it could not."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
-    from fastload.pack.output_url import exists, work_folder
-    from fastload.remote.paths import ObjectPath
+    from fastload.pack.output_url import disk_of, exists
     from fastload.sources.listing import only_arrays
 
     options.pop("parents")
@@ -255,8 +255,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     packing = PackOptions.of(options)
     with packing.accepting_large(1), progress_bar() as progress:
         survey = survey_source(source, output, options=packing, progress=progress, **asked)
-        place = work_folder(output) if isinstance(output, ObjectPath) else output.absolute().parent
-        estimates = estimate_survey(survey, place, threads=workers or None, progress=progress)
+        estimates = estimate_survey(survey, disk_of(output), threads=workers or None, progress=progress)
     target, plan = survey.target, survey.plan
     what = f"{NO_IMAGES} (layout {survey.listing.layout})"
     if kind := target or plan:

@@ -33,7 +33,7 @@ from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
 from fastload.pack.on_engine import check_nodes, headers_on, pack_on
-from fastload.pack.output_url import check_url, packed_at, was_packed, work_folder
+from fastload.pack.output_url import check_url, disk_of, packed_at, was_packed
 from fastload.pack.pack_options import (
     KEPT,
     Bits,
@@ -395,8 +395,10 @@ def survey_source(
         survey = survey_listing(PackJob(str(source), Path(), listing, options, on_error, on_progress=progress), pool)
     if output is None:
         return survey
-    where = path_of(output)  # what goes to a URL is made on this machine first
-    return replace(survey, disk_free=free_bytes(work_folder(where) if isinstance(where, ObjectPath) else where))
+    where = path_of(output)
+    return replace(
+        survey, disk_free=free_bytes(disk_of(where) / where.name if isinstance(where, ObjectPath) else where)
+    )
 
 
 def _name_of(source: object) -> str:

@@ -139,10 +139,21 @@ def header_at(path: Path) -> Iterator[PackedFile]:
 
 def work_folder(path: ObjectPath) -> Path:
     """Returns the folder of this machine in which the object of that URL is made; it is there."""
-    folder = remote_in_force().cache_folder() / f"pack-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
+    folder = _folder_of(path)
     with output_errors(f"{folder}: cannot be made ({{}}). Name another by Remote(cache=) or FASTLOAD_CACHE."):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def _folder_of(path: ObjectPath) -> Path:
+    return remote_in_force().cache_folder() / f"pack-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
+
+
+def disk_of(path: Path) -> Path:
+    """Returns the folder of an output; for a URL one that exists, on the disk where what goes there is made."""
+    if not isinstance(path, ObjectPath):
+        return path.absolute().parent
+    return next(folder for folder in _folder_of(path).absolute().parents if folder.is_dir())
 
 
 def remove_empty(folder: Path) -> None:
@@ -153,9 +164,7 @@ def remove_empty(folder: Path) -> None:
 
 def was_packed(path: ObjectPath) -> bool:
     """Whether a complete file for this URL lies on this machine: an earlier call was killed before its end."""
-    folder = work_folder(path)
-    remove_empty(folder)
-    return _marker(folder / path.name).exists()
+    return _marker(_folder_of(path) / path.name).exists()
 
 
 def packed_at(job: PackJob, pack: Callable[[PackJob], PackReport]) -> PackReport:

@@ -347,12 +347,24 @@ def test_without_the_package_for_stores_it_is_said_how_to_install_it(photos: Pat
     assert issubclass(MissingExtraError, ImportError)
 
 
-def test_a_dry_run_says_what_would_be_packed_and_writes_nothing(s3: S3, photos: Path) -> None:
+def test_a_dry_run_says_what_would_be_packed_and_writes_nothing(s3: S3, photos: Path, cache: Path) -> None:
     url = put_folder(s3, photos, "photos")
     before = objects(s3)
     result = CliRunner().invoke(app, ["pack", url, f"{s3.url}/out.h5", "--dry-run", "--workers", "0"])
     assert result.exit_code == 0 and "nothing was written" in result.output, result.output
-    assert objects(s3) == before
+    assert objects(s3) == before and not cache.exists()
+
+
+def test_what_fsspec_serves_is_packed_from_and_to(photos: Path, tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    store = fsspec.filesystem("memory")
+    for path in photos.rglob("*.*"):
+        store.pipe_file(f"/{tmp_path.name}/photos/{path.relative_to(photos)}", path.read_bytes())
+    pack_images(photos, tmp_path / "out.h5", workers=0)
+    report = pack_images(f"memory://{tmp_path.name}/photos", f"memory://{tmp_path.name}/out.h5", workers=0)
+    assert store.cat_file(f"/{tmp_path.name}/out.h5") == (tmp_path / "out.h5").read_bytes()
+    assert str(report.path) == f"memory://{tmp_path.name}/out.h5"
+    assert pack_images(photos, f"file://{tmp_path}/file.h5", workers=0).path == tmp_path / "file.h5"
 
 
 def test_a_missing_source_is_named(s3: S3, tmp_path: Path) -> None:
