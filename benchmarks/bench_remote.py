@@ -53,7 +53,8 @@ from bench_scale import random_array
 from fastload import ChunkWindow, FastLoader, PackedDataset, Remote, pack_images
 from fastload.read.sharded import ShardedReader
 from fastload.remote.client import open_client
-from fastload.remote.shards import RemoteShards, open_remote
+from fastload.remote.open_url import open_remote
+from fastload.remote.shards import RemoteShards
 
 ROW_SHAPE = (218, 178, 3)
 LATENCY_S, BYTES_PER_S, CONNECTIONS = 0.05, 20e6, 32

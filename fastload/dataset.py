@@ -25,8 +25,8 @@ from fastload.read.readahead import ReadAhead, open_read_ahead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes
 from fastload.read.row_check import Check
 from fastload.read.sharded import open_rows
+from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
-from fastload.remote.shards import open_remote
 from fastload.system.text import counted, object_html, object_text
 
 Sample = tuple[torch.Tensor, ...]

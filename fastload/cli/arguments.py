@@ -42,6 +42,19 @@ def parse_file(text: str) -> Path | str:
 PackedName = Annotated[
     Any, typer.Argument(parser=parse_file, metavar="FILE", help="A packed file, by its path or its URL.")
 ]
+
+
+def parse_path(text: str) -> Path:
+    """Parses a path, or the URL of an object."""
+    from fastload.errors import OptionError
+    from fastload.remote.paths import path_of
+
+    try:
+        return path_of(text)
+    except OptionError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
 ChunkBytes = Annotated[
     Any, typer.Option(parser=parse_bytes, metavar="BYTES", help="Approximate size of a chunk, such as 8MiB or 512K.")
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastload.cli.arguments import ChunkBytes, parse_bytes, parse_names, parse_size
+from fastload.cli.arguments import ChunkBytes, parse_bytes, parse_names, parse_path, parse_size
 from fastload.cli.output import (
     CONTINUES,
     bold,
@@ -40,8 +40,13 @@ Masks = Annotated[
 
 def pack(
     context: typer.Context,
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder, .zip, .tar, table or array file.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT.h5", help="File to write.")],
+    source: Annotated[
+        Any,
+        typer.Argument(parser=parse_path, metavar="SRC", help="Folder, .zip, .tar, table or array file; or a URL."),
+    ],
+    output: Annotated[
+        Any, typer.Argument(parser=parse_path, metavar="OUT.h5", help="File to write, or its URL, s3://BUCKET/OUT.h5.")
+    ],
     layout: Annotated[
         str | None, typer.Option(help="Layout of SRC, by default recognised; `fastload layouts` lists all.")
     ] = None,
@@ -67,7 +72,9 @@ def pack(
     ] = "",
     image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",
     split_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the split.")] = "",
-    root: Annotated[Path | None, typer.Option(help="Folder that a table's paths are relative to.")] = None,
+    root: Annotated[
+        Any, typer.Option(parser=parse_path, metavar="PATH", help="Folder that a table's paths are relative to.")
+    ] = None,
     size: Annotated[
         Any, typer.Option(parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.")
     ] = None,
@@ -155,6 +162,7 @@ def pack(
 
     Without --size, images keep their sizes.
     If it is interrupted, the same command continues where it stopped.
+    SRC and OUT.h5 may lie in an object store: s3://, gs://, az:// URLs.
     """
     arguments = dict(locals())  # named like those of `pack_images`
     for name in ("context", "dry_run", "plan", "shard_index", "num_shards"):
@@ -205,7 +213,7 @@ def _pack_shards(
             f"out, or make the plan anew with it."
         )
     plan = PlanFile.read(plan_path(output))
-    if os.path.abspath(source) != plan.source:
+    if plan.source not in (str(source), os.path.abspath(source)):
         raise OptionError(f"{plan.path}: is a plan of {plan.source}, not of {source}.")
     step = plan.num_shards if num_shards is None else num_shards
     check_whole("num_shards", step, least=1)
@@ -238,6 +246,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     """Prints what packing would do; ends with exit code 1 if it could not."""
     from fastload.estimate import estimate_survey
     from fastload.pack import PackOptions, survey_source
+    from fastload.pack.output_url import disk_of, exists
     from fastload.sources.listing import only_arrays
 
     options.pop("parents")
@@ -246,7 +255,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     packing = PackOptions.of(options)
     with packing.accepting_large(1), progress_bar() as progress:
         survey = survey_source(source, output, options=packing, progress=progress, **asked)
-        estimates = estimate_survey(survey, output.absolute().parent, threads=workers or None, progress=progress)
+        estimates = estimate_survey(survey, disk_of(output), threads=workers or None, progress=progress)
     target, plan = survey.target, survey.plan
     what = f"{NO_IMAGES} (layout {survey.listing.layout})"
     if kind := target or plan:
@@ -276,7 +285,7 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
             f"`--store source`, or `--limit`."
         )
         raise typer.Exit(1)
-    if output.exists() and not overwrite:
+    if exists(output) and not overwrite:
         print_error(f"{output}: exists; packing needs `--overwrite` to replace it.")
         raise typer.Exit(1)
 

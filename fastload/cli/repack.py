@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fastload.cli.arguments import ChunkBytes, ImageFile, parse_bytes, parse_file
+from fastload.cli.arguments import ChunkBytes, ImageFile, parse_bytes, parse_file, parse_path
 from fastload.cli.output import (
     CONTINUES,
     one_line_errors,
@@ -115,8 +115,13 @@ def merge(
 
 
 def index(
-    files: Annotated[list[Path], typer.Argument(metavar="SHARD.h5 ...", help="Packed files, or the plan of all.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.h5", help="Index to write.")],
+    files: Annotated[
+        list[Any],
+        typer.Argument(parser=parse_path, metavar="SHARD.h5 ...", help="Packed files or URLs, or the plan of all."),
+    ],
+    output: Annotated[
+        Any, typer.Option("--output", "-o", parser=parse_path, metavar="OUT.h5", help="Index to write, or its URL.")
+    ],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
 ) -> None:
     """Make one dataset of packed files, its shards, without copying them: train with train, val with val.

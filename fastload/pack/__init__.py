@@ -33,6 +33,7 @@ from fastload.pack.engine import make_rows
 from fastload.pack.finish import PackReport, finish, finished_report
 from fastload.pack.journal import Journal
 from fastload.pack.on_engine import check_nodes, headers_on, pack_on
+from fastload.pack.output_url import check_url, disk_of, packed_at, was_packed
 from fastload.pack.pack_options import (
     KEPT,
     Bits,
@@ -46,10 +47,12 @@ from fastload.pack.pack_options import (
     checked_output,
     journal_path,
 )
-from fastload.pack.plan_file import PlanFile, index_plan, pack_planned, planned_file, write_plan
+from fastload.pack.plan_file import PlanFile, index_shards, pack_planned, planned_file, write_plan
 from fastload.pack.pool import PackPool
 from fastload.pack.shards import ShardOptions, ShardPlan, joined_report, pack_shards, plan_shards
 from fastload.pack.survey import Survey, survey_listing
+from fastload.remote.options import Remote
+from fastload.remote.paths import ObjectPath, path_of, requests_as
 from fastload.sources.listing import Listing, MasksWanted, OnError, only_arrays
 from fastload.sources.mask_classes import MaskSize, with_mask_options
 from fastload.sources.open_tree import open_tree
@@ -106,6 +109,7 @@ def pack_images(
     allow_large_images: bool = False,
     overwrite: bool = False,
     parents: bool = False,
+    remote: Remote | None = None,
     progress: Progress | None = None,
 ) -> PackReport:
     """Packs a dataset of images into one HDF5 file.
@@ -113,11 +117,13 @@ def pack_images(
     The same call continues an interrupted one: chunks that are packed already are checked and kept.
 
     Args:
-        source: a folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them); or any
+        source: a folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them), or the URL
+            of one, such as s3://bucket/train; or any
             object with a length whose items are (image or array, label), such as a torchvision dataset: PIL images,
             uint8 or uint16 arrays (H, W[, C]), encoded bytes. Each item is read twice and must be the same both times.
         output: the file to make. Until it is complete, `.part` and `.journal` files lie next to it, and for a time
-            `.masks` and `.meta`.
+            `.masks` and `.meta`. Or its URL: it is made in a folder `pack-...` in that of `remote.cache`, each shard
+            by itself, then uploaded, and removed there.
         layout: name of the layout; recognised by default.
         masks: "auto": masks that are there as files; "none"; "semantic" or "instance": masks of this kind, drawn from
             polygons if the layout has no files of them.
@@ -165,24 +171,31 @@ def pack_images(
             and are refused where a worker's share of the memory does not suffice.
         overwrite: replace an output that exists, and discard an unfinished pack of something else.
         parents: make the output's folder where it does not exist.
+        remote: how objects of a source or an output behind a URL are requested; None: `Remote()`.
         progress: called with (stage, done, total).
 
     Raises:
         SourceError: the source cannot be packed as it is.
         OptionError: an argument is not accepted.
         OutputError: the output exists, or cannot be written.
+        RemoteError: a source or an output behind a URL was not reached, or access is refused.
         ResumeError: an unfinished pack of another source, option or release is in the way.
         PackError: a worker died, or another process packs to the same output.
     """
     started, arguments = time.perf_counter(), locals()
-    if shards is None and shard_bytes is None and not spread and engine is None:
-        with _listed(arguments) as (job, pool):
-            return _run(job, pool, started)
-    if engine is not None:
-        check_choice("engine", engine, ("ray",))
-        _require_path(source)
-        return _pack_on_engine(arguments, started)
-    return pack_shards(*_planned(arguments), partial(pack_listing, workers=workers), started)
+    with requests_as(remote):
+        if shards is None and shard_bytes is None and not spread and engine is None:
+            with _listed(arguments) as (job, pool):
+                if isinstance(job.output, ObjectPath):
+                    return replace(
+                        packed_at(job, lambda here: _run(here, pool, started)), seconds=time.perf_counter() - started
+                    )
+                return _run(job, pool, started)
+        if engine is not None:
+            check_choice("engine", engine, ("ray",))
+            _require_path(source)
+            return _pack_on_engine(arguments, started)
+        return pack_shards(*_planned(arguments), partial(pack_listing, workers=workers), started)
 
 
 def plan_images(source: str | Path | Sequence[Any], output: str | Path, **options: Any) -> PlanFile:
@@ -190,7 +203,7 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
 
     Args:
         source: as in `pack_images`.
-        output: the index that the shards are to have; they will lie in its folder.
+        output: the index that the shards are to have, or its URL; they will lie in its folder.
         options: those of `pack_images`, with `shards` or `shard_bytes`.
 
     Raises:
@@ -203,7 +216,8 @@ def plan_images(source: str | Path | Sequence[Any], output: str | Path, **option
     bound.apply_defaults()
     if bound.arguments["engine"] is not None:
         raise OptionError("a plan is made by this machine: `--plan` and `--engine` do not go together.")
-    return write_plan(*_planned(bound.arguments))
+    with requests_as(bound.arguments["remote"]):
+        return write_plan(*_planned(bound.arguments))
 
 
 def _require_path(source: object) -> None:
@@ -220,6 +234,7 @@ def pack_shard(
     *,
     workers: int | None = 0,
     overwrite: bool = False,
+    remote: Remote | None = None,
     progress: Progress | None = None,
 ) -> PackReport:
     """Packs one shard of a plan, on any machine that sees the plan and the source; a complete one is kept as it is.
@@ -228,10 +243,11 @@ def pack_shard(
     `index_plan` or `fastload index OUT.h5.plan -o OUT.h5` makes one dataset of them.
 
     Args:
-        plan: made by `fastload pack ... --plan` or `plan_images`.
+        plan: made by `fastload pack ... --plan` or `plan_images`; its path or URL.
         number: of the shard, from 0.
         workers: processes that decode; 0: this one does, None: one for each CPU.
         overwrite: pack it anew, also where it or something else has its name.
+        remote: how objects behind URLs are requested; None: `Remote()`.
         progress: called with (stage, done, total).
 
     Raises:
@@ -243,20 +259,23 @@ def pack_shard(
     """
     check_whole("number", number, least=0)
     packing = partial(pack_listing, workers=workers)
-    found = plan if isinstance(plan, PlanFile) else PlanFile.read(Path(plan))
-    return pack_planned(found, number, packing, progress, overwrite=overwrite, keep=not overwrite)
+    with requests_as(remote):
+        found = plan if isinstance(plan, PlanFile) else PlanFile.read(path_of(plan))
+        return pack_planned(found, number, packing, progress, overwrite=overwrite, keep=not overwrite)
 
 
-def _pack_task(task: tuple[str, int, bool], report: Callable[[int], None]) -> PackReport:
+def _pack_task(task: tuple[str, int, bool, Remote], report: Callable[[int], None]) -> PackReport:
     """Packs a shard on a node."""
-    path, number, overwrite = task
+    path, number, overwrite, remote = task
 
     def progress(stage: str, done: int, total: int) -> None:
         if stage == "packing":
             report(done)
 
     packing = partial(pack_listing, workers=0)
-    found = pack_planned(PlanFile.read(Path(path)), number, packing, progress, overwrite=overwrite, keep=True)
+    with requests_as(remote):
+        plan = PlanFile.read(path_of(path))
+        found = pack_planned(plan, number, packing, progress, overwrite=overwrite, keep=True)
     report(found.num_samples)
     return found
 
@@ -272,7 +291,7 @@ def _pack_on_engine(arguments: Mapping[str, Any], started: float) -> PackReport:
             survey = survey_listing(job, pool, headers_on(engine, job.listing, job.on_progress))
         with planned_file(job, plan_shards(job, survey, wanted)) as file:
             reports = pack_on(engine, file, _pack_task, job.on_progress, overwrite=job.overwrite)
-            index = index_plan(file.path, job.output, overwrite=job.overwrite)
+            index = index_shards(file, job.output, overwrite=job.overwrite)
     return joined_report(survey, reports, index, started)
 
 
@@ -283,10 +302,16 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
     options, on_error, overwrite = PackOptions.of(arguments), arguments["on_error"], arguments["overwrite"]
     if (address := arguments["address"]) is not None and arguments["engine"] is None:
         raise OptionError(f"`--address {address}` is that of a cluster: say which kind it is, `--engine ray`.")
-    if arguments["parents"]:
+    if isinstance(source, (str, Path)):
+        source = path_of(source)
+    output = path_of(output)
+    if arguments["parents"] and not isinstance(output, ObjectPath):
         with output_errors(f"{output}: its folder cannot be made ({{}}). Choose another one."):
-            Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
-    output = checked_output(output, overwrite, source)
+            output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(output, ObjectPath):
+        check_url(output, overwrite=overwrite or was_packed(output))
+    else:
+        output = checked_output(output, overwrite, source)
     processes = worker_count(workers if isinstance(source, (str, Path)) else workers or 0)
     with options.accepting_large(processes), PackPool(processes) as pool:
         listing = _list_samples(source, arguments["layout"], options, on_error, pool)
@@ -368,7 +393,12 @@ def survey_source(
         listing = _list_samples(source, layout, options, on_error, pool)
         pool.use(listing)
         survey = survey_listing(PackJob(str(source), Path(), listing, options, on_error, on_progress=progress), pool)
-    return replace(survey, disk_free=free_bytes(Path(output))) if output is not None else survey
+    if output is None:
+        return survey
+    where = path_of(output)
+    return replace(
+        survey, disk_free=free_bytes(disk_of(where) / where.name if isinstance(where, ObjectPath) else where)
+    )
 
 
 def _name_of(source: object) -> str:

@@ -27,8 +27,10 @@ from fastload.images.fit import Fit, Target, resample_mask, resample_pixels
 from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jpeg, probe_image, upright_size
 from fastload.images.jpeg import scan_jpeg
 from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
+from fastload.remote.ranges import ObjectRange, announce
 from fastload.sources.listing import Arrays, Files, Masks, Pictures
 from fastload.sources.mask_classes import same_shape
+from fastload.sources.spans import ranges_of
 
 _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 _ZEROS = bytes(256)
@@ -110,6 +112,19 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
         found.kinds["frames"] += header.frames > 1
         found.kinds["turned"] += header.turned
     return found
+
+
+def announce_samples(
+    images: Files | Pictures | Arrays | None, masks: Masks | None, samples: NDArray[np.int64], *, heads: bool
+) -> None:
+    """Has threads fetch what will be read of samples, or for their headers, where they lie behind URLs."""
+    found: list[ObjectRange] = []
+    for at in range(len(samples)):
+        found += ranges_of(images, samples[at : at + 1], heads=heads)
+        if masks is not None and masks.present[samples[at]]:
+            found += ranges_of(masks.files, samples[at : at + 1], heads=heads)
+    if found:
+        announce(found)
 
 
 def _header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHeader]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ from fastload.format.digests import attributes
 from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
+from fastload.pack.output_url import check_url, found_object, shown_as, upload
 from fastload.pack.pack_options import output_exists
+from fastload.remote.headers import fetch_header
+from fastload.remote.options import Remote
+from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests_as
+from fastload.remote.ranges import client_of
 from fastload.sources.listing import first_few
 from fastload.system.files import check_new_file, read_bytes, save_bytes
+from fastload.system.threads import in_threads
 
 _MOST_SPLITS = 256
 
@@ -35,6 +42,8 @@ class IndexReport:
         splits: name -> number of rows.
         num_shards: the shards.
         num_bytes: bytes of all shards.
+        index_bytes: bytes of the index itself.
+        image_shape: (H, W, C), 0 where images differ; () without images.
     """
 
     path: Path
@@ -42,18 +51,23 @@ class IndexReport:
     splits: dict[str, int]
     num_shards: int
     num_bytes: int
+    index_bytes: int
+    image_shape: tuple[int, ...]
 
 
-def index_files(files: Sequence[str | Path], output: str | Path, *, overwrite: bool = False) -> IndexReport:
+def index_files(
+    files: Sequence[str | Path], output: str | Path, *, overwrite: bool = False, remote: Remote | None = None
+) -> IndexReport:
     """Writes an index of packed files, by which they are read as one dataset, without copying them.
 
     Splits are joined by name: train holds the first file's rows, then the second's, and so on.
 
     Args:
         files: one or more packed files with the same fields, shapes, dtypes and classes, in the folder of the output
-            or below it.
-        output: the index.
+            or below it; or their URLs, if that of the output is one: headers are then read by ranges.
+        output: the index, or its URL, which is written only if it is not there meanwhile.
         overwrite: replace an output that exists.
+        remote: how objects behind URLs are requested.
 
     Raises:
         SourceError: two files differ in a way that one dataset cannot; or one was given twice.
@@ -61,13 +75,18 @@ def index_files(files: Sequence[str | Path], output: str | Path, *, overwrite: b
         MissingFileError, FormatError: a file is missing, or cannot be read.
         OutputError: the output exists, or cannot be written.
     """
-    output = Path(output)
+    output, paths = path_of(output), [path_of(file) for file in files]
+    if isinstance(output, ObjectPath) or any(isinstance(path, ObjectPath) for path in paths):
+        with requests_as(remote):
+            if isinstance(output, ObjectPath):
+                check_url(output, overwrite=overwrite)
+            return index_objects(paths, output, overwrite=overwrite)
     if output.exists() and not overwrite:
         raise output_exists(output)
     check_new_file(output, force=overwrite)
     if not files:
         raise OptionError("an index needs at least one packed file.")
-    headers = [_header(Path(file), output) for file in files]
+    headers = [_header(path, output) for path in paths]
     _check_alike(headers)
     names = [_relative(header.path, output) for header in headers]
     split_names = tuple(dict.fromkeys(name for header in headers for name in header.splits))
@@ -88,7 +107,62 @@ def index_files(files: Sequence[str | Path], output: str | Path, *, overwrite: b
         splits=dict(zip(split_names, split_rows, strict=True)),
         num_shards=len(headers),
         num_bytes=int(shards.num_bytes.sum()),
+        index_bytes=os.path.getsize(output),
+        image_shape=images.shape if (images := read_header(output).fields.get("images")) else (),
     )
+
+
+def index_packed(paths: Sequence[Path], output: Path, *, overwrite: bool) -> IndexReport:
+    """Writes the index of shards that were just packed, as `index_files`.
+
+    An object that another packer of the same has written meanwhile is no error.
+    """
+    if isinstance(output, ObjectPath):
+        return index_objects(paths, output, overwrite=overwrite)
+    return index_files(paths, output, overwrite=overwrite)
+
+
+def index_objects(paths: Sequence[Path], output: Path, *, overwrite: bool) -> IndexReport:
+    """Writes the index of objects, from copies of all but their pixels; see `index_files`.
+
+    Without `overwrite` it is written only if there is none; the same index, of another process, is as good.
+    """
+    if not isinstance(output, ObjectPath):
+        raise OptionError(
+            f"{output}: the index of files behind URLs lies where they do, as it names them relative to itself. Give a "
+            f"URL, such as {paths[0].with_name('out.h5')}."
+        )
+    folder, names = output.parent, list[str]()
+    for path in paths:
+        if not isinstance(path, ObjectPath) or not path.is_relative_to(folder):
+            raise OptionError(
+                f"{path}: lies outside of {folder}, the folder of the index, which names its shards relative to "
+                f"itself. Write the index to a folder above all of them."
+            )
+        if path == output:
+            raise OutputError(f"{output}: is one of the files to be indexed. Choose another name.")
+        names.append(path.relative_to(folder).as_posix())
+    before = found_object(output) if overwrite else None
+    with tempfile.TemporaryDirectory(prefix="fastload-index-") as copies:
+        with shown_as(Path(copies), folder):
+
+            def copy(name: str) -> Path:
+                client, key = client_of(folder / name)
+                info, path = client.head(key), Path(copies) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fetch_header(client, key, info.num_bytes, info.etag, path)
+                return path
+
+            known = dict.fromkeys(names)  # `index_files` refuses one that is given twice
+            done = dict(zip(known, in_threads(copy, known, remote_in_force().in_flight, ordered=True), strict=True))
+            report = index_files([done[name] for name in names], Path(copies) / output.name)
+        upload(report.path, output, before=before, is_same=_same_bytes, at_once=True)
+    return replace(report, path=output)
+
+
+def _same_bytes(path: ObjectPath, local: Path) -> bool:
+    client, key = client_of(path)
+    return bytes(client.read_whole(key)[0]) == local.read_bytes()
 
 
 def write_index(

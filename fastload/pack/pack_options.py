@@ -15,6 +15,7 @@ from fastload.format.codecs import parse_codec
 from fastload.format.header import PackedFile
 from fastload.format.writer import CHUNK_BYTES
 from fastload.images.image_header import large_images
+from fastload.remote.paths import path_of
 from fastload.sources.listing import Listing, OnError, SourceOptions
 from fastload.sources.mask_classes import MaskOptions, read_palette
 from fastload.system.machine import available_memory
@@ -148,7 +149,7 @@ class PackOptions:
             "size": (size, size) if isinstance(size, int) else size,
             "store": parse_encoding(store) if store is not None else None,
             "labels": tuple(labels),
-            "root": Path(root) if root is not None else None,
+            "root": path_of(root) if root is not None else None,
         }
         values["varied"] = False
         values["source"] = SourceOptions(**{one.name: values[one.name] for one in fields(SourceOptions)})

@@ -33,6 +33,7 @@ from fastload.pack.encode import (
     Amiss,
     Headers,
     RowEncoder,
+    announce_samples,
     headers_of,
     image_filler,
     mask_filler,
@@ -128,6 +129,10 @@ class Worker:
         for fd in self._outputs.values():
             os.close(fd)
         self._outputs = {}
+
+    def announce(self, samples: NDArray[np.int64], *, heads: bool) -> None:
+        """Has threads fetch what will be read of samples, or for their headers, where they lie behind URLs."""
+        announce_samples(self.images, self.masks, samples, heads=heads)
 
     def probe(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], Headers]:
         """Returns samples and their headers."""

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PACKAGES = ("fastload.format.", "fastload.images.", "fastload.pack.", "fastload.sources.")
+from fastload.remote.paths import path_of
+
+_PACKAGES = ("fastload.format.", "fastload.images.", "fastload.pack.", "fastload.remote.", "fastload.sources.")
 _STRUCTURE = "structure"
 
 
@@ -82,7 +84,7 @@ def _value(plain: Any, arrays: Any) -> Any:
         case "bytes":
             return base64.b64decode(content)
         case "path":
-            return Path(content)
+            return path_of(content)
         case "list":
             return [_value(item, arrays) for item in content]
         case "tuple":

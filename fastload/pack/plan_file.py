@@ -37,12 +37,17 @@ from fastload.format.writer import writer_name
 from fastload.images.decode import decoder_versions
 from fastload.pack.begin import remove
 from fastload.pack.finish import PackReport
-from fastload.pack.index import IndexReport, index_files
+from fastload.pack.index import IndexReport, index_packed
+from fastload.pack.output_url import check_url, exists, found_object, remove_empty, remove_output, upload, work_folder
 from fastload.pack.pack_options import KEPT, PackJob, Progress, output_exists
 from fastload.pack.plain import from_bytes, to_bytes
 from fastload.pack.shards import ShardPlan, is_shard, kept_shard, shard_path
+from fastload.remote.options import Remote, is_url
+from fastload.remote.paths import ObjectPath, path_of, remote_in_force, requests_as
+from fastload.remote.ranges import open_binary
 from fastload.sources.listing import first_few
 from fastload.system.files import output_errors, sync_folder
+from fastload.system.threads import in_threads
 
 VERSION = 1
 SUFFIX = ".plan"
@@ -58,7 +63,7 @@ class PlanFile:
 
     Attributes:
         path: the plan.
-        source: absolute path of the dataset.
+        source: absolute path of the dataset, or its URL.
         num_samples: rows of all shards.
         num_shards: the shards.
         spread: folders that they are spread over; 0: they lie where the plan does.
@@ -142,7 +147,7 @@ class PlanFile:
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """Opens a plan; MissingFileError or FormatError: it is missing, or what is read of it is none."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             yield archive
     except FastloadError:
         raise
@@ -167,7 +172,8 @@ def plan_path(output: Path) -> Path:
 def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> PlanFile:
     """Writes the plan of a job, next to its output; OutputError: another is there, or it cannot be written."""
     path, survey = plan_path(job.output), plan.survey
-    if path.exists() and not job.overwrite:
+    there = found_object(path) if isinstance(path, ObjectPath) else None
+    if (there or path.exists()) and not job.overwrite:
         before: PlanFile | None = None
         with suppress(FormatError):
             before = PlanFile.read(path)
@@ -175,7 +181,7 @@ def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> Pla
             raise output_exists(path)
     found = PlanFile(
         path=path,
-        source=os.path.abspath(job.source),
+        source=job.source if is_url(job.source) else os.path.abspath(job.source),
         num_samples=survey.num_samples,
         num_shards=len(plan),
         spread=plan.spread,
@@ -190,6 +196,8 @@ def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> Pla
     head = {"fastload_plan": VERSION, **asdict(found)}
     del head["path"]
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    if isinstance(path, ObjectPath):
+        part = work_folder(path) / part.name
     try:
         with output_errors(f"{path}: cannot be written ({{}})."):
             with open(part, "xb") as file:
@@ -203,10 +211,15 @@ def write_plan(job: PackJob, plan: ShardPlan, *, temporary: bool = False) -> Pla
                             job.on_progress("writing the plan", number + 1, len(plan))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, path)
-            sync_folder(path.absolute().parent)
+            if not isinstance(path, ObjectPath):
+                os.replace(part, path)
+                sync_folder(path.absolute().parent)
+        if isinstance(path, ObjectPath):
+            upload(part, path, before=there, is_same=lambda *_: False)
     finally:
         part.unlink(missing_ok=True)
+        if isinstance(path, ObjectPath):
+            remove_empty(part.parent)
     return found
 
 
@@ -220,7 +233,7 @@ def planned_file(job: PackJob, plan: ShardPlan) -> Iterator[PlanFile]:
         found = write_plan(job, plan, temporary=True)
     yield found
     if found.temporary:
-        remove(found.path)
+        remove_output(found.path)
 
 
 def _member(number: int) -> str:
@@ -238,24 +251,30 @@ def pack_planned(
 ) -> PackReport:
     """Packs a shard by `pack`, unless it is there, complete, and to be kept; see `fastload.pack_shard`."""
     job = replace(plan.job(number), overwrite=overwrite)
-    with output_errors(f"{job.output}: its folder cannot be made ({{}})."):
-        job.output.parent.mkdir(parents=True, exist_ok=True)
+    place = job.output  # on this machine
+    if isinstance(job.output, ObjectPath):
+        place = work_folder(job.output) / job.output.name
+    with output_errors(f"{place}: its folder cannot be made ({{}})."):
+        place.parent.mkdir(parents=True, exist_ok=True)
     kept = kept_shard(job)
     if kept is not None and keep:
         return kept
-    if kept is None and job.output.exists() and not overwrite:  # next to the journal of an interrupted pack
+    if kept is None and exists(job.output) and not overwrite:  # next to the journal of an interrupted pack
         raise output_exists(job.output)
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
-    for (_, process, _), files in _attempts([job.output], f"{host}.").items():
+    for (_, process, _), files in _attempts([place], f"{host}.").items():
         if not psutil.pid_exists(process):
             _remove(files)
-    attempt = job.output.with_name(f"{job.output.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
+    attempt = place.with_name(f"{place.name}{_ATTEMPT}{host}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         report = pack(replace(job, output=attempt, overwrite=False, on_progress=progress, alone=True))
         if gone := [f"{key}: {reason}" for key, reason in report.skipped if reason.startswith(_GONE)]:
             # They could be read when the plan was made: leaving them out would hide that.
             raise SourceError(f"{plan.source}: {len(gone)} samples are not what they were: {first_few(gone, 3)}.")
-        if not keep or kept_shard(job) is None:
+        if isinstance(job.output, ObjectPath):
+            if not keep or kept_shard(job) is None:
+                upload(attempt, job.output, before=found_object(job.output))
+        elif not keep or kept_shard(job) is None:
             with output_errors(f"{job.output}: cannot get its name ({{}}). Pack the shard again."):
                 os.replace(attempt, job.output)
                 sync_folder(job.output.parent)
@@ -265,8 +284,10 @@ def pack_planned(
             f"source is still the same, is up to the plan: else make {plan.path.name} anew."
         ) from exc
     finally:
-        for files in _attempts([job.output], attempt.name.rpartition(_ATTEMPT)[2]).values():
+        for files in _attempts([place], attempt.name.rpartition(_ATTEMPT)[2]).values():
             _remove(files)
+        if isinstance(job.output, ObjectPath):
+            remove_empty(place.parent)
     return replace(report, path=job.output)
 
 
@@ -295,13 +316,16 @@ def _remove(files: Iterable[Path]) -> None:
             remove(file)
 
 
-def index_plan(plan: str | Path, output: str | Path, *, overwrite: bool = False) -> IndexReport:
+def index_plan(
+    plan: str | Path, output: str | Path, *, overwrite: bool = False, remote: Remote | None = None
+) -> IndexReport:
     """Writes the index of the shards of a plan, and removes what killed attempts at them have left.
 
     Args:
-        plan: made by `fastload pack ... --plan` or `plan_images`.
-        output: the index, in the folder of the plan.
+        plan: made by `fastload pack ... --plan` or `plan_images`; its path or URL.
+        output: the index, in the folder of the plan; its path or URL.
         overwrite: replace an output that exists.
+        remote: how objects behind URLs are requested.
 
     Raises:
         PackError: shards are missing, or not those of the plan; it names them.
@@ -311,11 +335,22 @@ def index_plan(plan: str | Path, output: str | Path, *, overwrite: bool = False)
         raise OutputError(
             f"{output}: this ending is that of plans. Name the index, such as {str(output).removesuffix(SUFFIX)}."
         )
-    found = PlanFile.read(Path(plan))
-    shards = [found.shard(number) for number in range(found.num_shards)]
-    missing = [number for number in range(found.num_shards) if not found.is_packed(number)]
+    with requests_as(remote):
+        output = path_of(output)
+        if isinstance(output, ObjectPath):
+            check_url(output, overwrite=overwrite)
+        return index_shards(PlanFile.read(path_of(plan)), output, overwrite=overwrite)
+
+
+def index_shards(found: PlanFile, output: Path, *, overwrite: bool) -> IndexReport:
+    """Writes the index of the shards of a plan, which were just packed, as `index_plan`."""
+    plan, numbers = found.path, range(found.num_shards)
+    shards = [found.shard(number) for number in numbers]
+    at_url = isinstance(plan, ObjectPath)
+    packed = in_threads(found.is_packed, numbers, remote_in_force().in_flight if at_url else 0, ordered=True)
+    missing = [number for number, there in zip(numbers, packed, strict=True) if not there]
     if missing:
-        others = [number for number in missing if shards[number].exists()]
+        others = [number for number in missing if exists(shards[number])]
         replaced = ""
         if others:
             replaced = f" Others have the names of {first_few(map(str, others))}: for these say `--overwrite`, too."
@@ -323,7 +358,7 @@ def index_plan(plan: str | Path, output: str | Path, *, overwrite: bool = False)
             f"{plan}: {len(missing)} of {len(shards)} shards are not packed: {first_few(map(str, missing))}. Pack them "
             f"with `--shard-index`, such as {missing[0]}, which becomes {shards[missing[0]].name}.{replaced}"
         )
-    report = index_files(shards, output, overwrite=overwrite)
-    for files in _attempts(shards).values():
+    report = index_packed(shards, output, overwrite=overwrite)
+    for files in () if at_url else _attempts(shards).values():
         _remove(files)
     return report

@@ -27,10 +27,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastload.errors import OptionError, PackError
 from fastload.images.image_header import large_images, large_room
 from fastload.images.jpeg import has_libjpeg
-from fastload.pack.pack_worker import Unwritten, Worker
+from fastload.pack.encode import announce_samples
+from fastload.pack.pack_worker import PackTask, Unwritten, Worker
+from fastload.remote.client import in_use
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures
 from fastload.system.threads import in_threads, may_fork
 
@@ -71,6 +76,7 @@ class PackPool:
         self._files: tuple[Files | Pictures | Arrays | None, Masks | None] = None, None
         self._processes: dict[Connection, int] = {}  # to their numbers
         self._files_sent = False
+        self._ahead = False  # whether what tasks read is behind URLs, and fetched before they begin
 
     def start_early(self) -> None:
         """Starts a few processes, which get ready while the caller lists the source."""
@@ -79,6 +85,7 @@ class PackPool:
     def use(self, listing: Listing) -> None:
         """Sets the listing whose samples the tasks are about; once, before `run`."""
         self._files = listing.files, listing.masks
+        self._ahead = any(hasattr(files, "ranges") for files in (listing.files, listing.masks and listing.masks.files))
         self.workers = min(self.workers, -(-len(listing) // _SAMPLES_A_WORKER))
 
     def __enter__(self) -> PackPool:
@@ -97,7 +104,7 @@ class PackPool:
         self._processes = {}
 
     def _start(self, count: int) -> None:
-        start = _fork if may_fork() else _spawn
+        start = _fork if may_fork() and not in_use() else _spawn
         for _ in range(count):
             ours, theirs = Pipe()
             self._processes[ours] = start(theirs.fileno())
@@ -120,8 +127,9 @@ class PackPool:
         if self.workers and not self._files_sent:
             self._start_all()
         if self.workers:
-            yield from _in_processes(list(self._processes), work, tasks, locate, write)
+            yield from _in_processes(list(self._processes), work, tasks, locate, write, ahead=self._ahead)
             return
+        tasks = self._announced(tasks) if self._ahead else tasks
         for result in in_threads(partial(self._here, work), tasks, self.local_threads, ordered=locate is not None):
             # Writing takes little time compared with encoding, so this thread does it while others encode.
             yield result if locate is None or write is None else self._here(write, locate(result))
@@ -146,6 +154,17 @@ class PackPool:
         for worker in self._processes:
             _send(worker, message)
 
+    def _announced(self, tasks: Iterable[TaskT]) -> Iterator[TaskT]:
+        """Yields the tasks; what the next one reads is being fetched when one is yielded."""
+        coming = deque[TaskT]()
+        for task in tasks:
+            coming.append(task)
+            for samples, heads in _samples_of(task):
+                announce_samples(*self._files, samples, heads=heads)
+            if len(coming) > 1:
+                yield coming.popleft()
+        yield from coming
+
     def _here(self, work: Callable[[Worker, TaskT], Any], task: TaskT) -> Any:
         # Each thread takes a Worker and returns it: its buffers and its open output are not to be shared.
         try:
@@ -166,9 +185,28 @@ def _in_processes(
     tasks: Iterable[TaskT],
     locate: Callable[[Any], Any] | None,
     write: Callable[[Worker, Any], Any] | None,
+    *,
+    ahead: bool,
 ) -> Iterator[Any]:
-    """Yields the results of `PackPool.run` by worker processes."""
+    """Yields the results of `PackPool.run` by worker processes.
+
+    With `ahead` each worker is given a task's samples while it is at the task before, to have them fetched.
+    """
     coming, to_locate = enumerate(tasks), 0
+    promised: dict[Connection, tuple[int, TaskT]] = {}  # the task that a worker was announced, and did not get yet
+
+    def take(worker: Connection) -> tuple[tuple[int, TaskT] | None, list[TaskT]]:
+        """Returns the next task of a worker and its number, and the tasks that it is to announce before."""
+        known = worker in promised
+        task = promised.pop(worker) if known else next(coming, None)
+        if task is None and promised:  # another worker has more to do than this one
+            task = promised.pop(min(promised, key=lambda other: promised[other][0]))
+        announced = [] if known or task is None or not ahead else [task[1]]
+        if ahead and task is not None and (following := next(coming, None)) is not None:
+            promised[worker] = following
+            announced.append(following[1])
+        return task, announced
+
     busy: dict[Connection, int] = {}  # Worker -> number of its task.
     unwritten = dict.fromkeys(workers, 0)
     made: dict[int, tuple[Connection, Any]] = {}
@@ -181,11 +219,14 @@ def _in_processes(
                 continue
             if to_write[worker]:
                 busy[worker] = _WRITING
-                _send(worker, pickle.dumps((write, to_write[worker].popleft())))
-            elif error is None and unwritten[worker] < _AHEAD and (task := next(coming, None)) is not None:
-                unwritten[worker] += 1
-                busy[worker] = task[0]
-                _send(worker, pickle.dumps((work, task[1])))
+                _send(worker, pickle.dumps((write, to_write[worker].popleft(), ())))
+            elif error is None and unwritten[worker] < _AHEAD:
+                task, announced = take(worker)
+                if task is not None:
+                    unwritten[worker] += 1
+                    busy[worker] = task[0]
+                    samples = [found for one in announced for found in _samples_of(one)]
+                    _send(worker, pickle.dumps((work, task[1], samples)))
         # The first task that is not located yet is always with a worker, so somebody is busy until all are done.
         if not busy:
             break
@@ -210,6 +251,13 @@ def _in_processes(
                 to_locate += 1
     if error is not None:
         raise error
+
+
+def _samples_of(task: object) -> list[tuple[NDArray[np.int64], bool]]:
+    """Returns the samples that a task reads, and whether only their headers; [] for a task that reads no samples."""
+    if isinstance(task, PackTask):
+        return [(task.samples, False)]
+    return [(task, True)] if isinstance(task, np.ndarray) else []
 
 
 @contextmanager
@@ -275,7 +323,7 @@ def serve(fd: int) -> None:
     with Connection(fd) as connection, suppress(EOFError, ConnectionError), ExitStack() as stack:
         files, worker = connection.recv_bytes(), None
         while True:
-            work, task = pickle.loads(connection.recv_bytes())
+            work, task, announced = pickle.loads(connection.recv_bytes())
             answer: tuple[Any, BaseException | None]
             try:
                 if worker is None:
@@ -283,6 +331,8 @@ def serve(fd: int) -> None:
                     stack.enter_context(large_images(room))
                     worker = Worker(images, masks)
                     files = b""  # It may hold hundreds of MB, which are unpickled now.
+                for samples, heads in announced:
+                    worker.announce(samples, heads=heads)
                 answer = work(worker, task), None
             except BaseException as exc:  # noqa: BLE001 - whatever it is, it is raised in the parent
                 exc.add_note(f"in a worker process:\n{traceback.format_exc()}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.format.codecs import NONE
-from fastload.format.header import IMAGES_OFFSET, PackedFile, open_columns, read_header
+from fastload.format.header import IMAGES_OFFSET, PackedFile, open_columns
 from fastload.format.ragged import ENCODINGS
 from fastload.format.writer import dump_options
 from fastload.pack.begin import identity_of
 from fastload.pack.finish import PackReport, report_of
-from fastload.pack.index import IndexReport, index_files
+from fastload.pack.index import IndexReport, index_packed
 from fastload.pack.journal import source_table
+from fastload.pack.output_url import exists, header_at, packed_at
 from fastload.pack.pack_options import PackJob, journal_path, output_exists
 from fastload.pack.survey import Survey
+from fastload.remote.paths import ObjectPath
 
 PAGE_BYTES = IMAGES_OFFSET  # what a shard's pixels are to be a multiple of
 
@@ -124,10 +126,9 @@ def _said_of(number: int, count: int, identity: str) -> str:
 
 def is_shard(path: Path, number: int, count: int, identity: str) -> bool:
     """Whether a file is the complete shard of that number of a plan."""
-    try:
-        return read_header(path).attrs.get("shard") == _said_of(number, count, identity)
-    except (FormatError, MissingFileError):
-        return False
+    with suppress(FormatError, MissingFileError), header_at(path) as found:
+        return bool(found.attrs.get("shard") == _said_of(number, count, identity))
+    return False
 
 
 def plan_shards(job: PackJob, survey: Survey, wanted: ShardOptions) -> ShardPlan:
@@ -191,7 +192,8 @@ def pack_shards(job: PackJob, plan: ShardPlan, pack: Callable[[PackJob], PackRep
     reports = []
     for number in range(len(plan)):
         one = plan.job(job, number)
-        one.output.parent.mkdir(exist_ok=True)
+        if not isinstance(one.output, ObjectPath):
+            one.output.parent.mkdir(exist_ok=True)
         report = kept_shard(one)
         if report is None:
             before = done
@@ -200,29 +202,29 @@ def pack_shards(job: PackJob, plan: ShardPlan, pack: Callable[[PackJob], PackRep
                 if job.on_progress:
                     job.on_progress(stage, before + rows, total)
 
-            report = pack(replace(one, on_progress=progress))
+            one = replace(one, on_progress=progress)
+            report = packed_at(one, pack) if isinstance(one.output, ObjectPath) else pack(one)
         done = int(plan.bounds[number + 1])
         reports.append(report)
-    index = index_files([report.path for report in reports], job.output, overwrite=job.overwrite)
+    index = index_packed([report.path for report in reports], job.output, overwrite=job.overwrite)
     return joined_report(plan.survey, reports, index, started)
 
 
 def joined_report(survey: Survey, reports: Sequence[PackReport], index: IndexReport, started: float) -> PackReport:
     """Returns the report of an index, given those of its shards, in order."""
-    file, seconds = read_header(index.path), time.perf_counter() - started
+    seconds = time.perf_counter() - started
     made = sum(report.num_samples for report in reports if report.chunks_decoded)
-    images = file.fields.get("images")
     return replace(
         reports[0],
         path=index.path,
         num_samples=index.num_samples,
-        image_shape=images.shape if images else (),
+        image_shape=index.image_shape,
         splits=index.splits,
         converted=_added([survey.converted, *(report.converted for report in reports)]),
         skipped=(*survey.skipped, *(one for report in reports for one in report.skipped)),
         warned=tuple(one for report in reports for one in report.warned),
         notes=tuple(dict.fromkeys([*survey.notes, *(note for report in reports for note in report.notes)])),
-        file_bytes=index.num_bytes + os.path.getsize(index.path),
+        file_bytes=index.num_bytes + index.index_bytes,
         seconds=seconds,
         images_per_s=made / max(seconds, 1e-9),
         decoded_per_s=0.0,
@@ -245,14 +247,12 @@ def kept_shard(job: PackJob) -> PackReport | None:
 
     OutputError: something else lies there, and may not be overwritten.
     """
-    if not job.output.exists() or journal_path(job.output).exists():
+    at_url = isinstance(job.output, ObjectPath)
+    if not exists(job.output) or (not at_url and journal_path(job.output).exists()):
         return None
-    try:
-        found: PackedFile | None = read_header(job.output)
-    except FormatError:
-        found = None
-    if found is not None and found.attrs.get("shard") == job.listing.attrs["shard"]:
-        return _report_of_kept(job, found)
+    with suppress(FormatError), header_at(job.output) as found:
+        if found.attrs.get("shard") == job.listing.attrs["shard"]:
+            return _report_of_kept(job, found)
     if not job.overwrite:
         raise output_exists(job.output)
     return None

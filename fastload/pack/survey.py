@@ -41,7 +41,7 @@ from fastload.pack.decisions import (
     too_large,
     with_clipped_boxes,
 )
-from fastload.pack.encode import HEADERS, SAME_SHAPE, Headers, RowEncoder
+from fastload.pack.encode import HEADERS, SAME_SHAPE, Headers, RowEncoder, announce_samples
 from fastload.pack.pack_options import PackJob, PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
@@ -288,6 +288,7 @@ def _choose_mask_codec(
     count = max(1, min(_TRIAL_MASKS, len(samples), _TRIAL_BYTES * len(samples) // total))
     before = after = 0
     chunk = b""
+    announce_samples(None, listing.masks, samples[np.arange(count) * len(samples) // count], heads=False)
     for at in range(count):
         sample = int(samples[at * len(samples) // count])
         with suppress(ImageError, OSError):  # Packing reports masks that cannot be read.

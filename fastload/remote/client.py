@@ -63,6 +63,11 @@ class Counts:
     busy_s: float = 0.0
 
 
+def in_use() -> bool:
+    """Whether obstore was used in this process, which must not be forked any more: a fork could not use it."""
+    return _process == os.getpid()
+
+
 def open_client(url: str, remote: Remote | None = None) -> tuple[Client, str]:
     """Returns a client of the bucket or host that an object is in, and the key of the object there.
 

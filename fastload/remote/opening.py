@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from fastload.errors import CacheError, FastloadError, OptionError
 from fastload.format.header import PackedFile, read_header
@@ -31,12 +31,12 @@ def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[Packed
     if not is_url(name):
         yield read_header(Path(name))
         return
-    from fastload.remote.shards import RemoteShards, open_remote  # imports what a local file does not need
+    from fastload.remote.open_url import open_remote  # imports what a local file does not need
 
     url, remote = str(name), remote or Remote()
     try:
         file = open_remote(url, remote)
-        with closing(cast(RemoteShards, file.remote)):
+        with closing(cast(Any, file.remote)):
             yield file
     except DiskFullError as exc:
         raise CacheError(

@@ -1,48 +1,35 @@
-"""Opens a packed file or an index behind a URL: `open_remote` returns its header, whose rows are fetched when needed.
-
-The header is that of an index in the cache of this machine, of one shard where the URL is that of a packed file.
-"""
+"""`RemoteShards`: the shards behind a URL; where their chunks lie, how they are requested, and who fetches them."""
 
 from __future__ import annotations
 
-import errno
-import io
 import logging
 import os
-import shutil
-import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import CacheError, DamagedRowError, FastloadError, FormatError, RemoteError
+from fastload.errors import DamagedRowError, FastloadError, RemoteError
 from fastload.format.digests import pixel_digests
-from fastload.format.header import Field, PackedFile, open_hdf5, read_header
-from fastload.format.ragged import RaggedExtent
+from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.shards import Shards
-from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of, keep_in_use
+from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of
 from fastload.remote.chunks import (
-    TAIL_BYTES,
     Chunk,
     ChunkTable,
     Range,
     ShardLayout,
-    extent_of,
-    is_large,
     joined_ranges,
     likely_header,
-    without,
 )
-from fastload.remote.client import Client, open_client
-from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed, evict_elsewhere
+from fastload.remote.client import Client
+from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
+from fastload.remote.headers import header_ranges, look_for_header
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.options import Remote, shown
 from fastload.system.files import read_bytes, write_at
@@ -291,7 +278,7 @@ class RemoteShards:
                 known = header_ranges(path)
             if known != joined_ranges(ranges, 0):
                 url = self._client.url_of(self._key(self._shards.names[shard]))
-                known = _look_for_header(url, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
+                known = look_for_header(url, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
                 parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
             return parts
         finally:
@@ -366,224 +353,3 @@ class RemoteShards:
                 fetcher.close()
             self._client.close()
             self._cache.close()
-
-
-def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
-    """Returns the header of a packed file or an index behind a URL; `PackedFile.remote` fetches its rows.
-
-    Raises:
-        RemoteError and its kin: the object is missing, refused, or its server is not reached.
-        FormatError: it is no HDF5 file.
-        OptionError: no cache can be made; a package for such URLs is missing.
-    """
-    remote = remote or Remote()
-    client, key = open_client(url, remote)
-    info = client.head(key)
-    cache = CacheFolder(remote.cache_folder(), remote.limit())
-    folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
-    in_use = None
-    while in_use is None:  # another process may remove the folder before it is in use
-        folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
-        if folder is not None:
-            in_use = keep_in_use(folder)
-            continue
-        try:
-            folder, in_use = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise CacheError(
-                f"{cache.root.parent}: the disk is full, there is no room for the header of {shown(url)}. Make room "
-                f"there (`fastload cache clear` removes what no job uses), or name another folder: Remote(cache=...)."
-            ) from exc
-    try:
-        assert folder is not None, "it is in use"
-        found = read_header(folder / name)
-        if not (is_index := found.shards is not None):
-            found = as_index(found)
-        file = replace(found, identity=found.identity._replace(mtime_ns=-1))
-        cache.close()
-        shards = RemoteShards(url, remote, file, client, folder_key)
-    finally:
-        in_use.close()
-    if not is_index:
-        shards.note_header()
-    object.__setattr__(file, "remote", shards)
-    return file
-
-
-def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None) -> Path | None:
-    """Returns the folder of a URL that is in the cache, and has not changed since."""
-    for folder in cache.datasets():
-        if etag is not None and Meta(folder / "meta.json").read().get(url, {}).get(name) == (size, etag):
-            with suppress(OSError):
-                os.utime(folder / "meta.json")
-                return folder
-    return None
-
-
-def _fetch_index(
-    cache: CacheFolder, client: Client, key: str, url: str, size: int, etag: str | None
-) -> tuple[Path, ByteLocks | None]:
-    """Fetches an index, or what of a packed file is no pixels, into a new folder of the cache.
-
-    Returns the folder and what keeps it in use; None: another process was first, and it may be gone again.
-    """
-    name = key[key.rfind("/") + 1 :]
-    cache.sweep()
-    new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=cache.root))
-    try:
-        path = new / name
-
-        def fetch(begin: int, end: int) -> Any:
-            return client.read(key, begin, end, etag=etag)
-
-        # By way of memory: pixels that come along are no part of the header, and would take room beyond the bound.
-        there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
-        memory = sparse_memory(size)
-        try:
-            for begin, end in there:
-                write_at(memory, fetch(begin, end), begin)
-            ranges = _look_for_header(url, memory, there, fetch)
-            with _sparse(path, size) as fd:
-                while not cache.allocate(fd, ranges):
-                    if not evict_elsewhere(cache):
-                        raise CacheError(
-                            f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached by what is in "
-                            f"use, and there is no room for the header of {url}. Give the cache more: "
-                            f"Remote(max_bytes=..., cache=...)."
-                        )
-                for begin, end in ranges:
-                    write_at(fd, read_bytes(memory, end - begin, begin), begin)
-        finally:
-            os.close(memory)
-        header = read_header(path)
-        in_use = keep_in_use(new)
-        with cache.locked():
-            Meta(new / "meta.json").add(url, {name: (size, etag)})
-            folder = cache.root / header.header_digest
-            try:
-                os.rename(new, folder)
-            except OSError:  # another process was first, or the same dataset lies at another URL, too
-                assert in_use is not None, "nobody else knows of the new folder"
-                in_use.close()
-                in_use = keep_in_use(folder)
-                Meta(folder / "meta.json").add(url, {name: (size, etag)})
-                if not (folder / name).exists():
-                    os.rename(path, folder / name)
-            cache.count()
-        return folder, in_use
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-@contextmanager
-def _sparse(path: Path, size: int) -> Iterator[int]:
-    """Makes an empty file of that size, and yields its descriptor."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(fd, size)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def header_ranges(path: Path) -> list[Range]:
-    """Returns the ranges of a file that hold all but its large fields, from the metadata that is there."""
-    with open_hdf5(path) as file:
-        return _around_large(file, path.stat().st_size)
-
-
-def _around_large(file: h5py.File, size: int) -> list[Range]:
-    large: list[Range] = []
-    for name in file:
-        item = file[name]
-        if not isinstance(item, h5py.Dataset) or item.is_virtual or not item.shape:
-            continue
-        extent = extent_of(item)
-        if is_large(name, extent.row_bytes):
-            large += extent.whole()
-    return without([(0, size)], joined_ranges(large, 0))
-
-
-class _Looked(io.RawIOBase):
-    """A file of which HDF5 reads what it needs: what is not in the sparse copy yet is fetched, some at a time."""
-
-    def __init__(self, fd: int, size: int, there: Sequence[Range], fetch: Any) -> None:
-        self._fd, self._size, self.there, self._fetch, self._at = fd, size, list(there), fetch, 0
-
-    def readinto(self, memory: Any) -> int:
-        view = memoryview(memory).cast("B")
-        end = min(self._at + len(view), self._size)
-        for begin, stop in without([(self._at, end)], self.there):
-            first = begin // _LOOK_BYTES * _LOOK_BYTES
-            last = min(-(-stop // _LOOK_BYTES) * _LOOK_BYTES, self._size)
-            for some in without([(first, last)], self.there):
-                write_at(self._fd, self._fetch(*some), some[0])
-            self.there = joined_ranges([*self.there, (first, last)], 0)
-        data = read_bytes(self._fd, end - self._at, self._at)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-
-def _look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> list[Range]:
-    """Fetches all but the large fields of an object into its sparse copy; returns the ranges of that.
-
-    Of an index, all of it.
-    """
-    size = os.fstat(fd).st_size
-    looked = _Looked(fd, size, there, fetch)
-    try:
-        with h5py.File(looked, "r") as file:
-            for item in (file, *(file[name] for name in file)):
-                for name in item.attrs:
-                    item.attrs.get_id(name)
-            ranges = [(0, size)] if "fastload_index" in file.attrs else _around_large(file, size)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
-        if isinstance(exc, FastloadError):
-            raise
-        raise FormatError(
-            f"{url}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
-            f"`fastload pack` made."
-        ) from exc
-    for begin, end in without(ranges, looked.there):
-        write_at(fd, fetch(begin, end), begin)
-    return ranges
-
-
-def as_index(file: PackedFile) -> PackedFile:
-    """Returns the header of a packed file as that of an index with one shard, the file itself."""
-    images = file.fields.get("images")
-    numbers = {
-        "num_rows": file.num_rows,
-        "num_bytes": file.identity.size,
-        "images_offset": -1 if images is None or images.offset is None else images.offset,
-        "chunk_rows": 0 if images is None else images.chunk_rows,
-        "shard": 0,
-        "first": 0,
-        "rows": file.num_rows,
-    }
-    shards = Shards((file.path.name,), (file.header_digest,), **{k: np.array([v]) for k, v in numbers.items()})
-    return replace(file, shards=shards, fields={name: _in_shard(one) for name, one in file.fields.items()})
-
-
-def _in_shard(field: Field) -> Field:
-    """Returns a field of a file as that of an index."""
-    if field.ragged is not None:
-        extent = RaggedExtent(0, *field.ragged[1:])
-        return replace(field, ragged=extent, shard_bytes=(field.ragged.num_bytes,))
-    return replace(field, offset=None, in_shards=field.offset is not None)

@@ -180,7 +180,7 @@ def _read_binary(tree: Tree, i: int, version: _Version, split: str) -> RowFile:
 
 def _rows(tree: Tree, i: int, content: bytes, count: int, offset: int, stride: int) -> Arrays:
     """Returns the reader of images at a fixed distance in a file: in place, or from its content in an archive."""
-    if tree.archive:
+    if not tree.in_place:
         strides = (stride, *np.empty(_SHAPE, np.uint8).strides)
         return MemoryRows.of(np.ndarray((count, *_SHAPE), np.uint8, content, offset, strides), "CHW")
     path, dtype = tree.path / tree.names[i], np.uint8

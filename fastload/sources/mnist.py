@@ -182,7 +182,7 @@ def _labels(tree: Tree, i: int, count: int, images: str) -> NDArray[np.int64]:
 def _read(tree: Tree, i: int) -> _Idx:
     """Returns an idx file. A gzipped one is unpacked no further than one byte behind what its header promises."""
     where, packed = tree.where(i), tree.files.read_head(i, 2) == b"\x1f\x8b"
-    in_place = not packed and not tree.archive
+    in_place = not packed and tree.in_place
     data = io.BytesIO(tree.files.read_head(i, 32) if in_place else tree.read_text(i))
     try:
         with gzip.GzipFile(fileobj=data) if packed else data as file:

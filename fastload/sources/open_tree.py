@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fastload.errors import MissingFileError, SourceError
+from fastload.remote.paths import ObjectPath, path_of
 from fastload.sources.listing import first_few
 from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, key_of, walk_order
 
@@ -26,6 +27,8 @@ _IDX = re.compile(r"idx[123]-(ubyte|int)(\.gz)?$")
 def open_tree(path: str | Path | Tree) -> Tree:
     """Returns the files of a folder, a .zip or an uncompressed .tar; for a table or array file, a tree of that file.
 
+    Each may lie in an object store: give its URL. A folder there is all objects whose names begin with it and a slash.
+
     Archives are recognised by their content. Symbolic links are followed, into folders too, but never in a circle.
     Names that begin with a dot, and `__MACOSX`, are passed over and counted in the notes.
 
@@ -38,7 +41,9 @@ def open_tree(path: str | Path | Tree) -> Tree:
     """
     if isinstance(path, Tree):
         return path
-    path = Path(path)
+    path = path_of(path)
+    if isinstance(path, ObjectPath):
+        return _open_url(path)
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as exc:
@@ -52,7 +57,7 @@ def open_tree(path: str | Path | Tree) -> Tree:
         ) from exc
     if stat.S_ISDIR(status.st_mode):
         return _walk(path)
-    if stat.S_ISREG(status.st_mode) and (path.name.lower().endswith(_TABLES) or _IDX.search(path.name.lower())):
+    if stat.S_ISREG(status.st_mode) and _is_table(path):
         name = os.fsdecode(path.name)
         size, mtime = np.array([status.st_size], np.int64), np.array([status.st_mtime_ns], np.int64)
         return Tree(
@@ -69,6 +74,22 @@ def open_tree(path: str | Path | Tree) -> Tree:
     from fastload.sources.archives.archive import list_archive
 
     return list_archive(path)
+
+
+def _is_table(path: Path) -> bool:
+    name = path.name.lower()
+    return name.endswith(_TABLES) or _IDX.search(name) is not None
+
+
+def _open_url(path: ObjectPath) -> Tree:
+    # Imported here, with the archives: a folder of this machine is listed without them.
+    from fastload.sources.archives.archive import list_archive
+    from fastload.sources.bucket import lone_file, open_bucket
+
+    found = open_bucket(path)
+    if isinstance(found, Tree):
+        return found
+    return lone_file(path, found) if _is_table(path) else list_archive(path)
 
 
 def _walk(root: Path) -> Tree:

@@ -13,11 +13,29 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from fastload.errors import FileChangedError, ImageError
+from fastload.errors import (
+    FileChangedError,
+    ImageError,
+    ObjectMissingError,
+    PackError,
+    RemoteError,
+    ReplacedError,
+)
+from fastload.remote.backend import ObjectInfo
+from fastload.remote.cloud import split
+from fastload.remote.options import Remote
+from fastload.remote.paths import ObjectPath, remote_in_force
+from fastload.remote.ranges import ObjectRange, client_of, read_range
 from fastload.sources.listing import Files
 from fastload.system.files import read_bytes
+
+HEAD_BYTES = 2**15
+"""Bytes of an object, or of a piece of one, that are fetched ahead for an image's header: with most thumbnails."""
+
+_S = 10**9
 
 
 def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
@@ -27,6 +45,17 @@ def is_as_listed(status: os.stat_result, num_bytes: int, mtime_ns: int) -> bool:
     program wrote with both unchanged is not seen.
     """
     return (status.st_size, status.st_mtime_ns) == (num_bytes, mtime_ns)
+
+
+def without_cache(remote: Remote) -> Remote:
+    """Returns how objects are requested: what is cached of them is nobody else's concern."""
+    return replace(remote, cache=None, max_bytes=None)
+
+
+def ranges_of(reader: object, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+    """Returns the ranges of objects that will be read of samples, or for their headers; none for other readers."""
+    found: list[ObjectRange] = reader.ranges(indices, heads=heads) if hasattr(reader, "ranges") else []
+    return found
 
 
 @dataclass(frozen=True)
@@ -98,11 +127,61 @@ class ListedFile:
         )
 
 
+def changed_ns(info: ObjectInfo) -> int:
+    """Returns what stands for an object's time of modification in listings, plans and journals.
+
+    It is the second in which it was written, and a digest of its ETag as the fraction: S3 gives whole seconds only.
+    """
+    return info.modified_ns // _S * _S + xxhash.xxh3_64_intdigest((info.etag or "").encode()) % _S
+
+
+@dataclass(frozen=True)
+class ListedObject:
+    """An object that is read in pieces, as it was when it was listed; used like a `ListedFile`."""
+
+    path: str  # its URL
+    num_bytes: int
+    mtime_ns: int  # see `changed_ns`
+    etag: str | None
+    remote: Remote
+
+    @classmethod
+    def of(cls, path: ObjectPath) -> ListedObject:
+        """Returns the object as it is now; raises as `Client.head`."""
+        client, key = client_of(path)
+        info = client.head(key)
+        return cls(str(path), info.num_bytes, changed_ns(info), info.etag, without_cache(remote_in_force()))
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """Gives what `read` takes for a descriptor. FileChangedError: the object was replaced or is gone."""
+        try:
+            yield -1
+        except (ReplacedError, ObjectMissingError) as exc:
+            raise FileChangedError(
+                f"{self.path}: was replaced or removed since it was listed. Leave it alone while it is read, and run "
+                "again."
+            ) from exc
+        except RemoteError as exc:
+            raise PackError(str(exc)) from exc  # no fault of the sample that is read
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Returns bytes of the object; ImageError: they reach beyond its end."""
+        if offset + size > self.num_bytes:
+            raise ImageError(f"reaches beyond the end of {self.path}")
+        return read_range(self.range(offset, size)) if size else b""
+
+    def range(self, offset: int, size: int) -> ObjectRange:
+        """Returns so many bytes, at most to the object's end, for `announce`."""
+        url, key = split(self.path)
+        return ObjectRange(url, self.remote, key, offset, min(offset + size, self.num_bytes), self.etag)
+
+
 @dataclass(frozen=True, eq=False)
 class FileSpans:
     """Reads pieces of one file as they lie in it: the members of a tar, the images in an Arrow file."""
 
-    file: ListedFile  # the file
+    file: ListedFile | ListedObject  # the file
     offsets: NDArray[np.int64]  # int64 (F,), where each piece begins
     sizes: NDArray[np.int64]  # int64 (F,), bytes of each piece
     owner: object = field(default=None, repr=False)  # keeps a temporary file alive; not pickled
@@ -113,6 +192,14 @@ class FileSpans:
     def read_head(self, i: int, size: int) -> bytes:
         with self.file.open() as fd:
             return self.file.read(fd, min(size, int(self.sizes[i])), int(self.offsets[i]))
+
+    def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+        """Returns what is read of pieces of an object, as `ObjectFiles.ranges`; nothing of a file of this machine."""
+        if isinstance(self.file, ListedFile):
+            return []
+        sizes = np.minimum(self.sizes[indices], HEAD_BYTES) if heads else self.sizes[indices]
+        spans = zip(self.offsets[indices].tolist(), sizes.tolist(), strict=True)
+        return [self.file.range(offset, size) for offset, size in spans]
 
     def take(self, indices: NDArray[np.integer[Any]]) -> FileSpans:
         return replace(self, offsets=self.offsets[indices], sizes=self.sizes[indices])
@@ -193,3 +280,13 @@ class JoinedFiles(Joined[Files]):
 
     def read_head(self, i: int, size: int) -> bytes:
         return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
+
+    def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+        """Returns what is read of those that are behind URLs, as `ObjectFiles.ranges`."""
+        if not any(hasattr(part, "ranges") for part in self.parts):
+            return []
+        return [
+            one
+            for i in indices.tolist()
+            for one in ranges_of(self.parts[int(self.part[i])], self.index[i : i + 1], heads=heads)
+        ]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
+from fastload.remote.paths import ObjectPath
 from fastload.sources.listing import Files, first_few
 from fastload.sources.spans import is_as_listed
 from fastload.system.files import read_bytes
@@ -58,6 +59,11 @@ class Tree:
     def given(self) -> Path:
         """The path that the user gave: the folder, the archive, or the single file."""
         return self.path / self.file if self.file else self.path
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the files can be opened by their paths: they lie in no archive and behind no URL."""
+        return not self.archive and not isinstance(self.path, ObjectPath)
 
     def images(self) -> NDArray[np.int64]:
         """Returns the positions in names of the files that are images by their suffix, in walk order."""

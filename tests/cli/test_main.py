@@ -73,7 +73,7 @@ def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_
 )
 def test_a_command_has_the_arguments_of_its_function(command, function, own):
     ours, theirs = inspect.signature(command).parameters, inspect.signature(function).parameters
-    assert ours.keys() - own == theirs.keys() - {"progress", "choice"}
+    assert ours.keys() - own == theirs.keys() - {"progress", "choice", "remote"}
     parsed = {"8MiB": CHUNK_BYTES, "": ()}  # of chunk_bytes and labels
     hints, choices = get_type_hints(command), get_type_hints(function)
     for name in ours.keys() - own:

@@ -18,7 +18,8 @@ from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5, r
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
 from fastload.remote.chunks import Chunk, ChunkTable, ShardLayout, joined_ranges, likely_header, without
-from fastload.remote.shards import _as_index, _header_ranges
+from fastload.remote.headers import _header_ranges
+from fastload.remote.shards import _as_index
 
 
 def index_of(rows: list[int], chunk_rows: list[int], fields: dict[str, Field]) -> PackedFile:

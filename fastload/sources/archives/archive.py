@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.remote.paths import ObjectPath, path_of
 from fastload.sources.archives.members import FoundMembers, ZipFiles, with_parents
 from fastload.sources.archives.tar import list_tar
 from fastload.sources.archives.zip import list_zip
 from fastload.sources.listing import first_few, require_unique
-from fastload.sources.spans import FileSpans, ListedFile
+from fastload.sources.spans import FileSpans, ListedFile, ListedObject
 from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
 
 # Compressors whose output cannot be read at random: first bytes -> name, and the command that unpacks it.
@@ -34,17 +35,23 @@ def list_archive(path: Path) -> Tree:
     Raises:
         SourceError: the file is neither, is compressed as a whole, damaged, truncated, or holds a name twice.
     """
-    try:
-        with open(path, "rb") as file:
-            head = file.read(512)
-        status = os.stat(path)
-    except OSError as exc:
-        raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
-    suffix, archive = path.suffix.lower(), ListedFile.of(path, status)
+    archive: ListedFile | ListedObject
+    if isinstance(path, ObjectPath):
+        archive = ListedObject.of(path)
+        with archive.open() as fd:
+            head = archive.read(fd, min(512, archive.num_bytes), 0)
+    else:
+        try:
+            with open(path, "rb") as file:
+                head = file.read(512)
+            archive = ListedFile.of(path, os.stat(path))
+        except OSError as exc:
+            raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
+    suffix = path.suffix.lower()
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or (suffix == ".zip" and not _packer(head)):
         return _tree(path, archive, list_zip(path), zipped=True)
     if head[257:262] == b"ustar" or (suffix == ".tar" and not _packer(head)):
-        return _tree(path, archive, list_tar(path, status.st_size))
+        return _tree(path, archive, list_tar(path, archive.num_bytes))
     raise SourceError(_not_an_archive(path, head))
 
 
@@ -73,13 +80,14 @@ def list_inner_tar(tree: Tree, position: int) -> Tree:
     head, inner = files.read_head(position, 512), tree.path / name
     if head[257:262] != b"ustar" and (_packer(head) or not head):
         raise SourceError(_not_an_archive(inner, head))
-    archive = ListedFile.of(files.file.path)
+    file = path_of(files.file.path)
+    archive = ListedObject.of(file) if isinstance(file, ObjectPath) else ListedFile.of(file)
     offset, size = int(files.offsets[position]), int(files.sizes[position])
-    found = list_tar(Path(archive.path), archive.num_bytes, start=offset, size=size, inner=name)
+    found = list_tar(file, archive.num_bytes, start=offset, size=size, inner=name)
     return _tree(inner, archive, found)
 
 
-def _tree(path: Path, archive: ListedFile, found: FoundMembers, *, zipped: bool = False) -> Tree:
+def _tree(path: Path, archive: ListedFile | ListedObject, found: FoundMembers, *, zipped: bool = False) -> Tree:
     """Returns the tree of the members found; `path` is shown to the user, `archive` is the file that is read."""
     require_unique([key_of(member.name) for member in found.members], str(path))
     members = sorted((m for m in found.members if not _hidden(m.name)), key=lambda m: walk_order(m.name))

@@ -6,14 +6,17 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError
-from fastload.sources.spans import FileSpans
+from fastload.sources.spans import HEAD_BYTES, FileSpans, ListedFile
 from fastload.sources.tree import is_image, key_of
+
+if TYPE_CHECKING:
+    from fastload.remote.ranges import ObjectRange
 
 STORED, DEFLATED = 0, 8
 """The compression methods of zip that are supported."""
@@ -21,6 +24,8 @@ STORED, DEFLATED = 0, 8
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """The header before a zip member's bytes: signature, ..., lengths of the name and of the extra field that follow."""
 
+
+_NAME_BYTES = 512  # of a name and an extra field, as a rule
 
 # Longer names than any file system takes are kept out: each folder in a name takes as much memory as the name itself.
 _MOST_CHARACTERS, _MOST_FOLDERS = 4096, 128
@@ -87,6 +92,15 @@ class ZipFiles:
             if len(head) < size and some < stored:
                 head = _inflated(self.stored.file.read(fd, stored, start), size)
             return head
+
+    def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
+        """Returns what is read of members of a zip behind a URL, with their local headers, as `ObjectFiles.ranges`."""
+        spans, found = self.stored, list[Any]()
+        if not isinstance(spans.file, ListedFile):
+            for i in indices.tolist():
+                size = min(HEAD_BYTES, int(spans.sizes[i])) if heads else int(spans.sizes[i])
+                found.append(spans.file.range(int(spans.offsets[i]), size + LOCAL_HEADER.size + _NAME_BYTES))
+        return found
 
     def take(self, indices: NDArray[np.integer[Any]]) -> ZipFiles:
         return ZipFiles(self.stored.take(indices), self.sizes[indices], self.methods[indices], self.crcs[indices])

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from fastload.errors import SourceError
+from fastload.remote.ranges import open_binary
 from fastload.sources.archives.members import FoundMembers, Member, cut_short, normal, why_unsafe, with_parents
 from fastload.sources.tree import key_of, walk_order
 
 # A header that only describes the next one (a long name, pax) is read whole, and real ones are small.
 _DESCRIBING, _MOST_DESCRIBED = (b"L", b"K", b"x", b"g", b"X"), 2**20
+_BLOCK_BYTES, _AHEAD = 2**22, 8  # of a tar behind a URL: headers lie between all its members
 _MOST_DIGITS = re.compile(rb"[0-9]{256}")
 
 
@@ -67,7 +69,7 @@ def list_tar(
     links: list[tuple[str, str]] = []
     where = f"{path}: {key_of(inner)}" if inner else str(path)
     end, stopped = archive_size if size is None else start + size, start
-    with open(path, "rb") as file:
+    with open_binary(path, block_bytes=_BLOCK_BYTES, ahead=_AHEAD) as file:
         for info, offset in headers(file, where, start):
             stopped = offset
             if info.offset + 512 > end:
@@ -96,7 +98,10 @@ def list_tar(
 def first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first `count` files in a tar, in its order; none if it is no tar."""
     names: list[str] = []
-    with suppress(SourceError, OSError), open(path, "rb") as file:  # list_tar reports what is wrong
+    with (
+        suppress(SourceError, OSError),
+        open_binary(path, block_bytes=_BLOCK_BYTES) as file,
+    ):  # list_tar reports what is wrong
         files = (info for info, _ in headers(file, str(path)) if info.isfile())
         names += (normal(info.name) for info in islice(files, count))
     return names

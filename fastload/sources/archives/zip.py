@@ -7,7 +7,8 @@ import struct
 import zipfile
 from pathlib import Path
 
-from fastload.errors import SourceError, typed
+from fastload.errors import FastloadError, SourceError, typed
+from fastload.remote.ranges import open_binary
 from fastload.sources.archives.members import (
     DEFLATED,
     LOCAL_HEADER,
@@ -35,8 +36,10 @@ def list_zip(path: Path) -> FoundMembers:
     """
     found = FoundMembers()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
             infos, end = archive.infolist(), archive.start_dir
+    except FastloadError:
+        raise
     # Values that cannot be make it seek before the file, overflow, or find a version of zip that there is not.
     except (zipfile.BadZipFile, ValueError, OverflowError, OSError, RuntimeError, struct.error, EOFError) as exc:
         raise SourceError(

@@ -56,6 +56,8 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
     if tree.archive:
         raise SourceError(f"{tree.given}: HDF5 in an archive cannot be read in place. Unpack it, and pack the folder.")
+    if not tree.in_place:
+        raise SourceError(f"{tree.given}: HDF5 behind a URL cannot be read in place. Copy it here, and pack the copy.")
     arrays: list[NamedArray] = []
     splits: dict[str, NDArray[np.int64]] = {}
     hidden: dict[str, NDArray[np.int64]] = {}

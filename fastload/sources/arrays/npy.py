@@ -76,7 +76,7 @@ def _split_of(name: str) -> str:
 def _read_npy(tree: Tree, i: int) -> list[NamedArray]:
     stem = key_of(tree.names[i].rpartition("/")[2].rpartition(".")[0])
     name = "data" if stem.lower() in SPLITS else stem
-    if tree.archive:
+    if not tree.in_place:
         content = tree.read_text(i)
         return [_described(tree, i, name, "", io.BytesIO(content), len(content), lambda: content)]
     try:
@@ -94,11 +94,11 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
     """
     import zipfile
 
-    where, content = tree.where(i), tree.read_text(i) if tree.archive else b""
+    where, content = tree.where(i), b"" if tree.in_place else tree.read_text(i)
     damages = zipfile.BadZipFile, OSError, EOFError, RuntimeError, OverflowError, zlib.error, struct.error
 
     def reopen() -> IO[bytes]:
-        return io.BytesIO(content) if tree.archive else open(tree.path / tree.names[i], "rb")
+        return open(tree.path / tree.names[i], "rb") if tree.in_place else io.BytesIO(content)
 
     def load(member: ZipInfo) -> bytes:
         try:
@@ -124,7 +124,7 @@ def read_npz(tree: Tree, i: int) -> list[NamedArray]:
                         f"{where}: {key_of(member.filename)}: compressed otherwise than NumPy does. Save it again."
                     )
                 source: int | Callable[[], bytes] = partial(load, member)
-                if member.compress_type == zipfile.ZIP_STORED and not tree.archive:
+                if member.compress_type == zipfile.ZIP_STORED and tree.in_place:
                     position = file.tell()
                     file.seek(member.header_offset)
                     header = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))

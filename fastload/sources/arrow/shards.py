@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import SourceError
+from fastload.errors import FastloadError, SourceError
+from fastload.remote.paths import ObjectPath, remote_in_force
+from fastload.remote.ranges import open_binary
 from fastload.sources.listing import first_few
 from fastload.sources.spans import FileSpans, ListedFile
 from fastload.sources.tables.frame import LABELS, plain_name
@@ -54,7 +56,7 @@ class Shard:
         self.parquet = path.suffix.lower() == ".parquet"
         with translate_errors(path):
             if self.parquet:
-                with pq.ParquetFile(path) as file:
+                with pq.ParquetFile(self._source()) as file:
                     self.schema, self._meta = file.schema_arrow, file.metadata
                     self.num_rows = self._meta.num_rows
             else:
@@ -111,16 +113,25 @@ class Shard:
         """Returns the reader of pieces of an Arrow file at these offsets."""
         return FileSpans(ListedFile.of(self.path), offsets, sizes)
 
+    def _source(self) -> Any:
+        """Returns what pyarrow opens: the path, or an object as a file."""
+        return open_binary(self.path) if isinstance(self.path, ObjectPath) else self.path
+
     def _file(self) -> Any:
         import pyarrow.parquet as pq
 
         # Buffered, not read ahead: a row group may be larger than the memory.
-        return pq.ParquetFile(self.path, metadata=self._meta, pre_buffer=False, buffer_size=_LIST_BYTES)
+        return pq.ParquetFile(self._source(), metadata=self._meta, pre_buffer=False, buffer_size=_LIST_BYTES)
 
     def _mapped(self, name: str = "") -> tuple[Any, int]:
         """Returns the table of an Arrow file, or a column of it, and the address of the mapping, which it keeps."""
         import pyarrow as pa
 
+        if isinstance(self.path, ObjectPath):
+            raise SourceError(
+                f"{self.path}: Arrow files are mapped into memory, which one behind a URL cannot be. Copy it here, or "
+                "save the dataset as Parquet (`to_parquet`)."
+            )
         with translate_errors(self.path), pa.memory_map(os.fspath(self.path)) as file:
             address = int(file.read_buffer(1).address)
             file.seek(0)
@@ -168,6 +179,8 @@ def translate_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
+    except FastloadError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as exc:  # ValueError: the schema holds text that is not UTF-8
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             raise SourceError(
@@ -186,7 +199,8 @@ class UnpackedImages:
 
     def __init__(self, num_bytes: int, dataset_folder: Path) -> None:
         """Creates the file in the first folder with room for it; the last that is tried is the dataset's."""
-        folders = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir(), str(dataset_folder)]
+        last = remote_in_force().cache_folder() if isinstance(dataset_folder, ObjectPath) else dataset_folder
+        folders = [os.environ.get("TMPDIR", ""), "/var/tmp", tempfile.gettempdir(), str(last)]
         folder = next((folder for folder in folders if folder and _has_room(folder, num_bytes)), None)
         if folder is None:
             raise SourceError(

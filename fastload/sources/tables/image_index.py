@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.remote.paths import ObjectPath
 from fastload.sources.listing import split_of_parts
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, is_image, key_of
 
@@ -56,6 +57,7 @@ class ImageIndex:
         Raises:
             SourceError: a cell leads out of the tree.
         """
+        cells = self._without_url(cells)
         positions = np.fromiter((self._paths.get(self.base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
 
@@ -80,7 +82,7 @@ class ImageIndex:
     def hits(self, cells: list[str]) -> tuple[int, int]:
         """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
         whole = stem = 0
-        for cell in cells:
+        for cell in self._without_url(cells):
             path = _plain(cell)
             if not path or _ADDRESS.match(path):
                 continue
@@ -92,6 +94,11 @@ class ImageIndex:
             elif any(self._candidates(bare, stems=True) for bare in self._variants(_stem(below))):
                 stem += 1
         return whole, stem
+
+    def _without_url(self, cells: list[str]) -> list[str]:
+        """Returns cells relative to the top of the tree where they are URLs of objects in it."""
+        top = f"{self.tree.path}/"
+        return [cell.removeprefix(top) for cell in cells] if isinstance(self.tree.path, ObjectPath) else cells
 
     def _find_alike(self, cells: list[str], split: list[str], masks: bool, positions: NDArray[np.int64]) -> None:
         """Finds all cells at once that lack the same beginning and end of the path as the first of them does."""
@@ -133,7 +140,7 @@ class ImageIndex:
         return -1
 
     def _below(self, path: str) -> str | None:
-        if self.tree.archive:
+        if not self.tree.in_place:
             return None
         top = os.path.abspath(self.tree.path)
         path = posixpath.normpath(path)

@@ -1,0 +1,311 @@
+"""An output behind a URL: packed in a folder of this machine, then uploaded whole.
+
+The folder, `pack-...` in that of `Remote.cache`, holds what an output on this disk would have next to it while it is
+being packed; when the object is complete in the store, it is removed. A call after a kill continues there.
+
+| file in the folder | content |
+| --- | --- |
+| `OUT.h5.part`, `.journal`, ... | an unfinished pack, see `engine` |
+| `OUT.h5`, `OUT.h5.packed` | the complete file, and of what it was packed, until it is uploaded |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from fastload.errors import (
+    AccessError,
+    FastloadError,
+    FormatError,
+    MissingFileError,
+    ObjectExistsError,
+    ObjectMissingError,
+    OutputError,
+    RemoteError,
+    ReplacedError,
+)
+from fastload.format.header import PackedFile, read_header
+from fastload.pack.begin import identity_of, remove
+from fastload.pack.finish import PackReport
+from fastload.pack.journal import source_table
+from fastload.pack.pack_options import PackJob, journal_path, output_exists
+from fastload.pack.plain import from_bytes, to_bytes
+from fastload.remote.backend import ObjectInfo
+from fastload.remote.client import PART_BYTES, Client
+from fastload.remote.headers import fetch_header
+from fastload.remote.paths import ObjectPath, remote_in_force
+from fastload.remote.ranges import client_of
+from fastload.system.files import output_errors
+
+AT_ONCE_BYTES = PART_BYTES
+"""Files up to this size are written by one request, which the store refuses if the object is there meanwhile."""
+
+_READ_BYTES = 2**23
+_MOST_PARTS = 9_000  # S3 takes 10,000
+_KEPT = "What was packed is kept on this machine: the same command continues with it."
+
+_log = logging.getLogger("fastload")
+
+
+def check_url(path: ObjectPath, *, overwrite: bool) -> None:
+    """Raises now, not after hours of packing, if no object could be written to a URL.
+
+    To see that, a small object is written next to it, and deleted.
+
+    Raises:
+        OutputError: it is of a web server, or names no object; or it exists (unless `overwrite`).
+        RemoteError and its kin: the bucket is missing, or refuses.
+    """
+    if str(path).startswith(("http://", "https://")):
+        raise OutputError(
+            f"{path}: a web server cannot be written to. Give a URL of a store, such as s3://bucket/out.h5, or pack to "
+            "a file of this machine and upload that."
+        )
+    if not client_of(path)[1]:
+        raise OutputError(f"{path}: names a bucket. Name an object in it, such as {path}/out.h5.")
+    if found_object(path) is not None and not overwrite:
+        raise output_exists(path)
+    with probe_of(path):
+        pass
+
+
+@contextmanager
+def probe_of(path: ObjectPath) -> Iterator[ObjectPath]:
+    """Writes a small object next to an output, gives its URL, and deletes it."""
+    probe = path.with_name(f"{path.name}.probe-{secrets.token_hex(4)}")
+    client, key = client_of(probe)
+    client.put(key, b"\n")
+    try:
+        yield probe
+    finally:
+        try:
+            client.delete(key)
+        except AccessError as exc:
+            _log.warning("%s: written to see whether this can be done, and cannot be deleted: %s", probe, exc)
+
+
+def found_object(path: ObjectPath) -> ObjectInfo | None:
+    """Returns what lies at a URL; None if nothing does."""
+    client, key = client_of(path)
+    try:
+        return client.head(key)
+    except ObjectMissingError:
+        return None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file, or an object, of that path."""
+    return found_object(path) is not None if isinstance(path, ObjectPath) else path.exists()
+
+
+def remove_output(path: Path) -> None:
+    """Removes a file, or an object, or nothing."""
+    if isinstance(path, ObjectPath):
+        client, key = client_of(path)
+        client.delete(key)
+    else:
+        remove(path)
+
+
+@contextmanager
+def header_at(path: Path) -> Iterator[PackedFile]:
+    """Gives the header of a packed file; of an object by ranges, in a sparse copy that is there within the block.
+
+    Raises:
+        MissingFileError: there is none.
+        FormatError: it is no packed file, or damaged.
+    """
+    if not isinstance(path, ObjectPath):
+        yield read_header(path)
+        return
+    client, key = client_of(path)
+    info = client.head(key)
+    with tempfile.TemporaryDirectory(prefix="fastload-header-") as folder:
+        yield fetch_header(client, key, info.num_bytes, info.etag, Path(folder) / path.name)
+
+
+def work_folder(path: ObjectPath) -> Path:
+    """Returns the folder of this machine in which the object of that URL is made; it is there."""
+    folder = _folder_of(path)
+    with output_errors(f"{folder}: cannot be made ({{}}). Name another by Remote(cache=) or FASTLOAD_CACHE."):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _folder_of(path: ObjectPath) -> Path:
+    return remote_in_force().cache_folder() / f"pack-{xxhash.xxh3_64_hexdigest(str(path).encode())}"
+
+
+def disk_of(path: Path) -> Path:
+    """Returns the folder of an output; for a URL one that exists, on the disk where what goes there is made."""
+    if not isinstance(path, ObjectPath):
+        return path.absolute().parent
+    return next(folder for folder in _folder_of(path).absolute().parents if folder.is_dir())
+
+
+def remove_empty(folder: Path) -> None:
+    """Removes a work folder unless something lies in it."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def was_packed(path: ObjectPath) -> bool:
+    """Whether a complete file for this URL lies on this machine: an earlier call was killed before its end."""
+    return _marker(_folder_of(path) / path.name).exists()
+
+
+def packed_at(job: PackJob, pack: Callable[[PackJob], PackReport]) -> PackReport:
+    """Packs a job whose output is a URL by `pack`, given the job with a path of this machine, and uploads the file.
+
+    A file that an earlier call has packed of the same samples is uploaded as it is.
+
+    Raises:
+        OutputError: the object was made meanwhile.
+        RemoteError and its kin: the upload failed; the file is kept.
+    """
+    to = job.output
+    assert isinstance(to, ObjectPath), "an output behind a URL"
+    there = found_object(to)
+    local = replace(job, output=work_folder(to) / to.name)
+    report = _packed_before(local)
+    if report is None:
+        report = pack(local)
+        _marker(local.output).write_bytes(to_bytes({"identity": _identity(job), "report": report}))
+    if there is None or job.overwrite or not _is_same(to, local.output):
+        if there is not None and not job.overwrite:
+            raise output_exists(to)
+
+        def sent(done: int, total: int) -> None:
+            if job.on_progress:
+                job.on_progress("uploading", report.num_samples * done // total, report.num_samples)
+
+        upload(local.output, to, before=there, progress=sent)
+    shutil.rmtree(local.output.parent, ignore_errors=True)
+    return replace(report, path=to)
+
+
+def _marker(local: Path) -> Path:
+    return local.with_name(f"{local.name}.packed")
+
+
+def _identity(job: PackJob) -> str:
+    said = json.dumps([identity_of(job), job.on_error, job.listing.attrs], sort_keys=True, default=str)
+    return xxhash.xxh3_128_hexdigest(said.encode() + source_table(job.listing).tobytes())
+
+
+def _packed_before(job: PackJob) -> PackReport | None:
+    """Returns the report of the complete file at a job's output if it was packed of the same; else removes it."""
+    if not job.output.exists() or journal_path(job.output).exists():
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        said = from_bytes(_marker(job.output).read_bytes())
+        report = said["report"]
+        if said["identity"] == _identity(job) and isinstance(report, PackReport):
+            read_header(job.output)
+            return replace(report, chunks_kept=report.chunks, chunks_decoded=0, images_per_s=0.0, decoded_per_s=0.0)
+    remove(_marker(job.output))
+    remove(job.output)
+    return None
+
+
+def _is_same(path: ObjectPath, local: Path) -> bool:
+    """Whether an object is the packed file that lies on this machine, by its size and its header."""
+    with suppress(FormatError, MissingFileError), header_at(path) as found:
+        here = read_header(local)
+        return (found.identity.size, found.header_digest) == (here.identity.size, here.header_digest)
+    return False
+
+
+def upload(
+    local: Path,
+    to: ObjectPath,
+    *,
+    before: ObjectInfo | None,
+    progress: Callable[[int, int], None] | None = None,
+    is_same: Callable[[ObjectPath, Path], bool] = _is_same,
+    at_once: bool = False,
+) -> None:
+    """Uploads a file of this machine; nothing of the object is visible before all of it is.
+
+    A file above AT_ONCE_BYTES goes in parts. These are not completed on a condition, as obstore has none for that: the
+    store is asked right before, and what somebody else completes between these two requests is replaced.
+
+    Args:
+        local: the file.
+        to: its URL.
+        before: the object that was there and may be replaced; None: there was none.
+        progress: called with the bytes sent so far, and all.
+        is_same: whether what somebody else has written meanwhile is the same as the file: then all is well.
+        at_once: one request, of whatever size.
+
+    Raises:
+        OutputError: somebody else has written the object meanwhile, and it is another one.
+        RemoteError and its kin: it cannot be written.
+    """
+    client, key = client_of(to)
+    size = local.stat().st_size
+    only_if = "absent" if before is None else before.etag
+    try:
+        with output_errors(f"{local}: cannot be read ({{}}). Run the same command again."), open(local, "rb") as file:
+            if at_once or size <= AT_ONCE_BYTES:
+                data: Any = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
+                client.put(key, memoryview(data), only_if=only_if)
+            else:
+                _upload_parts(client, key, to, file.fileno(), size, before, progress)
+        if progress:
+            progress(1, 1)
+    except (ObjectExistsError, ReplacedError) as exc:
+        if not is_same(to, local):
+            if before is None:
+                raise output_exists(to) from exc
+            raise OutputError(f"{to}: was replaced by somebody else since this call began. {_KEPT}") from exc
+    except RemoteError as exc:
+        raise type(exc)(f"{exc} {_KEPT}") from exc
+    if (there := client.head(key).num_bytes) != size:
+        raise RemoteError(f"{to}: has {there:,} bytes after {size:,} were uploaded. Run the same command again.")
+
+
+def _upload_parts(
+    client: Client,
+    key: str,
+    to: ObjectPath,
+    fd: int,
+    size: int,
+    before: ObjectInfo | None,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    with client.upload(key, part_bytes=max(PART_BYTES, -(-size // _MOST_PARTS))) as parts:
+        done = 0
+        while data := os.pread(fd, _READ_BYTES, done):
+            parts.write(data)
+            done += len(data)
+            if progress:
+                progress(done, size)
+        if (now := found_object(to)) != before:
+            if before is None or now is None:
+                raise ObjectExistsError(f"{to}: was written or deleted by somebody else meanwhile.")
+            raise ReplacedError(f"{to}: was replaced by somebody else meanwhile.")
+        parts.finish()
+
+
+@contextmanager
+def shown_as(folder: Path, url: ObjectPath) -> Iterator[None]:
+    """Within the block, errors name the objects of a URL, not their copies in a folder of this machine."""
+    try:
+        yield
+    except FastloadError as exc:
+        text = str(exc).replace(f"{folder}/", f"{url}/").replace(str(folder), str(url))
+        raise type(exc)(text) from exc

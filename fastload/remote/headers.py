@@ -1,0 +1,178 @@
+"""Finds what of a remote packed file is no pixels: its HDF5 metadata and its small fields, wherever they lie."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fastload.errors import FastloadError, FormatError
+from fastload.format.header import Field, PackedFile, open_hdf5, read_header
+from fastload.format.ragged import RaggedExtent
+from fastload.format.shards import Shards
+from fastload.remote.chunks import TAIL_BYTES, Range, extent_of, is_large, joined_ranges, without
+from fastload.remote.client import Client
+from fastload.remote.memory import sparse_memory
+from fastload.system.files import read_bytes, write_at
+
+_WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole
+_LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
+
+
+def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Path) -> PackedFile:
+    """Returns the header of a packed file or index that is an object, from a new sparse copy of it at `path`.
+
+    The copy has all but the large fields. FormatError: it is no HDF5 file.
+    """
+    memory, ranges = fetch_into_memory(client, key, size, etag)
+    try:
+        with sparse_file(path, size) as fd:
+            copy_ranges(memory, fd, ranges)
+    finally:
+        os.close(memory)
+    return read_header(path)
+
+
+def fetch_into_memory(client: Client, key: str, size: int, etag: str | None) -> tuple[int, list[Range]]:
+    """Returns a file in memory with all but the large fields of an object, to be closed, and the ranges of these.
+
+    Pixels that come along are no part of them: on a disk they would take room that nobody has accounted for.
+    """
+
+    def fetch(begin: int, end: int) -> Any:
+        return client.read(key, begin, end, etag=etag)
+
+    there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
+    memory = sparse_memory(size)
+    try:
+        for begin, end in there:
+            write_at(memory, fetch(begin, end), begin)
+        return memory, look_for_header(client.url_of(key), memory, there, fetch)
+    except BaseException:
+        os.close(memory)
+        raise
+
+
+def copy_ranges(source: int, target: int, ranges: Sequence[Range]) -> None:
+    """Copies ranges from one open file to another."""
+    for begin, end in ranges:
+        write_at(target, read_bytes(source, end - begin, begin), begin)
+
+
+@contextmanager
+def sparse_file(path: Path, size: int) -> Iterator[int]:
+    """Makes an empty file of that size, and yields its descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, size)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def header_ranges(path: Path) -> list[Range]:
+    """Returns the ranges of a file that hold all but its large fields, from the metadata that is there."""
+    with open_hdf5(path) as file:
+        return _around_large(file, path.stat().st_size)
+
+
+def _around_large(file: h5py.File, size: int) -> list[Range]:
+    large: list[Range] = []
+    for name in file:
+        item = file[name]
+        if not isinstance(item, h5py.Dataset) or item.is_virtual or not item.shape:
+            continue
+        extent = extent_of(item)
+        if is_large(name, extent.row_bytes):
+            large += extent.whole()
+    return without([(0, size)], joined_ranges(large, 0))
+
+
+class _Looked(io.RawIOBase):
+    """A file of which HDF5 reads what it needs: what is not in the sparse copy yet is fetched, some at a time."""
+
+    def __init__(self, fd: int, size: int, there: Sequence[Range], fetch: Any) -> None:
+        self._fd, self._size, self.there, self._fetch, self._at = fd, size, list(there), fetch, 0
+
+    def readinto(self, memory: Any) -> int:
+        view = memoryview(memory).cast("B")
+        end = min(self._at + len(view), self._size)
+        for begin, stop in without([(self._at, end)], self.there):
+            first = begin // _LOOK_BYTES * _LOOK_BYTES
+            last = min(-(-stop // _LOOK_BYTES) * _LOOK_BYTES, self._size)
+            for some in without([(first, last)], self.there):
+                write_at(self._fd, self._fetch(*some), some[0])
+            self.there = joined_ranges([*self.there, (first, last)], 0)
+        data = read_bytes(self._fd, end - self._at, self._at)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> list[Range]:
+    """Fetches all but the large fields of an object into its sparse copy; returns the ranges of that.
+
+    Of an index, all of it.
+    """
+    size = os.fstat(fd).st_size
+    looked = _Looked(fd, size, there, fetch)
+    try:
+        with h5py.File(looked, "r") as file:
+            for item in (file, *(file[name] for name in file)):
+                for name in item.attrs:
+                    item.attrs.get_id(name)
+            ranges = [(0, size)] if "fastload_index" in file.attrs else _around_large(file, size)
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
+        if isinstance(exc, FastloadError):
+            raise
+        raise FormatError(
+            f"{url}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
+            f"`fastload pack` made."
+        ) from exc
+    for begin, end in without(ranges, looked.there):
+        write_at(fd, fetch(begin, end), begin)
+    return ranges
+
+
+def as_index(file: PackedFile) -> PackedFile:
+    """Returns the header of a packed file as that of an index with one shard, the file itself."""
+    images = file.fields.get("images")
+    numbers = {
+        "num_rows": file.num_rows,
+        "num_bytes": file.identity.size,
+        "images_offset": -1 if images is None or images.offset is None else images.offset,
+        "chunk_rows": 0 if images is None else images.chunk_rows,
+        "shard": 0,
+        "first": 0,
+        "rows": file.num_rows,
+    }
+    shards = Shards((file.path.name,), (file.header_digest,), **{k: np.array([v]) for k, v in numbers.items()})
+    return replace(file, shards=shards, fields={name: _in_shard(one) for name, one in file.fields.items()})
+
+
+def _in_shard(field: Field) -> Field:
+    """Returns a field of a file as that of an index."""
+    if field.ragged is not None:
+        extent = RaggedExtent(0, *field.ragged[1:])
+        return replace(field, ragged=extent, shard_bytes=(field.ragged.num_bytes,))
+    return replace(field, offset=None, in_shards=field.offset is not None)

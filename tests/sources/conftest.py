@@ -1,0 +1,5 @@
+"""The servers that tests of sources in stores ask."""
+
+from store_servers import range_server, s3, s3_server
+
+__all__ = ["range_server", "s3", "s3_server"]
