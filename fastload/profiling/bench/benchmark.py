@@ -164,6 +164,7 @@ def run_bench(
         result.left_in_cache = subject.left_in_cache
         if (use := subject.network_use(since_s)) is not None:
             result.network = tuple(network_facts(use))
+        subject.close_remote()
     return result
 
 

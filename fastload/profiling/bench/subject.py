@@ -192,6 +192,11 @@ class Subject:
                 break
         return found
 
+    def close_remote(self) -> None:
+        """Ends what a URL has open; nothing can be read after that."""
+        if self.dataset.file.remote is not None:
+            cast("RemoteShards", self.dataset.file.remote).close()
+
     def close(self) -> None:
         """Closes the shared loader; the next pass makes another one."""
         if self._loader is not None:

@@ -37,7 +37,6 @@ from fastload.remote.opening import short_name
 from fastload.remote.shards import RemoteShards
 from fastload.system.files import drop
 from fastload.system.text import counted, format_bytes
-from fastload.timing.network import NetworkUse
 from fastload.timing.results import Measured, Table
 
 ROUNDS = 5
@@ -156,6 +155,7 @@ class Search:
     def __init__(self, source: str | Path | PackedDataset | Dataset[Any], options: TuneOptions | None = None) -> None:
         self.options = options = options or TuneOptions()
         self._step_choice = step = parse_step(options.step) if options.step is not None else None
+        self._owns = isinstance(source, (str, Path))  # what is open of a URL
         if isinstance(source, (str, Path)):
             source = PackedDataset(source, options.split)
         elif options.split is not None:
@@ -224,6 +224,7 @@ class Search:
         finally:
             for runner in self._runners.values():
                 runner.close()
+            came = self._came()
         if rows:
             result.chosen = choose(rows, cpu_budget=self.options.cpu_budget)
             if not fits(result.chosen.row, self.options.cpu_budget):  # maybe one of an earlier race is
@@ -247,7 +248,7 @@ class Search:
                 f"{self.traits.cpus} CPUs beside {len(disturbed)} of {len(result.rows)} rows: these are not the "
                 f"machine's figures. End those programs, and run it again."
             )
-        if came := self._came():
+        if came:
             self._notes.append(
                 f"{came} came over the network in these trials, and the rates of the first ones are the network's: run "
                 f"it again, once the cache holds the data. `fastload bench {self._path}` says what the network gives."
@@ -256,9 +257,13 @@ class Search:
         return result
 
     def _came(self) -> str:
-        """Returns the size of what came over the network; "" for nothing, or data of this machine."""
-        remote = self._data.dataset.file.remote if isinstance(self._data, PackedInput) else None
-        use = cast(RemoteShards, remote).network_use() if remote is not None else NetworkUse()
+        """Returns the size of what came over the network, "" for none; ends the fetching of a URL that was given."""
+        if not isinstance(self._data, PackedInput) or self._data.dataset.file.remote is None:
+            return ""
+        remote = cast(RemoteShards, self._data.dataset.file.remote)
+        use = remote.network_use()
+        if self._owns:
+            remote.close()
         return format_bytes(use.bytes) if use.bytes else ""
 
     def call(self, candidate: Candidate) -> str:
