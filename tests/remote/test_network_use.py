@@ -1,4 +1,4 @@
-"""What a loader fetched is counted by epoch, and a loop that waits for the network is told so by its meter or doctor."""
+"""What a loader fetched is counted by epoch, and a loop that waits for the network hears so from its meter or doctor."""
 
 from __future__ import annotations
 
