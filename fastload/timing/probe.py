@@ -109,7 +109,7 @@ class LoaderStats:
         damaged_rows: their numbers, the first `MOST_DAMAGED_ROWS` of them.
         fetched_bytes, fetched_chunks: of a dataset behind a URL, what came over the network in this process meanwhile,
             for this epoch and the beginning of the next one; 0 for files of this machine, as all of the following.
-        cache_hits: chunks that were needed, or coming up, and lay in the cache.
+        cache_hits: chunks that were needed, or coming up, and lay in the cache, except those still held from before.
         requests, retries: requests that were sent, and those of them that repeated one that had failed.
         network_wait_s: of all threads together, the time in which they waited for chunks that had not come.
     """

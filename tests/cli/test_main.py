@@ -23,7 +23,20 @@ from fastload.format.writer import CHUNK_BYTES
 from fastload.pack import pack_images
 from fastload.repack import merge_files, repack_file
 
-COMMANDS = ("pack", "layouts", "info", "verify", "preview", "export", "repack", "merge", "doctor", "bench", "tune")
+COMMANDS = (
+    "pack",
+    "layouts",
+    "info",
+    "verify",
+    "preview",
+    "export",
+    "repack",
+    "merge",
+    "doctor",
+    "bench",
+    "tune",
+    "cache",
+)
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -39,6 +52,10 @@ def test_every_command_has_a_line_of_help_and_one_for_each_option_and_stands_in_
         assert re.search(rf"{command} +\w.*\.", line), line
         run(command, "-h")
         parameters = typer.main.get_command(app).commands[command].params
+        if command == "cache":
+            parts = typer.main.get_command(app).commands[command].commands
+            assert all(part.help and run(command, name, "-h") for name, part in parts.items())
+            parameters = [parameter for part in parts.values() for parameter in part.params]
         assert parameters or command == "layouts"
         assert [parameter.name for parameter in parameters if not parameter.help] == [], command
         # The tests may run without the README beside them.

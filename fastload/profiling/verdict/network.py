@@ -51,9 +51,7 @@ def network_changes(demands: Demands) -> list[str]:
             f"{format_bytes(use.dataset_bytes)}, and {again:.0%} of what came had been evicted before"
         )
     if refuses:
-        found.append(
-            "send fewer requests: larger chunks (fastload repack --chunk-bytes), or ask for a higher limit there"
-        )
+        found.append("send fewer requests: pack larger chunks (--chunk-bytes), or ask for a higher limit there")
     elif use.mean_in_flight >= _USED * min(use.in_flight, use.allowed):
         more = f"ask for more at once: Remote(in_flight={2 * use.in_flight}) instead of {use.in_flight}"
         found.insert(0 if again < _MOSTLY_AGAIN else len(found), more)
