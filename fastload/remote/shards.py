@@ -20,6 +20,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from fastload.errors import CacheError, DamagedRowError, FastloadError, FormatError, RemoteError
@@ -176,6 +177,10 @@ class RemoteShards:
         """Returns the sparse copy of a shard."""
         return self._cached.path(shard)
 
+    def url_of(self, shard: int) -> str:
+        """Returns the URL of a shard, as messages show it."""
+        return self._client.url_of(self._key(self._shards.names[shard]))
+
     def expect(self, most_held: int, needed: Needed) -> None:
         """Says how many announced chunks of each field are fetched ahead, and which chunks are needed last."""
         fetcher = self.current()
@@ -248,8 +253,9 @@ class RemoteShards:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 known = _header_ranges(path)
             if known != joined_ranges(ranges, 0):
-                url = self._client.url_of(self._key(self._shards.names[shard]))
-                known = _look_for_header(url, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
+                known = _look_for_header(
+                    self.url_of(shard), fd, ranges, lambda begin, end: self.fetch(shard, begin, end)
+                )
                 parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
             return parts
         finally:
@@ -270,11 +276,10 @@ class RemoteShards:
             row = rows.start + int(wrong[0])
             with open_hdf5(cached.path(chunk.shard)) as hdf5:
                 name = text_of(bytes(hdf5["key"][row]))
-            shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
             more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
             raise DamagedRowError(
-                f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest differs{more}. "
-                f"The object itself is damaged: copy the shard there again."
+                f"{self.url_of(chunk.shard)}: sample {name!r} (row {row}): its `images` is not what was packed: the "
+                f"digest differs{more}. The object itself is damaged: copy the shard there again."
             )
 
     @property
@@ -408,6 +413,8 @@ def _fetch_index(
         with cache.locked():
             Meta(new / "meta.json").add(url, {name: (size, etag)})
             folder = cache.root / header.header_digest
+            if header.shards is None:  # whose chunks are those of a file of this name
+                folder = folder.with_name(f"{folder.name}-{xxhash.xxh32_hexdigest(name.encode())}")
             try:
                 os.rename(new, folder)
             except OSError:  # another process was first, or the same dataset lies at another URL, too
