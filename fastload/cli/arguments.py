@@ -20,6 +20,17 @@ def parse_size(text: str) -> int | tuple[int, int]:
     return int(height) if width is None else (int(height), int(width))
 
 
+def parse_path(text: str) -> Path:
+    """Parses a path, or the URL of an object."""
+    from fastload.errors import OptionError
+    from fastload.remote.paths import path_of
+
+    try:
+        return path_of(text)
+    except OptionError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -30,17 +41,6 @@ def parse_bytes(text: str) -> int:
     if count is None:
         raise typer.BadParameter(f"{text!r} is not a number of bytes; write 8MiB, 8M or 8388608.")
     return count
-
-
-def parse_path(text: str) -> Path:
-    """Parses a path, or the URL of an object."""
-    from fastload.errors import OptionError
-    from fastload.remote.paths import path_of
-
-    try:
-        return path_of(text)
-    except OptionError as exc:
-        raise typer.BadParameter(str(exc)) from exc
 
 
 ChunkBytes = Annotated[

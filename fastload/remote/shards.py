@@ -313,7 +313,19 @@ def _fetch_index(cache: CacheFolder, client: Client, key: str, url: str, size: i
     new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=cache.root))
     try:
         path = new / name
-        header = fetch_header(client, key, size, etag, path)
+
+        def fetch(begin: int, end: int) -> Any:
+            return client.read(key, begin, end, etag=etag)
+
+        with _sparse(path, size) as fd:
+            if size <= _WHOLE_BYTES:
+                write_at(fd, fetch(0, size), 0)
+            else:
+                first = [(0, 4096), (size - TAIL_BYTES, size)]
+                for begin, end in first:
+                    write_at(fd, fetch(begin, end), begin)
+                _look_for_header(path, fd, first, fetch)
+        header = read_header(path)
         (new / "locks").touch(0o600)
         with cache.locked():
             Meta(new / "meta.json").add(url, {name: (size, etag)})
@@ -339,14 +351,12 @@ def fetch_header(client: Client, key: str, size: int, etag: str | None, path: Pa
     def fetch(begin: int, end: int) -> Any:
         return client.read(key, begin, end, etag=etag)
 
+    there = [(0, size)] if size <= _WHOLE_BYTES else [(0, 4096), (size - TAIL_BYTES, size)]
     with _sparse(path, size) as fd:
-        if size <= _WHOLE_BYTES:
-            write_at(fd, fetch(0, size), 0)
-        else:
-            first = [(0, 4096), (size - TAIL_BYTES, size)]
-            for begin, end in first:
-                write_at(fd, fetch(begin, end), begin)
-            _look_for_header(path, fd, first, fetch)
+        for begin, end in there:
+            write_at(fd, fetch(begin, end), begin)
+        if size > _WHOLE_BYTES:
+            _look_for_header(path, fd, there, fetch)
     return read_header(path)
 
 

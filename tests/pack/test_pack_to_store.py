@@ -58,7 +58,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def left_here(cache: Path) -> list[Path]:
-    return [path for path in cache.rglob("*") if path.is_file()] if cache.exists() else []
+    return [path for path in cache.rglob("*") if path.is_file() or path.name.startswith("pack-")]
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
