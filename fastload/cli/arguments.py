@@ -20,6 +20,17 @@ def parse_size(text: str) -> int | tuple[int, int]:
     return int(height) if width is None else (int(height), int(width))
 
 
+def parse_path(text: str) -> Path:
+    """Parses a path, or the URL of an object."""
+    from fastload.errors import OptionError
+    from fastload.remote.paths import path_of
+
+    try:
+        return path_of(text)
+    except OptionError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -42,17 +53,6 @@ def parse_file(text: str) -> Path | str:
 PackedName = Annotated[
     Any, typer.Argument(parser=parse_file, metavar="FILE", help="A packed file, by its path or its URL.")
 ]
-
-
-def parse_path(text: str) -> Path:
-    """Parses a path, or the URL of an object."""
-    from fastload.errors import OptionError
-    from fastload.remote.paths import path_of
-
-    try:
-        return path_of(text)
-    except OptionError as exc:
-        raise typer.BadParameter(str(exc)) from exc
 
 
 ChunkBytes = Annotated[

@@ -117,6 +117,10 @@ class RemoteFile(Protocol):
         """Returns the file of a shard."""
         ...
 
+    def url_of(self, shard: int) -> str:
+        """Returns the URL of a shard, without secrets."""
+        ...
+
 
 @dataclass(frozen=True)
 class PackedFile:
@@ -136,11 +140,12 @@ class PackedFile:
     left_out: tuple[str, ...] = ()
     shards: Shards | None = None  # of an index; None for a file that holds its rows itself
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
+    url: str = ""  # of a shard that is fetched
 
     @property
     def name(self) -> str:
         """What messages call it: its path, or the URL that it is read from."""
-        return self.remote.url if self.remote is not None else str(self.path)
+        return self.remote.url if self.remote is not None else self.url or str(self.path)
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))
@@ -273,7 +278,7 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
             f"{found.header_digest} now. Copy the right one there, or make the index again: `fastload index`."
         )
     if index.remote is not None:
-        return replace(found, identity=found.identity._replace(mtime_ns=-1))
+        return replace(found, identity=found.identity._replace(mtime_ns=-1), url=index.remote.url_of(number))
     return found
 
 

@@ -251,16 +251,17 @@ def pack_planned(
 ) -> PackReport:
     """Packs a shard by `pack`, unless it is there, complete, and to be kept; see `fastload.pack_shard`."""
     job = replace(plan.job(number), overwrite=overwrite)
-    place = job.output  # on this machine
-    if isinstance(job.output, ObjectPath):
-        place = work_folder(job.output) / job.output.name
-    with output_errors(f"{place}: its folder cannot be made ({{}})."):
-        place.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(job.output, ObjectPath):
+        with output_errors(f"{job.output}: its folder cannot be made ({{}})."):
+            job.output.parent.mkdir(parents=True, exist_ok=True)
     kept = kept_shard(job)
     if kept is not None and keep:
         return kept
     if kept is None and exists(job.output) and not overwrite:  # next to the journal of an interrupted pack
         raise output_exists(job.output)
+    place = job.output  # on this machine
+    if isinstance(job.output, ObjectPath):
+        place = work_folder(job.output) / job.output.name
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())
     for (_, process, _), files in _attempts([place], f"{host}.").items():
         if not psutil.pid_exists(process):

@@ -158,13 +158,13 @@ def sample_name(file: PackedFile, row: int) -> str:
             return sample_name(read_shard(file, int(numbers[0])), int(rows[0]))
     field = file.fields.get("key")
     if field is None or field.dtype.kind != "S" or field.shape:
-        return f"{file.path}: row {row}"
+        return f"{file.name}: row {row}"
     with suppress(FastloadError, OSError):
         check_path(file)
         with open_hdf5(file.path) as hdf5:
             load_filters(file.path, "key", hdf5["key"])
-            return f"{file.path}: sample {text_of(bytes(hdf5['key'][row]))!r} (row {row})"
-    return f"{file.path}: row {row}"
+            return f"{file.name}: sample {text_of(bytes(hdf5['key'][row]))!r} (row {row})"
+    return f"{file.name}: row {row}"
 
 
 def unreadable(

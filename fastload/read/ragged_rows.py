@@ -314,6 +314,13 @@ def impossible_rows(index: RaggedIndex, field: Field) -> dict[int, str]:
 
 def sample_error(file: PackedFile, row: int, reason: str) -> DamagedRowError:
     """Returns the error to raise for a damaged row: it names the sample, and says what to do."""
+    if file.url:
+        return DamagedRowError(
+            f"{sample_name(file, row)}: {reason}. The object is damaged, or its copy in the cache "
+            f"({file.path.parent}): have that fetched again (`fastload cache clear`), and if that does not help copy "
+            f"the object there again.",
+            (row,),
+        )
     return DamagedRowError(
         f"{sample_name(file, row)}: {reason}. The file was damaged after packing: list all damage with "
         f"`fastload verify {typed(file.path)}`, then copy it again, or pack it again.",

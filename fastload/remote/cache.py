@@ -1,7 +1,7 @@
 """The cache on a disk of this machine: sparse copies of remote files, filled chunk by chunk, within a bound.
 
     CACHE/1/used                    bytes that the files below take; a lock for who changes them
-    CACHE/1/<header_digest>/
+    CACHE/1/<header_digest>/        of a file that is no index: <header_digest>-<xxh32 of its name>/
         index.h5, out-00017-of-00100.h5, ...
                                     sparse copies: the same offsets as the remote file; filled, the same bytes
         chunks                      16 bytes a chunk: XXH3-64 of its bytes, boot, check
@@ -167,12 +167,8 @@ class CacheFolder:
         self._used[0] += _allocated(fd) - before
 
     def datasets(self) -> list[Path]:
-        """Returns the folders of all datasets, those used longest ago first; links are none."""
-        found = [
-            path
-            for path in self.root.iterdir()
-            if not path.is_symlink() and path.is_dir() and (path / "meta.json").exists()
-        ]
+        """Returns the folders of all datasets, those used longest ago first."""
+        found = [path for path in self.root.iterdir() if not path.is_symlink() and (path / "meta.json").is_file()]
         return sorted(found, key=lambda path: (path / "meta.json").stat().st_mtime)
 
     @staticmethod
@@ -186,7 +182,7 @@ class CacheFolder:
 
     def remove(self, folder: Path) -> bool:
         """Removes a dataset, unless some process uses it; returns whether it did. Within `locked`."""
-        assert folder.parent == self.root, "only what lies in the cache is removed"
+        assert folder.parent == self.root and not folder.is_symlink(), "only what lies in the cache is removed"
         locks = ByteLocks(folder / "locks")
         try:
             if not locks.try_exclusive(_IN_USE):
@@ -439,8 +435,9 @@ class Meta:
 def check_room(cache: CacheFolder, needed: int, why: str) -> None:
     """Raises CacheError unless so many bytes fit into the cache at once."""
     if needed > cache.room:
+        limit = needed + needed // (_SLACK - 1) + 1
         raise CacheError(
             f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is too small: {why} takes "
-            f"{format_bytes(needed)}. Give Remote(max_bytes=...) that much, or shuffle in smaller windows "
+            f"{format_bytes(limit)}. Give Remote(max_bytes={limit:_}) or more, or shuffle in smaller windows "
             f"(shuffle=ChunkWindow(4))."
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import errno
 import math
+import mmap
 import os
 import random
 import threading
@@ -527,7 +528,7 @@ class ChunkFetcher:
     def _evict_chunk(self, number: int) -> bool:
         chunk = self._table.chunk(number)
         if not chunk.field:
-            whole = [(0, int(self._cached.size(chunk.shard)))]
+            whole = [(0, int(self._cached.size(chunk.shard)) + mmap.PAGESIZE)]  # the last block is freed whole, too
             return self._cached.evict(number, chunk.shard, whole, [], self._table.data_of(chunk.shard))
         with suppress(_AbsentError), self._header(chunk.shard, fetch=False):
             neighbours = [chunk._replace(number=chunk.number + step) for step in (-1, 1)]

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import xxhash
+
 from fastload.errors import CacheError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
@@ -109,6 +111,8 @@ def _fetch_index(
         with cache.locked():
             Meta(new / "meta.json").add(url, {name: (size, etag)})
             folder = cache.root / header.header_digest
+            if header.shards is None:  # whose chunks are those of a file of this name
+                folder = folder.with_name(f"{folder.name}-{xxhash.xxh32_hexdigest(name.encode())}")
             try:
                 os.rename(new, folder)
             except OSError:  # another process was first, or the same dataset lies at another URL, too

@@ -205,6 +205,10 @@ class RemoteShards:
         """Returns the sparse copy of a shard."""
         return self._cached.path(shard)
 
+    def url_of(self, shard: int) -> str:
+        """Returns the URL of a shard, as messages show it."""
+        return self._client.url_of(self._key(self._shards.names[shard]))
+
     def expect(self, most_held: int, needed: Needed) -> None:
         """Says how many announced chunks of each field are fetched ahead, and which chunks are needed last."""
         fetcher = self.current()
@@ -277,7 +281,7 @@ class RemoteShards:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 known = header_ranges(path)
             if known != joined_ranges(ranges, 0):
-                url = self._client.url_of(self._key(self._shards.names[shard]))
+                url = self.url_of(shard)
                 known = look_for_header(url, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
                 parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
             return parts
@@ -299,12 +303,11 @@ class RemoteShards:
             row = rows.start + int(wrong[0])
             with open_hdf5(cached.path(chunk.shard)) as hdf5:
                 name = text_of(bytes(hdf5["key"][row]))
-            shard = self._client.url_of(self._key(self._shards.names[chunk.shard]))
             more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
             there, here = self._shards.rows_of(chunk.shard)
             raise DamagedRowError(
-                f"{shard}: sample {name!r} (row {row}): its `images` is not what was packed: the digest differs{more}. "
-                f"The object itself is damaged: copy the shard there again.",
+                f"{self.url_of(chunk.shard)}: sample {name!r} (row {row}): its `images` is not what was packed: the "
+                f"digest differs{more}. The object itself is damaged: copy the shard there again.",
                 tuple(here[np.isin(there, rows.start + wrong)].tolist()),
             )
 

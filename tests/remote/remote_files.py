@@ -49,7 +49,7 @@ def _write(kind: str, path: Path, rows: int, seed: int) -> Path:
     keys = Column(np.array([f"{path.stem}/{i:04}".encode() for i in range(rows)]))
     if kind == "jpeg":
         images: list[Row] = [jpeg_row(48, 64, seed=1000 * seed + i) for i in range(rows)]
-        return write_ragged(path, images, {"labels": labels_in_turn(rows, "abc"), "key": keys}, chunk_bytes=8192)
+        return write_ragged(path, images, {"labels": labels_in_turn(rows, "abc"), "key": keys}, chunk_bytes=4096)
     if kind == "foreign":
         labels = np.arange(rows, dtype=np.int64) % 3
         return write_foreign(path, random_pixels(rows, SIZE, seed=seed), chunk_rows=CHUNK_ROWS, labels=labels)

@@ -18,8 +18,7 @@ from fastload.format.header import Field, FileIdentity, PackedFile, open_hdf5, r
 from fastload.format.ragged import RaggedExtent
 from fastload.format.shards import Shards
 from fastload.remote.chunks import Chunk, ChunkTable, ShardLayout, joined_ranges, likely_header, without
-from fastload.remote.headers import _header_ranges
-from fastload.remote.shards import _as_index
+from fastload.remote.headers import as_index, header_ranges
 
 
 def index_of(rows: list[int], chunk_rows: list[int], fields: dict[str, Field]) -> PackedFile:
@@ -94,13 +93,13 @@ def test_numbers_of_chunks_agree_whichever_way_they_are_found(shards, masks, rag
 def opened_remotely(path: Path) -> PackedFile:
     """The header of a file as `open_remote` returns it, without a server."""
     file = read_header(path)
-    return file if file.shards is not None else _as_index(file)
+    return file if file.shards is not None else as_index(file)
 
 
 def check_shard(path: Path, table: ChunkTable, shard: int) -> None:
     """Asserts that each byte of a shard's file belongs to one chunk, or else to its header."""
     size = path.stat().st_size
-    header = _header_ranges(path)
+    header = header_ranges(path)
     times = np.zeros(size, np.int64)
     with open_hdf5(path) as hdf5:
         layout = ShardLayout(hdf5, table, shard)
@@ -157,7 +156,7 @@ def test_the_index_says_where_the_header_of_plain_shards_lies(kind, tmp_path):
     path = write_kind(kind, tmp_path)
     file = opened_remotely(path)
     for shard, name in enumerate(file.shards.names):
-        assert joined_ranges(likely_header(file, shard), 0) == _header_ranges(tmp_path / name)
+        assert joined_ranges(likely_header(file, shard), 0) == header_ranges(tmp_path / name)
 
 
 @given(
@@ -214,7 +213,7 @@ def test_the_header_of_a_shard_is_read_from_its_header_alone(tmp_path):
         whole = (path.parent / name).read_bytes()
         with open(tmp_path / "sparse" / name, "wb") as out:
             out.truncate(len(whole))
-            for begin, stop in _header_ranges(path.parent / name):
+            for begin, stop in header_ranges(path.parent / name):
                 out.seek(begin)
                 out.write(whole[begin:stop])
     sparse = read_header(tmp_path / "sparse" / "data.h5")

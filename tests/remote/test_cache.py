@@ -1,0 +1,419 @@
+"""The cache of remote chunks on a disk: its bound, its records, and what may be removed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import h5py
+import numpy as np
+import pytest
+from child_processes import child_environment, in_a_fork
+from hypothesis import given
+from hypothesis import strategies as st
+from ragged_cases import jpeg_row
+from remote_files import bytes_on_disk, write_kind
+from small_files import write_random
+
+from fastload import PackedDataset
+from fastload.format.header import PackedFile, read_header
+from fastload.pack.index import index_files
+from fastload.remote.byte_locks import ByteLocks
+from fastload.remote.cache import CachedDataset, CacheFolder, Meta, boot_number, digest_of, keep_in_use
+from fastload.remote.chunks import Chunk, ChunkTable
+from fastload.remote.fetch import ChunkFetcher
+from fastload.remote.headers import header_ranges
+from fastload.remote.options import Remote
+from fastload.remote.shards import RemoteShards
+from fastload.repack import repack_file
+from sample_files import write_ragged
+
+BLOCK = 4096
+OF_FILE_SYSTEM = BLOCK  # ext4 takes a block of its own for a file in more than four pieces
+
+
+def dataset_folder(cache: CacheFolder, name: str = "digest") -> Path:
+    """A folder of a dataset that has no chunks yet."""
+    folder = cache.root / name
+    folder.mkdir(mode=0o700)
+    (folder / "locks").touch()
+    Meta(folder / "meta.json").add("http://host/x.h5", {"x.h5": (10, "etag")})
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[CacheFolder]:
+    made = CacheFolder(tmp_path / "cache", 2 * 2**20)
+    yield made
+    made.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 60_000), st.integers(1, 9_000), st.booleans()), max_size=30))
+def test_what_is_allocated_never_passes_the_bound_and_is_counted_exactly(tmp_path_factory, steps):
+    cache = CacheFolder(tmp_path_factory.mktemp("cache"), 70_000)
+    fd = os.open(cache.root / "file", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 100_000)
+    with cache.locked():
+        cache.count()
+    refused = 0
+    for begin, length, add in steps:
+        if add:
+            before = os.fstat(fd).st_blocks
+            if not cache.allocate(fd, [(begin, begin + length)]):
+                refused += 1
+                assert os.fstat(fd).st_blocks == before
+        else:
+            with cache.locked():
+                cache.free(fd, [(begin, begin + length)])
+        assert cache.used == bytes_on_disk(cache.root) <= 70_000
+    if not refused and steps and all(add for _, _, add in steps):
+        assert cache.used > BLOCK
+    os.close(fd)
+    cache.close()
+
+
+def test_two_openings_of_a_folder_and_another_process_keep_one_bound(tmp_path):
+    first, second = (CacheFolder(tmp_path, 40_000) for _ in range(2))
+
+    def take(cache: CacheFolder, name: str) -> bool:
+        fd = os.open(cache.root / name, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, 2**20)
+        try:
+            return cache.allocate(fd, [(0, 3 * BLOCK)])
+        finally:
+            os.close(fd)
+
+    assert take(first, "a") and first.used == second.used == 4 * BLOCK
+    assert not take(second, "b") or not take(first, "c")
+    assert first.used == second.used == bytes_on_disk(first.root) <= 40_000
+
+    def in_another() -> None:
+        other = CacheFolder(tmp_path, 40_000)
+        assert other.used == first.used and not take(other, "d")
+
+    in_a_fork(in_another)
+
+
+def test_the_folder_is_its_users_alone_and_other_files_there_are_left(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    before = os.umask(0)
+    try:
+        cache = CacheFolder(tmp_path / "new", None)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(cache.root.stat().st_mode) == 0o700
+    assert stat.S_IMODE((cache.root / "used").stat().st_mode) == 0o600
+    assert cache.limit > 0
+    CacheFolder(tmp_path, 10**6).sweep()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_what_killed_processes_left_is_swept_and_what_living_ones_make_is_not(cache):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    left = [cache.root / f".new-{int(dead.stdout)}-x", cache.root / ".gone-y"]
+    living = cache.root / f".new-{os.getpid()}-z"
+    for folder in (*left, living):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x" * 10_000)
+    cache.sweep()
+    assert not any(folder.exists() for folder in left) and living.exists()
+
+
+def test_a_dataset_in_use_is_not_removed_and_one_that_is_not_gives_its_blocks_back(cache):
+    folder = dataset_folder(cache)
+    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100_000]), 5)
+    with cached.opened(0) as fd:
+        assert cache.allocate(fd, [(0, 50_000)])
+    with cache.locked():
+        assert not cache.remove(folder)
+    assert (folder / "x.h5").exists()
+    cached.close()
+    with cache.locked():
+        assert cache.remove(folder)
+        assert cache.used == bytes_on_disk(cache.root)
+    assert not folder.exists() and not [*cache.root.glob(".gone*")]
+
+
+def test_a_dataset_that_is_to_be_used_is_not_removed_in_between(cache):
+    folder = dataset_folder(cache)
+    held = keep_in_use(folder)
+    assert held is not None
+    with cache.locked():
+        assert not cache.remove(folder)
+    held.close()
+    other = ByteLocks(folder / "locks")
+    assert other.try_exclusive(2**62)  # as who removes it has
+    assert keep_in_use(folder) is None
+    other.close()
+    with cache.locked():
+        assert cache.remove(folder)
+    assert keep_in_use(folder) is None
+
+
+def test_nothing_outside_the_cache_is_removed(cache, tmp_path):
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (outside / "meta.json").write_text("{}")
+    (outside / "file").write_text("mine")
+    with cache.locked(), pytest.raises(AssertionError):
+        cache.remove(outside)
+    link = cache.root / "link"
+    link.symlink_to(outside)
+    assert link not in cache.datasets()
+    with cache.locked(), pytest.raises(AssertionError):
+        cache.remove(link)
+    assert sorted(path.name for path in outside.iterdir()) == ["file", "meta.json"]
+    inner = dataset_folder(cache)
+    (inner / "folder").symlink_to(outside)
+    (inner / "shard.h5").symlink_to(outside / "file")
+    with cache.locked():
+        assert cache.remove(inner)
+    assert (outside / "file").read_text() == "mine" and (outside / "meta.json").exists()
+
+
+def test_a_shard_that_is_a_link_is_not_written_to(cache, tmp_path):
+    (tmp_path / "precious").write_bytes(b"mine")
+    folder = dataset_folder(cache)
+    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100]), 1)
+    (folder / "x.h5").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        cached.write(0, [((0, 4), b"evil")])
+    assert (tmp_path / "precious").read_bytes() == b"mine"
+
+
+def test_a_record_counts_only_whole_and_in_its_place(cache):
+    cached = CachedDataset(cache, dataset_folder(cache), ["x.h5"], np.array([100]), 4)
+    cached.begin(0)
+    assert not cached.presence(0).complete and cached.kept().tolist() == [0]
+    cached.complete(0, digest_of([b"data"]))
+    assert cached.presence(0) == (True, True)
+    assert cached.digest_matches(0, [b"da", b"ta"]) and not cached.digest_matches(0, [b"date"])
+    whole = cached.records[0].copy()
+    cached.records[1] = whole  # of another chunk
+    assert not cached.presence(1).complete
+    raw = whole.tobytes()
+    for written in range(1, len(raw)):  # a page that reached the disk half
+        torn = np.frombuffer(raw[:written] + bytes(len(raw) - written), whole.dtype)[0]
+        if torn.tobytes() != raw:
+            cached.records[2] = torn
+            assert not cached.presence(2).complete, written
+    cached.forget(0)
+    assert not cached.presence(0).complete and 0 not in cached.kept()
+
+
+class Files:
+    """The objects of a fetcher: files of this machine; as `RemoteShards`, without a server."""
+
+    def __init__(self, path: Path, cache: CacheFolder) -> None:
+        self.source, self.fetched = path.parent, list[tuple[int, int, int]]()
+        header = read_header(path)
+        folder = cache.root / header.header_digest
+        folder.mkdir(exist_ok=True)
+        (folder / path.name).write_bytes(path.read_bytes())
+        (folder / "meta.json").write_text("{}")
+        self.file: PackedFile = read_header(folder / path.name)
+        self.shards = RemoteShards.__new__(RemoteShards)  # what it knows of places, and nothing of clients
+        self.table = ChunkTable(self.file)
+        self.shards._file, self.shards.table, self.shards._layouts = self.file, self.table, {}
+        assert self.file.shards is not None
+        names, sizes = self.file.shards.names, self.file.shards.num_bytes
+        self.cached = CachedDataset(cache, folder, names, sizes, self.table.num_chunks)
+        with cache.locked():
+            cache.count()
+        self.fetcher = ChunkFetcher(self.table, self.cached, self, threads=2, most_held=4, give_up_after_s=5)
+
+    def name(self, shard: int) -> Path:
+        assert self.file.shards is not None
+        return self.source / self.file.shards.names[shard]
+
+    def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[tuple[int, int]]:
+        return RemoteShards.ranges(self.shards, chunk, cached)
+
+    def ranges_by_index(self, chunk: Chunk) -> list[tuple[int, int]]:
+        return []
+
+    def fetch(self, shard: int, begin: int, end: int) -> memoryview:
+        self.fetched.append((shard, begin, end))
+        with open(self.name(shard), "rb") as file:
+            file.seek(begin)
+            return memoryview(file.read(end - begin))
+
+    def check(self, *_: object) -> None:
+        """Nothing is compared."""
+
+    def fetch_header(self, shard: int) -> list[tuple[tuple[int, int], memoryview]]:
+        return [((begin, end), self.fetch(shard, begin, end)) for begin, end in header_ranges(self.name(shard))]
+
+    def assert_true(self) -> int:
+        """Compares all chunks that are recorded with their file; returns their number."""
+        complete = [chunk for chunk in self.cached.kept().tolist() if self.cached.presence(chunk).complete]
+        for number in complete:
+            chunk = self.table.chunk(number)
+            with self.fetcher._header(chunk.shard):
+                ranges = self.ranges(chunk, self.cached)
+            whole, copy = self.name(chunk.shard).read_bytes(), self.cached.path(chunk.shard).read_bytes()
+            assert all(copy[begin:end] == whole[begin:end] for begin, end in ranges), chunk
+        return len(complete)
+
+    def close(self) -> None:
+        self.fetcher.close()
+        self.cached.close()
+
+
+def odd_shards(folder: Path) -> Path:
+    """Shards whose masks are compressed in different numbers of rows, which is not what `fastload pack` makes."""
+    folder.mkdir()
+    files = []
+    for number, chunk_rows in enumerate((3, 4)):
+        plain = folder.parent / f"plain-{number}.h5"
+        write_random(plain, rows=90, size=(16, 16, 3), seed=number, masks=True, chunk_rows=chunk_rows, below=9)
+        out = folder / f"part-{number}.h5"
+        repack_file(plain, out, codec="zstd", chunk_bytes=chunk_rows * 768, workers=0)
+        files.append(out)
+    index_files(files, folder / "data.h5")
+    return folder / "data.h5"
+
+
+@pytest.mark.parametrize("kind", ["shards", "shards of jpeg", "shards of masks", "odd shards"])
+def test_evicting_gives_blocks_back_and_changes_no_neighbour(kind, cache, tmp_path):
+    source = tmp_path / "source"
+    path = odd_shards(source) if kind == "odd shards" else write_kind(kind, source)
+    files = Files(path, cache)
+    own = bytes_on_disk(cache.root)
+    random = np.random.default_rng(0)
+    for _ in range(4):
+        some = random.permutation(files.table.num_chunks)[:60].tolist()
+        for chunk in some:
+            with files.fetcher.holding([chunk]):
+                pass
+        assert files.assert_true() >= 60
+        for chunk in random.permutation(files.cached.kept()).tolist()[::2]:
+            if files.table.chunk(chunk).field:
+                assert files.fetcher._evict_chunk(chunk)
+                assert not files.cached.presence(chunk).complete
+        files.assert_true()
+        assert cache.used >= bytes_on_disk(cache.root) - own
+    headers = set(files.table.headers.tolist())
+    for chunk in set(files.cached.kept().tolist()) - headers:
+        assert files.fetcher._evict_chunk(chunk)
+    files.assert_true()
+    for header in headers & set(files.cached.kept().tolist()):
+        assert files.fetcher._evict_chunk(header)
+    assert not len(files.cached.kept())
+    for shard in range(len(files.file.shards.names)):
+        assert files.cached.path(shard).stat().st_blocks * 512 <= OF_FILE_SYSTEM
+    with cache.locked():
+        before = cache.used
+        cache.count()
+    assert abs(cache.used - before) <= 2 * BLOCK  # the records, which no one allocates
+    files.close()
+
+
+@pytest.mark.parametrize("kind", ["linear", "jpeg"])
+def test_evicted_neighbours_give_back_the_blocks_that_they_share(kind, cache, tmp_path):
+    random = Random(0)
+    (source := tmp_path / "source").mkdir()  # chunks of 10,240 bytes, which begin and end within blocks
+    if kind == "linear":
+        write_random(source / "a.h5", rows=150, size=(32, 32, 1), chunk_rows=10)
+    else:
+        rows = [jpeg_row(48, 64, seed=i) for i in range(150)]
+        write_ragged(source / "a.h5", rows, {}, chunk_bytes=10_240)
+    index_files([source / "a.h5"], source / "data.h5")
+    files = Files(source / "data.h5", cache)
+    data = [*range(files.table.num_chunks)[files.table.data_of(0)]]
+    present = set[int]()
+    for _ in range(12):
+        for chunk in random.sample(data, 8):
+            with files.fetcher.holding([chunk]):
+                present.add(chunk)
+        for chunk in random.sample(sorted(present), len(present) // 2):
+            assert files.fetcher._evict_chunk(chunk)
+            present.remove(chunk)
+        held = [files.ranges(files.table.chunk(chunk), files.cached) for chunk in present]
+        ranges = [*header_ranges(files.name(0)), *(one for some in held for one in some)]
+        blocks = {block for begin, end in ranges for block in range(begin // BLOCK, -(-end // BLOCK))}
+        # One more where the last chunk ends: what is behind it is no chunk's.
+        assert files.cached.path(0).stat().st_blocks * 512 <= (len(blocks) + 1) * BLOCK + OF_FILE_SYSTEM
+        files.assert_true()
+        assert cache.used >= bytes_on_disk(cache.root) - 2 * BLOCK
+    files.close()
+
+
+def test_a_chunk_that_is_held_is_not_evicted(cache, tmp_path):
+    files = Files(write_kind("shards", tmp_path / "source"), cache)
+    chunk = files.table.data_of(0).start
+    with files.fetcher.holding([chunk]):
+        other = Files(tmp_path / "source" / "data.h5", cache)
+        assert not other.fetcher._evict_chunk(chunk)
+        assert files.cached.presence(chunk).complete
+        header = int(files.table.headers[0])
+        assert not other.fetcher._evict_chunk(header)
+        other.close()
+    third = Files(tmp_path / "source" / "data.h5", cache)
+    files.close()
+    assert third.fetcher._evict_chunk(chunk)
+    third.close()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_chunk_of_an_earlier_boot_is_compared_before_it_is_used(is_whole, cache, tmp_path):
+    files = Files(write_kind("shards", tmp_path / "source"), cache)
+    chunks = [*range(files.table.num_chunks)[files.table.data_of(0)][:5]]
+    with files.fetcher.holding(chunks):
+        pass
+    files.close()
+    for chunk in [*chunks, int(files.table.headers[0])]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fastload.remote.cache.boot_number", lambda: boot_number() ^ 4 | 2)
+            files.cached.complete(chunk, int(files.cached.records[chunk]["hash"]))
+        assert files.cached.presence(chunk) == (True, False)
+    ((begin, _),) = files.ranges(files.table.chunk(chunks[2]), files.cached)
+    if not is_whole:
+        with open(files.cached.path(0), "r+b") as copy:
+            copy.seek(begin)
+            copy.write(b"\0" * 100)
+    again = Files(tmp_path / "source" / "data.h5", cache)
+    with again.fetcher.holding(chunks):
+        assert all(again.cached.presence(chunk) == (True, True) for chunk in chunks)
+        again.assert_true()
+    assert [one[1] for one in again.fetched] == ([] if is_whole else [begin])
+    again.close()
+
+
+def test_two_processes_that_open_one_file_at_once_make_one_dataset(range_server, tmp_path):
+    write_random(range_server.folder / "data.h5", rows=40, chunk_rows=4)
+    script = tmp_path / "open.py"
+    script.write_text(
+        "import sys\nfrom fastload.remote.options import Remote\nfrom fastload.remote.open_url import open_remote\n"
+        "file = open_remote(sys.argv[1], Remote(cache=sys.argv[2], max_bytes='10MB'))\nprint(file.path)\n"
+    )
+    command = [sys.executable, str(script), f"{range_server.url}/data.h5", str(tmp_path / "cache")]
+    running = [
+        subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]  # fmt: skip
+    paths = {process.communicate(timeout=100)[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0, 0] and len(paths) == 1
+    assert len([*(tmp_path / "cache" / "1").glob("*/meta.json")]) == 1
+    assert not [*(tmp_path / "cache" / "1").glob(".*")]
+
+
+def test_a_file_at_two_urls_is_kept_once_and_one_of_another_name_is_another_file(range_server, tmp_path):
+    made = write_random(range_server.folder / "data.h5", rows=40, chunk_rows=4)
+    for name in ("other.h5", "folder/data.h5"):
+        (range_server.folder / name).parent.mkdir(exist_ok=True)
+        (range_server.folder / name).write_bytes(made.read_bytes())
+    with h5py.File(made) as hdf5:
+        images = hdf5["images"][()]
+    fetched, folders = [], []
+    for name in ("data.h5", "folder/data.h5", "other.h5"):
+        dataset = PackedDataset(f"{range_server.url}/{name}", remote=Remote(cache=tmp_path, max_bytes="10MB"))
+        assert all(np.array_equal(dataset[i][0].numpy().transpose(1, 2, 0), images[i]) for i in range(40))
+        fetched.append(dataset.file.remote.counts.chunks)
+        folders.append(dataset.path.parent)
+        dataset.file.remote.close()
+    assert fetched == [10, 0, 10] and folders[0] == folders[1] != folders[2]
