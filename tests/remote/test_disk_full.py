@@ -1,0 +1,83 @@
+"""A disk that is full before the cache has reached its bound: rows are read by way of memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from remote_files import bytes_on_disk
+from small_files import write_random
+
+from fastload import ChunkWindow, FastLoader, PackedDataset
+from fastload.errors import CacheError
+from fastload.read.linear import Read
+from fastload.remote.options import Remote
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB in memory, mounted."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system takes root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this run may not mount a file system: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(disk: Path, left: int) -> None:
+    """Writes a file that leaves so many bytes of a disk."""
+    system = os.statvfs(disk)
+    with open(disk / "other", "wb") as other:
+        other.write(bytes(system.f_bavail * system.f_frsize - left))
+
+
+def assert_reads_right(dataset: PackedDataset, local: Path, read: Read) -> None:
+    """Compares two epochs of a dataset with those of a local file."""
+    options = {"batch_size": 8, "shuffle": ChunkWindow(2), "seed": 1, "workers": 2, "read": read}
+    with closing(FastLoader(dataset, **options)) as loader, closing(FastLoader(local, **options)) as expected:
+        for _ in range(2):
+            for batch, wanted in zip(loader, expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(batch, wanted, strict=True))
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_a_disk_that_does_not_hold_what_is_read_is_said_once(is_enough, read, small_disk, range_server, caplog):
+    local = write_random(range_server.folder / "data.h5", rows=1000, size=(32, 32, 3), chunk_rows=4, classes="abc")
+    dataset = PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=small_disk, max_bytes="100MB"))
+    if not is_enough:
+        fill(small_disk, 60_000)
+    with caplog.at_level(logging.WARNING, "fastload"):
+        assert_reads_right(dataset, local, read)
+    said = [record.getMessage() for record in caplog.records if record.name == "fastload"]
+    assert len(said) == (not is_enough)
+    assert all(f"the disk of the cache {small_disk} is full" in text and "Remote(cache=...)" in text for text in said)
+    assert bytes_on_disk(small_disk) <= 2**20
+    dataset.file.remote.close()
+    # What is recorded on the disk is there: the next run reads it.
+    (small_disk / "other").unlink(missing_ok=True)
+    dataset = PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=small_disk, max_bytes="100MB"))
+    assert_reads_right(dataset, local, read)
+    dataset.file.remote.close()
+
+
+def test_a_disk_without_room_for_a_header_is_an_error(small_disk, range_server):
+    write_random(range_server.folder / "data.h5", rows=100, chunk_rows=4)
+    (small_disk / "1").mkdir()
+    with open(small_disk / "1" / "used", "wb") as used:
+        used.write(bytes(4096))
+    fill(small_disk, 4096)
+    with pytest.raises(CacheError, match=r"the disk is full, there is no room for the header of .*data\.h5"):
+        PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=small_disk, max_bytes="100MB"))
+    assert not [*(small_disk / "1").glob(".new*")]
