@@ -313,7 +313,7 @@ class CachedDataset:
             with self.cache.locked(), self.opened(shard) as fd:
                 for chunk in taken:
                     self.forget(chunk)
-                self.cache.free(fd, [(0, self.size(shard))])
+                self.cache.free(fd, [(0, self.size(shard) + _BLOCK)])  # the last block is freed whole, too
         finally:
             for chunk in taken:
                 self.locks.unlock(chunk)
