@@ -46,7 +46,7 @@ _IN_USE = 2**62  # the byte of `locks` that who uses a dataset has a shared lock
 _BOUND, _ALIVE = 0, 1  # bytes of `used`
 # Kept free of the bound for what file systems allocate by themselves, for the extents of files: one part in so many,
 # and these blocks.
-_SLACK, _SLACK_BLOCKS = 512, 16
+_SLACK, _SLACK_BLOCKS = 512, 2
 
 RECORD = np.dtype([("hash", "<u8"), ("boot", "<u4"), ("check", "<u4")])
 _BEGUN = 1  # as `boot`: bytes may be on the disk, and are not to be used
@@ -315,7 +315,7 @@ class CachedDataset:
             with self.cache.locked(), self.opened(shard) as fd:
                 for chunk in taken:
                     self.forget(chunk)
-                self.cache.free(fd, [(0, self.size(shard))])
+                self.cache.free(fd, [(0, self.size(shard) + _BLOCK)])  # the last block is freed whole, too
         finally:
             for chunk in taken:
                 self.locks.unlock(chunk)

@@ -208,7 +208,7 @@ def _header(folder: Path) -> PackedFile | None:
         for name in names:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 found = read_header(folder / name)
-                if folder.name.startswith(found.header_digest):
+                if found.header_digest == folder.name.partition("-")[0]:
                     return found if found.shards is not None else as_index(found)
     return None
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fastload.read.sharded import ShardedReader
 from fastload.remote.options import Remote
-from fastload.remote.shards import open_remote
+from fastload.remote.open_url import open_remote
 
 READERS = 3
 LIMIT_S = 120  # ends a hang
