@@ -44,9 +44,9 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK = mmap.PAGESIZE
 _IN_USE = 2**62  # the byte of `locks` that who uses a dataset has a shared lock on
 _BOUND, _ALIVE = 0, 1  # bytes of `used`
-# Kept free of the bound for what file systems allocate by themselves, for the extents of files: one part in so many,
-# and these blocks.
-_SLACK, _SLACK_BLOCKS = 512, 2
+# Kept free for what file systems allocate by themselves, for records, and while meta.json is written anew: one part in
+# so many of the bound, and no less than some blocks.
+_SLACK, _LEAST_SLACK = 512, 4 * _BLOCK
 
 RECORD = np.dtype([("hash", "<u8"), ("boot", "<u4"), ("check", "<u4")])
 _BEGUN = 1  # as `boot`: bytes may be on the disk, and are not to be used
@@ -110,7 +110,7 @@ class CacheFolder:
             system = os.statvfs(self.root)
             limit = int(self._used[0]) + system.f_bavail * system.f_frsize * 9 // 10
         self.limit = limit
-        self.room = max(0, limit - limit // _SLACK - _SLACK_BLOCKS * _BLOCK)
+        self.room = limit - max(limit // _SLACK, _LEAST_SLACK)
 
     @property
     def used(self) -> int:
@@ -437,7 +437,7 @@ class Meta:
 def check_room(cache: CacheFolder, needed: int, why: str) -> None:
     """Raises CacheError unless so many bytes fit into the cache at once."""
     if needed > cache.room:
-        limit = (needed + _SLACK_BLOCKS * _BLOCK) * _SLACK // (_SLACK - 1) + 1
+        limit = needed + max(needed // (_SLACK - 1) + 1, _LEAST_SLACK)
         raise CacheError(
             f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is too small: {why} takes "
             f"{format_bytes(limit)}. Give Remote(max_bytes={limit:_}) or more, or shuffle in smaller windows "

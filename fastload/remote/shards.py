@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, FastloadError, RemoteError
+from fastload.errors import DamagedRowError, FastloadError, RemoteError, ReplacedError
 from fastload.format.digests import pixel_digests
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.shards import Shards
+from fastload.remote.backend import ObjectInfo
 from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of
 from fastload.remote.chunks import (
     Chunk,
@@ -73,6 +74,7 @@ class RemoteShards:
         self._cached = CachedDataset(self._cache, folder, shards.names, shards.num_bytes, self.table.num_chunks)
         self._meta = Meta(folder / "meta.json")
         self._etags.update(self._meta.read().get(self.url, {}))
+        self._of_earlier_runs = set(self._etags) - {self._file.path.name}  # whose ETag was asked for now
         self.fetcher = ChunkFetcher(
             self.table,
             self._cached,
@@ -266,12 +268,21 @@ class RemoteShards:
     def fetch(self, shard: int, begin: int, end: int) -> Any:
         """Returns bytes of a shard, uint8."""
         name = self._shards.names[shard]
+        etag = self._etag(name)
+        try:
+            return self._client.read(self._key(name), begin, end, etag=etag)
+        except ReplacedError:
+            if not self._copied_anew(shard, etag):
+                raise
         return self._client.read(self._key(name), begin, end, etag=self._etag(name))
 
     def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
         """Returns the parts of a shard that hold all but the chunks of its large fields."""
+        return self._header_by(shard, lambda begin, end: self.fetch(shard, begin, end))
+
+    def _header_by(self, shard: int, fetch: Callable[[int, int], Any]) -> list[tuple[Range, Any]]:
         ranges = likely_header(self._file, shard)
-        parts = [(one, self.fetch(shard, *one)) for one in ranges]
+        parts = [(one, fetch(*one)) for one in ranges]
         size = int(self._shards.num_bytes[shard])
         fd = sparse_memory(size)
         try:
@@ -281,8 +292,7 @@ class RemoteShards:
             with suppress(FastloadError, OSError, RuntimeError, KeyError):
                 known = header_ranges(path)
             if known != joined_ranges(ranges, 0):
-                url = self.url_of(shard)
-                known = look_for_header(url, fd, ranges, lambda begin, end: self.fetch(shard, begin, end))
+                known = look_for_header(self.url_of(shard), fd, ranges, fetch)
                 parts = [((begin, end), read_bytes(fd, end - begin, begin)) for begin, end in known]
             return parts
         finally:
@@ -332,22 +342,53 @@ class RemoteShards:
         known = self._etags.get(name)
         if known is not None:
             return known[1]
-        with self._lock:
-            one_at_a_time = self._asking.setdefault(name, threading.Lock())
-        with one_at_a_time:
+        with self._asking_for(name):
             if (known := self._etags.get(name)) is not None:
                 return known[1]
-            info = self._client.head(self._key(name))
-            size = int(self._shards.num_bytes[self._shards.names.index(name)])
-            if info.num_bytes != size:
-                raise RemoteError(
-                    f"{self._client.url_of(self._key(name))}: has {info.num_bytes:,} bytes, and {size:,} when the "
-                    f"index {self.url} was made. Copy the right shard there, or make the index again: `fastload index`."
-                )
-            known = self._etags[name] = (info.num_bytes, info.etag)
-            with suppress(OSError), self._cache.locked():  # whoever opens it next asks again
-                self._meta.add(self.url, {name: known})
-            return known[1]
+            info = self._head(name)
+            self._note_etag(name, info)
+            return info.etag
+
+    def _copied_anew(self, shard: int, etag: str | None) -> bool:
+        """Whether a shard that is no longer of this ETag, which is of an earlier run, has the same header and digests.
+
+        So it is where a shard was copied there again. Then its new ETag holds.
+        """
+        name, header = self._shards.names[shard], int(self.table.headers[shard])
+        with self._asking_for(name):
+            if self._etags[name][1] != etag:
+                return True  # another thread was first
+            if name not in self._of_earlier_runs:
+                return False
+            info = self._head(name)
+            key = self._key(name)
+            parts = self._header_by(shard, lambda begin, end: self._client.read(key, begin, end, etag=info.etag))
+            data = [data for _, data in parts]
+            # One that is not in the cache is compared with the index when it is used.
+            if self._cached.presence(header).complete and not self._cached.digest_matches(header, data):
+                return False
+            self._note_etag(name, info)
+            return True
+
+    def _asking_for(self, name: str) -> threading.Lock:
+        with self._lock:
+            return self._asking.setdefault(name, threading.Lock())
+
+    def _head(self, name: str) -> ObjectInfo:
+        info = self._client.head(self._key(name))
+        size = int(self._shards.num_bytes[self._shards.names.index(name)])
+        if info.num_bytes != size:
+            raise RemoteError(
+                f"{self._client.url_of(self._key(name))}: has {info.num_bytes:,} bytes, and {size:,} when the "
+                f"index {self.url} was made. Copy the right shard there, or make the index again: `fastload index`."
+            )
+        return info
+
+    def _note_etag(self, name: str, info: ObjectInfo) -> None:
+        self._etags[name] = known = (info.num_bytes, info.etag)
+        self._of_earlier_runs.discard(name)
+        with suppress(OSError), self._cache.locked():  # whoever opens it next asks again
+            self._meta.add(self.url, {name: known})
 
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""

@@ -16,8 +16,8 @@ import traceback
 import numpy as np
 
 from fastload.read.sharded import ShardedReader
-from fastload.remote.options import Remote
 from fastload.remote.open_url import open_remote
+from fastload.remote.options import Remote
 
 READERS = 3
 LIMIT_S = 120  # ends a hang
