@@ -25,13 +25,13 @@ LIMIT_S = 120  # ends a hang
 
 def read_for_ever(url: str, cache: str, max_bytes: int, seed: int, pipe: int) -> None:
     """Reads batches of neighbouring rows and compares them; says so by a byte through the pipe after each."""
-    file = open_remote(url, Remote(cache=cache, max_bytes=max_bytes, in_flight=4, give_up_after=60))
+    file = open_remote(url, Remote(cache=cache, max_bytes=max_bytes, in_flight=4, give_up_after=30))
     reader = ShardedReader(file, ["images", "labels"], "map", check="always")
     rng = np.random.default_rng(seed)
-    outs = {"images": np.empty((24, 16, 16, 3), np.uint8), "labels": np.empty(24, np.int64)}
+    outs = {"images": np.empty((8, 16, 16, 3), np.uint8), "labels": np.empty(8, np.int64)}
     while True:
-        first = rng.integers(0, file.num_rows - 60)
-        reader.gather(np.sort(rng.choice(np.arange(first, first + 60), 24, replace=False)), outs)
+        first = rng.integers(0, file.num_rows - 20)
+        reader.gather(np.sort(rng.choice(np.arange(first, first + 20), 8, replace=False)), outs)
         os.write(pipe, b".")
 
 
@@ -65,12 +65,12 @@ def kill(url: str, cache: str, max_bytes: int, kills: int) -> int:
     ended_alone = 0
     try:
         for number in range(kills):
-            wait_for_bytes(out, randoms.randrange(1, 12))
+            wait_for_bytes(out, randoms.randrange(1, 40))
             victim = randoms.choice(readers)
             os.kill(victim, signal.SIGKILL)
             ended_alone += os.WIFEXITED(os.waitpid(victim, 0)[1])
             readers[readers.index(victim)] = started(url, cache, max_bytes, READERS + number, into)
-        wait_for_bytes(out, 40)
+        wait_for_bytes(out, 100)
     finally:
         for reader in readers:
             os.kill(reader, signal.SIGKILL)

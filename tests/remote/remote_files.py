@@ -89,7 +89,7 @@ def watched(folder: Path) -> Iterator[Most]:
     def look() -> None:
         while True:
             most.num_bytes, most.looks = max(most.num_bytes, bytes_on_disk(folder)), most.looks + 1
-            if done.wait(0.002):
+            if done.wait(0.005):
                 return
 
     thread = threading.Thread(target=look)

@@ -12,7 +12,7 @@ from fastload.remote.options import Remote
 
 SCRIPT = Path(__file__).with_name("killed_readers.py")
 KILLS = 12
-LIMIT = 260_000  # of 390,000 bytes
+LIMIT = 260_000  # of 390,000 bytes; three batches, which lie in six chunks at most, and the headers fit
 
 
 def test_chunks_that_are_recorded_are_whole_after_readers_were_killed(range_server, tmp_path):
