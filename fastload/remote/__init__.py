@@ -1,12 +1,11 @@
-"""Packed files behind a URL: requests to object stores and web servers, and what is kept of them on this machine.
+"""Objects of stores and web servers: requests for them, and what of packed files there is cached on this machine.
 
-Goes in: URLs, keys, ranges of bytes. Comes out: those bytes, or an error that says what was tried.
+Goes in: URLs, ranges of bytes, the chunks that rows lie in. Comes out: those bytes, requested again while that helps;
+sparse copies of shards, filled chunk by chunk, that are read as any packed file is; objects written.
 
-Read first: `options` (`Remote`: how to request, where to keep), `client` (requests that are repeated while that helps).
-Then `throttle` (how many at once), `backend` (what a client asks of a kind of server), `cloud` (through obstore) and
-`filesystems` (through fsspec).
+Read first: `options` (`Remote`), then for requests `client` (with `throttle`, and `cloud` and `filesystems` for kinds of
+servers), and for packed files `open_url`, `shards`, `chunks` (which bytes), `cache` (where they are kept), `fetch` (when,
+and which go).
 
-`opening` reads a path or a URL, for commands; `contents` lists, checks and clears the cache.
-
-Imports only `errors`, `system`, `format` and `timing`; no torch.
+Imports `errors`, `system`, `timing` and `format`; no torch.
 """
