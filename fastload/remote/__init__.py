@@ -3,9 +3,9 @@
 Goes in: URLs, ranges of bytes, the chunks that rows lie in. Comes out: those bytes, requested again while that helps;
 sparse copies of shards, filled chunk by chunk, that are read as any packed file is; objects written.
 
-Read first: `options` (`Remote`), then for requests `client` (with `throttle`, and `cloud` and `filesystems` for kinds of
-servers), and for packed files `open_url`, `shards`, `chunks` (which bytes), `cache` (where they are kept), `fetch` (when,
-and which go).
+Read first: `options` (`Remote`), then for requests `client` (with `throttle`, and `cloud` and `filesystems` for kinds
+of servers), and for packed files `open_url`, `shards`, `chunks` (which bytes), `cache` (where they are kept), `fetch`
+(when, and which go).
 
 Imports `errors`, `system`, `timing` and `format`; no torch.
 """
