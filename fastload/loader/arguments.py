@@ -179,7 +179,7 @@ def check_cache(options: Resolved) -> None:
         number, what = rows, f"reading batches of {plan.batch_size} rows anywhere"
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
     remote = cast(RemoteShards, file.remote)
-    remote.ranks = ranks
+    remote.ranks, remote.lets_damage_pass = ranks, options.skip_damaged
     remote.check_room(number, what)
 
 

@@ -131,12 +131,14 @@ class ShardLayout:
     """Where the chunks of a shard lie in its file, from its HDF5 metadata, which has to be there.
 
     Attributes:
-        digests: the byte at which the digests of its rows begin, uint64 (N,); None: it has none.
+        columns: the byte at which the rows of each small field begin, where they are back to back.
     """
 
     def __init__(self, file: h5py.File, table: ChunkTable, shard: int) -> None:
         self._table, self._shard = table, shard
-        self.digests = linear_offset(file["digest"]) if "digest" in file else None
+        small = [name for name in file if name not in table.fields and isinstance(file[name], h5py.Dataset)]
+        offsets = {name: linear_offset(file[name]) for name in small}
+        self.columns = {name: offset for name, offset in offsets.items() if offset is not None}
         self._extents = {name: extent_of(file[name]) for name in table.fields if name in file}
 
     def ranges(self, chunk: Chunk) -> list[Range]:

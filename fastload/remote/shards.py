@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import DamagedRowError, FastloadError, RemoteError, ReplacedError
-from fastload.format.digests import pixel_digests
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.shards import Shards
 from fastload.remote.backend import ObjectInfo
@@ -33,6 +32,7 @@ from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
 from fastload.remote.headers import header_ranges, look_for_header
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.options import Remote, shown
+from fastload.remote.row_digests import wrong_encoded_rows, wrong_rows
 from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes, text_of
 from fastload.timing.network import NetworkUse
@@ -58,6 +58,7 @@ class RemoteShards:
         self._folder_key = folder_key  # of the objects' folder in the bucket
         self.table = ChunkTable(file)
         self.ranks = 1  # of this machine, that share the cache
+        self.lets_damage_pass = False  # whether damaged rows are fetched, too, for who looks for them while reading
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
@@ -299,18 +300,25 @@ class RemoteShards:
             os.close(fd)
 
     def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset) -> None:
-        """Raises DamagedRowError if rows of one size, which have nothing but images, are not what was packed."""
-        field, layout = self._file.fields[chunk.field], self._layout(chunk.shard, cached)
-        alone = chunk.field == "images" and "masks" not in self._file.fields and field.in_shards
-        if not (self.remote.check and alone and self._file.version is not None and layout.digests is not None):
+        """Raises DamagedRowError if rows are not what was packed.
+
+        Those of images that a digest is of alone: where there are masks, it is of both, and where HDF5 compressed the
+        chunks, of what is decoded; such rows are compared when they are read, by `PackedDataset(check=...)`.
+        """
+        images, layout = self._file.fields[chunk.field], self._layout(chunk.shard, cached)
+        plain = images.in_shards or images.ragged is not None
+        alone = chunk.field == "images" and "masks" not in self._file.fields and plain
+        if not (self.remote.check and alone and self._file.version is not None) or self.lets_damage_pass:
             return
-        rows = self.table.rows_of(chunk)
-        ((_, data),) = parts
+        (((begin, _), data),) = parts
         with cached.opened(chunk.shard) as fd:
-            expected = np.frombuffer(read_bytes(fd, 8 * len(rows), layout.digests + 8 * rows.start), np.uint64)
-        wrong = np.flatnonzero(pixel_digests([np.frombuffer(data, np.uint8).reshape(len(rows), -1)]) != expected)
+            if images.ragged is None:
+                wrong = wrong_rows(layout, fd, images, self.table.rows_of(chunk), data)
+            else:
+                num_rows, begin = int(self._shards.num_rows[chunk.shard]), chunk.number * images.ragged.chunk_bytes
+                wrong = wrong_encoded_rows(layout, fd, images, num_rows, begin, data)
         if len(wrong):
-            row = rows.start + int(wrong[0])
+            row = int(wrong[0])
             with open_hdf5(cached.path(chunk.shard)) as hdf5:
                 name = text_of(bytes(hdf5["key"][row]))
             more = f" (and {len(wrong) - 1} more rows of its chunk)" if len(wrong) > 1 else ""
@@ -318,7 +326,7 @@ class RemoteShards:
             raise DamagedRowError(
                 f"{self.url_of(chunk.shard)}: sample {name!r} (row {row}): its `images` is not what was packed: the "
                 f"digest differs{more}. The object itself is damaged: copy the shard there again.",
-                tuple(here[np.isin(there, rows.start + wrong)].tolist()),
+                tuple(here[np.isin(there, wrong)].tolist()),
             )
 
     def is_copied(self, number: int) -> bool:

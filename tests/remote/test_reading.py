@@ -17,11 +17,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from remote_files import CHUNK_ROWS, KINDS, SIZE, bytes_on_disk, fetched_bytes, serve, spans, watched, write_kind
 from small_files import write_random
 from torch.utils.data import DataLoader
 
-from fastload import ChunkWindow, FastLoader, PackedDataset
+from fastload import ChunkWindow, FastLoader, PackedDataset, pack_images
 from fastload.errors import (
     CacheError,
     DamagedRowError,
@@ -33,6 +34,7 @@ from fastload.errors import (
 )
 from fastload.format.header import read_header
 from fastload.format.ragged import Column
+from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote
 from fastload.repack import repack_file
 
@@ -239,6 +241,57 @@ def test_rows_that_are_compared_when_they_are_read_name_url_and_sample(kind, ser
         epochs(data.open(check="always"), shuffle=False)
     first = key if kind == "jpeg" else f"{key[:-2]}48"  # the chunk of this row cannot be decoded, and begins with 48
     assert f"{data.url}: sample {first!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw", "zstd"])
+def test_damaged_rows_of_varying_length_are_found_before_their_chunk_counts_as_there(encoding, range_server, tmp_path):
+    rng = np.random.default_rng(5)
+    path = range_server.folder / "data.h5"
+    if encoding == "jpeg":
+        shutil.copy(write_kind("jpeg", tmp_path / "made"), path)
+    else:
+        (tmp_path / "a").mkdir()
+        for n in range(60):
+            pixels = np.repeat(rng.integers(0, 4, (8 + n % 5, 3, 3), np.uint8), 4, axis=1)
+            Image.fromarray(pixels).save(tmp_path / "a" / f"{n:02}.png")
+        pack_images(tmp_path / "a", path, codec="none" if encoding == "raw" else "zstd", chunk_bytes=4096, workers=0)
+    ragged = read_header(path).fields["images"].ragged
+    with h5py.File(path) as file:
+        assert file["images_encoding"].attrs["names"][file["images_encoding"][20]].decode() == encoding
+        place = ragged.base + int(file["images_offset"][20]) + int(file["images_bytes"][20]) // 2
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x10
+    path.write_bytes(content)
+    file = open_remote(f"{range_server.url}/data.h5", Remote(cache=tmp_path / "cache"))
+    remote = file.remote
+    chunks = remote.table.of_bytes("images", 0, np.array([place - ragged.base]), np.array([1])).tolist()
+    with pytest.raises(DamagedRowError, match=r"\(row 20\)") as caught:
+        remote.current().hold(chunks)
+    assert caught.value.rows == (20,) and not remote.cached.presence(chunks[0]).complete
+    remote.close()
+
+
+@pytest.mark.parametrize("kind", ["shards", "jpeg"])
+def test_damaged_rows_are_replaced_and_listed_as_those_of_a_file_are(kind, served, tmp_path):
+    data = served(kind)
+    path = data.folder / ("part-2.h5" if kind == "shards" else "data.h5")
+    if kind == "shards":
+        damage(path, 37)
+    else:
+        ragged = read_header(path).fields["images"].ragged
+        with h5py.File(path) as file:
+            place = ragged.base + int(file["images_offset"][50]) + 300
+        content = bytearray(path.read_bytes())
+        content[place] ^= 0x10
+        path.write_bytes(content)
+    shutil.copytree(data.folder, tmp_path / "same")
+    found = []
+    for dataset in (data.open(), PackedDataset(tmp_path / "same" / "data.h5")):
+        loader = FastLoader(dataset, 8, on_damage="skip", seed=4)
+        found.append([(batch.rows.tolist(), batch.valid.tolist()) for batch in loader])
+        found.append(loader.stats.damaged_rows)
+        loader.close()
+    assert found[:2] == found[2:] and len(found[1]) == 1
 
 
 def test_a_shard_that_was_copied_there_again_is_read_by_the_next_run(served):
