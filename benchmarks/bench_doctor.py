@@ -40,9 +40,9 @@ import harness
 CASE = Path(__file__).resolve().parent / "planted" / "case.py"
 LIMIT_S = 150
 CAUSES = (
-    "reading", "waiting in the dataset's code", "decoding", "transform", "collate", "hand-over", "copy to the device",
-    "too few workers", "too many workers", "worker start-up", "a slow sample now and then", "lock contention",
-    "other programs", "compute",
+    "reading", "waiting for the network", "waiting in the dataset's code", "decoding", "transform", "collate",
+    "hand-over", "copy to the device", "too few workers", "too many workers", "worker start-up",
+    "a slow sample now and then", "lock contention", "other programs", "compute",
 )  # fmt: skip
 
 

@@ -24,8 +24,8 @@ from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError, check_whole
 from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
+from fastload.prefetch.coming import AHEAD_BYTES, MAX_AHEAD
 from fastload.prefetch.inputs import PackedInput, shuffle_of
-from fastload.prefetch.thread_stream import AHEAD_BYTES, MAX_AHEAD
 from fastload.read.readahead import announced_ahead, has_read_ahead
 
 Drawn = TypeVar("Drawn", int, list[int])
@@ -91,8 +91,8 @@ class _Feed:
         fields = [file.fields[name] for name, _, _ in dataset.layout()]
         row_bytes = sum(field.row_bytes for field in fields if field.linear)
         with ExitStack() as resources:
-            # In file order the kernel's own read-ahead is better.
-            if row_bytes and self._shuffle is not False and has_read_ahead():
+            # In file order the kernel's own read-ahead is better; chunks behind a URL the reading processes fetch.
+            if row_bytes and self._shuffle is not False and has_read_ahead() and file.remote is None:
                 if piece_rows is None:
                     size = piece_rows = max(1, min(_BLOCK_ROWS, AHEAD_BYTES // _AHEAD_PIECES // row_bytes))
                     blocks = (block[at : at + size] for block in blocks for at in range(0, len(block), size))

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader
 from fastload import ChunkSampler, FastLoader, PackedDataset
 from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, OutputError, SourceError
 from fastload.export import export_file
-from fastload.format.header import PackedFile, open_columns, read_header, read_shard
+from fastload.format.columns import open_columns
+from fastload.format.header import PackedFile, read_header, read_shard
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
 from fastload.inspection.preview import make_preview

@@ -111,7 +111,7 @@ other_pythons() {
 # of their own, and types, docs, the other Pythons and then tests of three folders, so that all end at about the same
 # time. What the other three say comes at the end.
 of_processes=(tests/distributed tests/export tests/faults tests/prefetch tests/repack tests/test_shards.py)
-of_commands=(tests/inspection tests/profiling tests/test_readme.py)
+of_commands=(tests/inspection tests/profiling tests/remote tests/test_readme.py)
 after_checks=(tests/benchmarks tests/tools tests/transforms)
 
 # The tests against the wheel: the words go to pytest. Exit code 5, no test chosen, is an error only where no words choose.

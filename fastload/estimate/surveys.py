@@ -14,7 +14,8 @@ from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, Know
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
 from fastload.format.codecs import NONE, has_zstd, parse_codec
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_columns, read_header
+from fastload.format.columns import open_columns
+from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
 from fastload.format.ragged import RAW
 from fastload.pack.decisions import Form, RaggedPlan, jpegs_kept_and_made, row_sizes
 from fastload.pack.encode import HEADERS

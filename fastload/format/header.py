@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,14 +16,13 @@ from typing import Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from fastload.errors import FileChangedError, FormatError, MissingFileError
 from fastload.format import valid
 from fastload.format.codecs import pipeline
 from fastload.format.digests import DIGEST_FIELDS, MOST_READ, dtype_of, header_digest, linear_offset, repaired_splits
 from fastload.format.ragged import RaggedExtent
-from fastload.format.shards import INDEX_AGAIN, Shards, read_shards, split_of
+from fastload.format.shards import INDEX_AGAIN, Shards, read_shards
 from fastload.format.valid import CHANGED, FORMAT_VERSION, bad, open_hdf5
 
 __all__ = ["FORMAT_VERSION", "Field", "FileIdentity", "PackedFile", "open_hdf5", "read_header"]
@@ -280,51 +278,6 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
     if index.remote is not None:
         return replace(found, identity=found.identity._replace(mtime_ns=-1), url=index.remote.url_of(number))
     return found
-
-
-@contextmanager
-def open_columns(file: PackedFile) -> Iterator[Mapping[str, Any]]:
-    """Opens a file for reading datasets other than pixels: `columns[name][()]`, and slices or numbers of rows.
-
-    Those of an index are read from its shards, as `ShardedColumn`s.
-    """
-    if file.shards is None:
-        with open_hdf5(file.path) as hdf5:
-            yield hdf5
-    else:
-        yield {name: ShardedColumn(file, name) for name in file.fields}
-
-
-class ShardedColumn:
-    """A dataset of an index, read from its shards; indexed by rows as one of h5py is."""
-
-    def __init__(self, index: PackedFile, name: str) -> None:
-        self._index, self._name = index, name
-        self.shape, self.dtype = (index.num_rows, *index.fields[name].shape), index.fields[name].dtype
-
-    def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Returns rows by a whole number, a slice, an array of rows in ascending order, or all by ().
-
-        A tuple of them chooses along further axes. `split` has the numbers of the index's splits.
-        """
-        shards, rest = self._index.shards, key[1:] if isinstance(key, tuple) else ()
-        assert shards is not None, "an index"
-        first = (*key, slice(None))[0] if isinstance(key, tuple) else key
-        rows = np.arange(*first.indices(self.shape[0])) if isinstance(first, slice) else np.asarray(first, np.int64)
-        if rows.size and not 0 <= rows.min() <= rows.max() < self.shape[0]:
-            raise IndexError(f"{self._index.path}: {self._name!r} has {self.shape[0]:,} rows, asked for {first}")
-        numbers, there = shards.locate(np.atleast_1d(rows))
-        found = np.empty((len(numbers), *self.shape[1:]), self.dtype)[(slice(None), *rest)]
-        for number in np.unique(numbers).tolist():
-            wanted = there[here := numbers == number]
-            first, stop = int(wanted.min()), int(wanted.max()) + 1
-            remote = self._index.remote
-            held = remote.holding_rows(number, self._name, first, stop) if remote is not None else nullcontext()
-            with held, open_hdf5(read_shard(self._index, number).path) as hdf5:
-                found[here] = hdf5[self._name][(slice(first, stop), *rest)][wanted - first]
-        if self._name == "split":
-            found = split_of(self._index.splits, np.atleast_1d(rows)).astype(self.dtype)
-        return found if np.ndim(rows) else found[0]
 
 
 def require_digests(file: PackedFile) -> None:

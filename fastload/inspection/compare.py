@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError
-from fastload.format.header import Field, PackedFile, open_columns
+from fastload.format.columns import open_columns
+from fastload.format.header import Field, PackedFile
 from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row

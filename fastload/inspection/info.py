@@ -16,8 +16,9 @@ import numpy as np
 
 from fastload.errors import FormatError, ReadError
 from fastload.format.codecs import pipeline, why_unreadable
+from fastload.format.columns import open_columns
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
-from fastload.format.header import FileIdentity, PackedFile, open_columns, open_hdf5, read_header
+from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.shards import check_mappings
 from fastload.inspection.chunk_layout import (
     PACK_AGAIN,

@@ -21,7 +21,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fastload.errors import FormatError, ImageError, OptionError, check_whole, typed
 from fastload.format.codecs import load_filters
-from fastload.format.header import PIXEL_FIELDS, PackedFile, open_columns
+from fastload.format.columns import open_columns
+from fastload.format.header import PIXEL_FIELDS, PackedFile
 from fastload.inspection.overlay import Entry, Font, Marks, drawn_over, labels_of, legend_of, marks_of, wrap
 from fastload.inspection.shuffle_quality import one_from_each_part
 from fastload.read.checked import samples_of

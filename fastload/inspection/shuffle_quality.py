@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fastload.errors import OptionError
-from fastload.format.header import PackedFile, open_columns
+from fastload.format.columns import open_columns
+from fastload.format.header import PackedFile
 from fastload.plan import ChunkPieces, ChunkWindow, EpochPlan, ResolvedShuffle, randomness, resolve_shuffle
 from fastload.plan.randomness import Ints, LabelMix
 from fastload.remote.opening import FileName, open_packed

@@ -17,16 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastload.errors import FileChangedError, FormatError, OptionError, typed
+from fastload.format.columns import open_columns
 from fastload.format.digests import DIGEST_FIELDS, header_digest, row_digests
-from fastload.format.header import (
-    PIXEL_FIELDS,
-    FileIdentity,
-    PackedFile,
-    open_columns,
-    open_hdf5,
-    read_shard,
-    require_digests,
-)
+from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, open_hdf5, read_shard, require_digests
 from fastload.format.shards import check_mappings
 from fastload.read.checked import CHANGED, CheckedSamples
 from fastload.remote.opening import FileName, as_given, local_path, open_packed, short_name

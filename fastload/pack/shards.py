@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, MissingFileError, OptionError
 from fastload.format.codecs import NONE
-from fastload.format.header import IMAGES_OFFSET, PackedFile, open_columns
+from fastload.format.columns import open_columns
+from fastload.format.header import IMAGES_OFFSET, PackedFile
 from fastload.format.ragged import ENCODINGS
 from fastload.format.writer import dump_options
 from fastload.pack.begin import identity_of

@@ -29,11 +29,12 @@ from fastload.dataset import PackedDataset
 from fastload.device import Backend, Pins
 from fastload.errors import CacheError
 from fastload.plan import PlannedBatch, rank_share
+from fastload.prefetch.coming import coalesced
 from fastload.prefetch.device_stage import SLOTS_IN_COPY, BatchStream, DeviceBatch, Epochs, moved_as_stored
 from fastload.prefetch.fill_threads import WORDS, FillThreads
 from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
-from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, coalesced, fact_fields
+from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, fact_fields
 from fastload.read.ragged_rows import sample_error
 from fastload.read.reader import image_axes
 from fastload.system.machine import available_memory

@@ -26,6 +26,7 @@ import numpy as np
 from fastload.device import Pins
 from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
+from fastload.prefetch.coming import announced, coalesced
 from fastload.prefetch.device_stage import BatchStream, Epochs
 from fastload.prefetch.fill_threads import Draw, FillThreads, Group
 from fastload.prefetch.inputs import PackedInput
@@ -34,7 +35,7 @@ from fastload.prefetch.ring import SLACK, FilledBatch, Ring
 from fastload.prefetch.sample_layout import SampleLayout, as_array, check_samples, warn_of_change
 from fastload.prefetch.sample_worker import BatchResult, Filler, control_bytes
 from fastload.prefetch.shared_memory import SharedMemory
-from fastload.prefetch.thread_stream import announced, coalesced, fact_fields
+from fastload.prefetch.thread_stream import fact_fields
 from fastload.prefetch.torch_workers import Workers, start_workers
 from fastload.prefetch.worker_requests import NO_SLOT, Asked, Sender
 from fastload.system.machine import busy_processes_s

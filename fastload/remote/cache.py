@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import mmap
 import os
 import shutil
@@ -404,34 +403,6 @@ def _fallocate(fd: int, mode: int, offset: int, num_bytes: int) -> None:
     function = ctypes.CDLL(None, use_errno=True).fallocate
     if function(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(num_bytes)) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-class Meta:
-    """The file meta.json of a dataset: for each URL that it was read from, size and ETag of each object, by name."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> dict[str, dict[str, tuple[int, str | None]]]:
-        """Returns by URL, and by name, size and ETag."""
-        try:
-            found = json.loads(self._path.read_text())
-            if found["version"] != VERSION:
-                return {}
-            return {
-                url: {name: (int(size), etag) for name, (size, etag) in objects.items()}
-                for url, objects in found["urls"].items()
-            }
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-
-    def add(self, url: str, objects: dict[str, tuple[int, str | None]]) -> None:
-        """Adds objects of a URL, in the place of those of these names; within the cache's `locked`."""
-        urls = self.read()
-        urls[url] = urls.get(url, {}) | objects
-        part = self._path.with_name(f".meta-{os.getpid()}-{threading.get_ident()}")
-        part.write_text(json.dumps({"version": VERSION, "urls": urls}))
-        os.replace(part, self._path)
 
 
 def check_room(cache: CacheFolder, needed: int, why: str) -> None:

@@ -9,37 +9,31 @@ the process count among themselves, and the last one that needs a chunk no more 
 from __future__ import annotations
 
 import atexit
-import errno
 import math
-import mmap
 import os
 import random
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import CacheError, RemoteError
-from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError, digest_of
-from fastload.remote.chunks import JOINED_BYTES, Chunk, ChunkTable, Range, joined_ranges
+from fastload.errors import RemoteError
+from fastload.remote.cache import CachedDataset, digest_of
+from fastload.remote.chunks import JOINED_BYTES, ChunkTable, joined_ranges
+from fastload.remote.room import AbsentError, Objects, Room
 from fastload.system.files import read_bytes
-from fastload.system.text import format_bytes
 from fastload.system.threads import run_as_batch
 
 _EXTRA_THREADS = 1
 """One more thread for each so many requests in flight: they write and compare what has come meanwhile."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-_FULL_S = 0.5  # for which a full disk may be full because of what is evicted soon
-_VICTIMS = 64  # chosen at a time
 _CLOSE_S = 10.0
 
 _living: weakref.WeakSet[ChunkFetcher] = weakref.WeakSet()
@@ -64,10 +58,6 @@ def leave_fetching_to_others() -> None:
     _left_to_others = True
 
 
-Needed = Callable[[NDArray[np.int64]], NDArray[np.float64]]
-"""Returns how far off the next use of each chunk is, float64 (n,): those with the largest numbers are evicted first."""
-
-
 @dataclass
 class FetchCounts:
     """What a process fetched for one dataset so far."""
@@ -78,50 +68,6 @@ class FetchCounts:
     bytes: int = 0  # fetched
     evicted: int = 0
     waited_s: float = 0.0  # for which threads that read rows waited for chunks
-
-
-class _AbsentError(Exception):
-    """A chunk is not in the cache, and was not to be fetched."""
-
-
-def evict_elsewhere(cache: CacheFolder, folder: Path | None = None) -> bool:
-    """Evicts a dataset that nobody uses, or a chunk of one that this process uses, too; returns whether it did.
-
-    Args:
-        cache: to make room in.
-        folder: of the dataset that the room is for.
-    """
-    with cache.locked():
-        cache.count()
-        if any(cache.remove(other) for other in cache.datasets() if other != folder):
-            return True
-    # Not those of the process that this one is a fork of, whose locks they have.
-    others = [one for one in list(_living) if one.folder != folder and one.cache_root == cache.root]
-    return cache.shared and any(one.evict_own() for one in others if one.is_of_this_process)
-
-
-class Objects(Protocol):
-    """The objects that chunks are fetched from, and what is known of their bytes."""
-
-    def ranges(self, chunk: Chunk, cached: CachedDataset) -> list[Range]:
-        """Returns where a chunk lies in its shard, whose header is in the cache; [] where that is damaged."""
-        ...
-
-    def ranges_by_index(self, chunk: Chunk) -> list[Range]:
-        """Returns where a chunk lies in its shard if the index says it; else []."""
-        ...
-
-    def fetch(self, shard: int, begin: int, end: int) -> Any:
-        """Returns bytes of a shard."""
-        ...
-
-    def check(self, chunk: Chunk, parts: Sequence[tuple[Range, Any]], cached: CachedDataset) -> None:
-        """Raises DamagedRowError if bytes that were fetched are not what was packed."""
-        ...
-
-    def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
-        """Returns the parts of a shard that its header consists of."""
-        ...
 
 
 class ChunkFetcher:
@@ -165,9 +111,8 @@ class ChunkFetcher:
         self._closed = False
         self._counts = FetchCounts()
         self._came = np.zeros(table.num_chunks, np.bool_)
-        self._victims: deque[int] = deque()
-        self._evicting = threading.Lock()
-        self.needed: Needed | None = None  # None: nothing is known of what comes next
+        self._taken_back: set[int] = set()  # that were held, and are being evicted
+        self.room = Room(table, cached, objects, self, give_up_after_s=give_up_after_s)
         _living.add(self)
 
     @property
@@ -177,15 +122,8 @@ class ChunkFetcher:
             return replace(self._counts)
 
     @property
-    def folder(self) -> Path:
-        return self._cached.folder
-
-    @property
-    def cache_root(self) -> Path:
-        return self._cached.cache.root
-
-    @property
-    def is_of_this_process(self) -> bool:
+    def in_use(self) -> bool:
+        """Whether it is of this process, and not closed."""
         return self._pid == os.getpid() and not self._closed
 
     def hold(self, chunks: Sequence[int]) -> None:
@@ -339,7 +277,7 @@ class ChunkFetcher:
         error: BaseException | None = None
         try:
             self._bring(chunk, fetch=fetch)
-        except _AbsentError:
+        except AbsentError:
             with self._changed:
                 self._fetching.discard(chunk)
                 self._urgent.append(chunk)
@@ -369,7 +307,7 @@ class ChunkFetcher:
                             self._counts.hits += 1
                         return
                     if not fetch:
-                        raise _AbsentError
+                        raise AbsentError
                     if time.monotonic() > deadline_s:
                         raise RemoteError(
                             f"chunk {chunk} of {self._cached.folder} was not fetched by the training process within "
@@ -407,13 +345,13 @@ class ChunkFetcher:
         chunk = self._table.chunk(number)
         if not chunk.field:
             parts = self._objects.fetch_header(chunk.shard)
-            self._make_room(number, chunk.shard, [one for one, _ in parts])
+            self.room.make(number, chunk.shard, [one for one, _ in parts])
         else:
             ranges = self._objects.ranges_by_index(chunk)
             if not ranges:
                 with self._header(chunk.shard):
                     ranges = self._objects.ranges(chunk, self._cached)
-            self._make_room(number, chunk.shard, ranges)
+            self.room.make(number, chunk.shard, ranges)
             parts = []
             for first, last in joined_ranges(ranges, JOINED_BYTES):
                 data = self._objects.fetch(chunk.shard, first, last)
@@ -433,7 +371,7 @@ class ChunkFetcher:
     def _header(self, shard: int, *, fetch: bool = True) -> Iterator[None]:
         """Within it the header of a shard is there; made so by this thread, unless another one is about to.
 
-        Without `fetch` it raises _AbsentError where the cache has it not.
+        Without `fetch` it raises AbsentError where the cache has it not.
         """
         header = int(self._table.headers[shard])
         with self._changed:
@@ -450,111 +388,59 @@ class ChunkFetcher:
                 if error := self._failed.get(header):
                     raise error
                 if header not in self._ready:
-                    raise _AbsentError
+                    raise AbsentError
             yield
         finally:
             self.release([header])
 
-    def _make_room(self, number: int, shard: int, ranges: Sequence[Range]) -> None:
-        """Allocates a chunk's ranges in its shard's copy; evicts what is needed last where the cache is full."""
-        self._cached.begin(number)
-        began_s, pause_s, full = time.monotonic(), _FIRST_PAUSE_S, False
-        while not self._closed:
-            try:
-                with self._cached.opened(shard) as fd:
-                    if self._cached.cache.allocate(fd, ranges):
-                        return
-            except DiskFullError:
-                if not full:
-                    full, self.most_held = True, max(2, min(self.most_held, len(self._ready) // 2))
-            if self._evict() or (number in self._awaited and self._evict(announced=True)):
-                continue
-            if full and time.monotonic() - began_s > _FULL_S:
-                raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._cached.cache.root))
-            if time.monotonic() - began_s > self._give_up_after_s:
-                cache = self._cached.cache
-                raise CacheError(
-                    f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached, and all chunks in it "
-                    f"have been in use for {self._give_up_after_s:g} s. Give the cache more: "
-                    f"Remote(max_bytes=..., cache=...), or clear what other jobs left: `fastload cache clear`."
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    # What `Room` asks for.
 
-    def _evict(self, *, announced: bool = False) -> bool:
-        """Evicts one chunk that nobody uses, else something of another dataset; returns whether it did.
+    def busy(self, *, announced: bool) -> NDArray[np.int64]:
+        """Returns the chunks that are not to be evicted, int64 (n,); see `Claims`."""
+        with self._changed:
+            return np.array([*(self._held if announced else self._ready), *self._fetching], np.int64)
 
-        `announced`: one that is held only because it was announced.
-        """
-        return self.evict_own(announced=announced) or (
-            not announced and evict_elsewhere(self._cached.cache, self._cached.folder)
-        )
-
-    def evict_own(self, *, announced: bool = False) -> bool:
-        """Evicts one chunk of this dataset that nobody uses; see `_evict`."""
-        with self._evicting:
-            for fresh in (False, True):
-                if fresh or announced:
-                    self._victims = self._choose_victims(announced=announced)
-                while self._victims:
-                    if self._evict_unless_used(self._victims.popleft(), announced=announced):
-                        return True
-        return False
-
-    def _evict_unless_used(self, victim: int, *, announced: bool) -> bool:
-        """Evicts a chunk that neither this process nor another one holds; one that only waits to be held may go."""
+    def claim(self, victim: int, *, announced: bool) -> bool:
+        """Keeps the threads of this process from a chunk, as locks do not; returns False where one uses it."""
         with self._changed:
             ready = victim in self._ready
             if victim in self._held or victim in self._fetching or (ready and not announced):
                 return False
-            self._fetching.add(victim)  # locks do not keep the threads of a process apart
-            self._ready.discard(victim)
-        done = False
-        try:
-            done = self._evict_chunk(victim)
-        finally:
-            with self._changed:
-                self._fetching.discard(victim)
-                self._counts.evicted += done
-                if ready and not done:  # another process holds it, too
-                    self._cached.locks.unlock(victim)
-                if victim in self._awaited:
-                    self._urgent.append(victim)
-                elif victim in self._wanted and not ready:  # announced meanwhile
-                    self._announced.appendleft(victim)
-                self._changed.notify_all()
-        return done
+            self._fetching.add(victim)
+            if ready:
+                self._ready.discard(victim)
+                self._taken_back.add(victim)
+            return True
 
-    def _evict_chunk(self, number: int) -> bool:
-        chunk = self._table.chunk(number)
-        if not chunk.field:
-            whole = [(0, int(self._cached.size(chunk.shard)) + mmap.PAGESIZE)]  # the last block is freed whole, too
-            return self._cached.evict(number, chunk.shard, whole, [], self._table.data_of(chunk.shard))
-        with suppress(_AbsentError), self._header(chunk.shard, fetch=False):
-            neighbours = [chunk._replace(number=chunk.number + step) for step in (-1, 1)]
-            around = [
-                (number + step, one)
-                for step, near in zip((-1, 1), neighbours, strict=True)
-                if 0 <= number + step < self._table.num_chunks and self._table.chunk(number + step) == near
-                for one in self._objects.ranges(near, self._cached)
-            ]
-            return self._cached.evict(number, chunk.shard, self._objects.ranges(chunk, self._cached), around)
-        return False  # where it lies, nobody knows before its shard's header is fetched
-
-    def _choose_victims(self, *, announced: bool) -> deque[int]:
-        """Returns chunks to evict, those first whose next use is farthest; headers last."""
-        kept = self._cached.kept()
+    def unclaim(self, victim: int, *, evicted: bool) -> None:
+        """Ends that."""
         with self._changed:
-            busy = np.array([*(self._held if announced else self._ready), *self._fetching], np.int64)
-        kept = kept[~np.isin(kept, busy)]
-        shard, column, _ = self._table.placed(kept)
-        data, headers = kept[column > 0], kept[column == 0]
-        # Of a shard with chunks here its header says where they lie.
-        spare = headers[~np.isin(shard[column == 0], shard[column > 0])]
-        needed = self.needed(data) if self.needed is not None else np.random.default_rng().random(len(data))
-        # Few of a small cache, where others are soon needed later than the last of many.
-        order = np.argsort(-needed, kind="stable")[: max(1, min(_VICTIMS, len(data) // 16))]
-        return deque([*data[order].tolist(), *spare[: _VICTIMS if not len(order) else 0].tolist()])
+            ready = victim in self._taken_back
+            self._taken_back.discard(victim)
+            self._fetching.discard(victim)
+            self._counts.evicted += evicted
+            if ready and not evicted:  # another process holds it, too
+                self._cached.locks.unlock(victim)
+            if victim in self._awaited:
+                self._urgent.append(victim)
+            elif victim in self._wanted and not ready:  # announced meanwhile
+                self._announced.appendleft(victim)
+            self._changed.notify_all()
+
+    def is_awaited(self, chunk: int) -> bool:
+        """Whether a thread waits for a chunk."""
+        return chunk in self._awaited
+
+    def hold_less(self) -> None:
+        """Holds fewer chunks that were announced: there is less room than the bound says."""
+        with self._changed:
+            self.most_held = max(2, min(self.most_held, len(self._ready) // 2))
+
+    @contextmanager
+    def header_there(self, shard: int) -> Iterator[None]:
+        """Within it the header of a shard is in the cache; LookupError where it is not."""
+        with self._header(shard, fetch=False):
+            yield
 
     def close(self) -> None:
         """Ends the threads, each with the chunk that it is at, and all locks of this process."""

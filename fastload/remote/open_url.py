@@ -18,11 +18,12 @@ import xxhash
 from fastload.errors import CacheError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, Meta, keep_in_use
+from fastload.remote.cache import CacheFolder, keep_in_use
 from fastload.remote.client import Client, open_client
-from fastload.remote.fetch import evict_elsewhere
 from fastload.remote.headers import as_index, copy_ranges, fetch_into_memory, sparse_file
+from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
+from fastload.remote.room import evict_elsewhere
 from fastload.remote.shards import RemoteShards
 from fastload.system.text import format_bytes
 

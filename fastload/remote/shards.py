@@ -18,7 +18,7 @@ from fastload.errors import DamagedRowError, FastloadError, RemoteError, Replace
 from fastload.format.header import PackedFile, open_hdf5
 from fastload.format.shards import Shards
 from fastload.remote.backend import ObjectInfo
-from fastload.remote.cache import CachedDataset, CacheFolder, Meta, check_room, digest_of
+from fastload.remote.cache import CachedDataset, CacheFolder, check_room, digest_of
 from fastload.remote.chunks import (
     Chunk,
     ChunkTable,
@@ -28,10 +28,12 @@ from fastload.remote.chunks import (
     likely_header,
 )
 from fastload.remote.client import Client
-from fastload.remote.fetch import ChunkFetcher, FetchCounts, Needed
+from fastload.remote.fetch import ChunkFetcher, FetchCounts
 from fastload.remote.headers import header_ranges, look_for_header
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
+from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
+from fastload.remote.room import Needed
 from fastload.remote.row_digests import wrong_encoded_rows, wrong_rows
 from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes, text_of
@@ -101,7 +103,7 @@ class RemoteShards:
             self._cache = MemoryFolder(limit)
             sizes = self._shards.num_bytes
             self._cached = MemoryDataset(self._cache, self._shards.names, sizes, self.table.num_chunks)
-            needed = self.fetcher.needed
+            needed = self.fetcher.room.needed
             self._earlier.append(self.fetcher)
             self.fetcher = ChunkFetcher(
                 self.table,
@@ -111,7 +113,7 @@ class RemoteShards:
                 most_held=limit // chunk * max(1, len(self.table.fields)),
                 give_up_after_s=self.remote.give_up_after,
             )
-            self.fetcher.needed = needed
+            self.fetcher.room.needed = needed
 
     @property
     def fitting(self) -> int:
@@ -216,7 +218,7 @@ class RemoteShards:
         """Says how many announced chunks of each field are fetched ahead, and which chunks are needed last."""
         fetcher = self.current()
         fetcher.most_held = most_held * max(1, len(self.table.fields))
-        fetcher.needed = needed
+        fetcher.room.needed = needed
 
     def check_room(self, num_chunks: int, why: str) -> None:
         """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers.

@@ -22,7 +22,8 @@ import xxhash
 
 from fastload.errors import OptionError, OutputError, SourceError, typed
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, parse_codec
-from fastload.format.header import PackedFile, open_columns, read_header
+from fastload.format.columns import open_columns
+from fastload.format.header import PackedFile, read_header
 from fastload.format.writer import CHUNK_BYTES, dump_options
 from fastload.pack import PackJob, PackOptions, PackReport, pack_listing
 from fastload.pack.journal import source_table

@@ -15,16 +15,9 @@ from numpy.typing import NDArray
 
 from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
+from fastload.format.columns import open_columns
 from fastload.format.digests import DIGEST_FIELDS, row_digests
-from fastload.format.header import (
-    PIXEL_FIELDS,
-    PackedFile,
-    check_header,
-    open_columns,
-    open_hdf5,
-    read_header,
-    read_shard,
-)
+from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_hdf5, read_header, read_shard
 from fastload.format.ragged import Column, index_names
 from fastload.repack.packed_rows import rows_of
 from fastload.sources.listing import Listing, Masks, first_few, require_unique

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.plan import EpochPlan
+from fastload.prefetch.coming import coalesced
 from fastload.prefetch.fill_threads import FillThreads
 from fastload.prefetch.ring import SLACK, Ring, SlotField, private_copy
-from fastload.prefetch.thread_stream import GROUP_BYTES, ThreadStream, coalesced, group_size
+from fastload.prefetch.thread_stream import GROUP_BYTES, ThreadStream, group_size
 from fastload.read.readahead import announced_ahead
 
 B, WIDTH = 4, 100_000

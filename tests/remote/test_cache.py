@@ -24,10 +24,11 @@ from fastload import PackedDataset
 from fastload.format.header import PackedFile, read_header
 from fastload.pack.index import index_files
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CachedDataset, CacheFolder, Meta, boot_number, digest_of, keep_in_use
+from fastload.remote.cache import CachedDataset, CacheFolder, boot_number, digest_of, keep_in_use
 from fastload.remote.chunks import Chunk, ChunkTable
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.headers import header_ranges
+from fastload.remote.meta import Meta
 from fastload.remote.options import Remote
 from fastload.remote.shards import RemoteShards
 from fastload.repack import repack_file

@@ -1,0 +1,38 @@
+"""The file meta.json of a dataset in the cache: where it was read from, and what its objects were then."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+from fastload.remote.cache import VERSION
+
+
+class Meta:
+    """The file meta.json of a dataset: for each URL that it was read from, size and ETag of each object, by name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, dict[str, tuple[int, str | None]]]:
+        """Returns by URL, and by name, size and ETag."""
+        try:
+            found = json.loads(self._path.read_text())
+            if found["version"] != VERSION:
+                return {}
+            return {
+                url: {name: (int(size), etag) for name, (size, etag) in objects.items()}
+                for url, objects in found["urls"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def add(self, url: str, objects: dict[str, tuple[int, str | None]]) -> None:
+        """Adds objects of a URL, in the place of those of these names; within the cache's `locked`."""
+        urls = self.read()
+        urls[url] = urls.get(url, {}) | objects
+        part = self._path.with_name(f".meta-{os.getpid()}-{threading.get_ident()}")
+        part.write_text(json.dumps({"version": VERSION, "urls": urls}))
+        os.replace(part, self._path)
