@@ -295,16 +295,16 @@ def test_evicting_gives_blocks_back_and_changes_no_neighbour(kind, cache, tmp_pa
         assert files.assert_true() >= 60
         for chunk in random.permutation(files.cached.kept()).tolist()[::2]:
             if files.table.chunk(chunk).field:
-                assert files.fetcher._evict_chunk(chunk)
+                assert files.fetcher.room._evict_chunk(chunk)
                 assert not files.cached.presence(chunk).complete
         files.assert_true()
         assert cache.used >= bytes_on_disk(cache.root) - own
     headers = set(files.table.headers.tolist())
     for chunk in set(files.cached.kept().tolist()) - headers:
-        assert files.fetcher._evict_chunk(chunk)
+        assert files.fetcher.room._evict_chunk(chunk)
     files.assert_true()
     for header in headers & set(files.cached.kept().tolist()):
-        assert files.fetcher._evict_chunk(header)
+        assert files.fetcher.room._evict_chunk(header)
     assert not len(files.cached.kept())
     for shard in range(len(files.file.shards.names)):
         assert files.cached.path(shard).stat().st_blocks * 512 <= OF_FILE_SYSTEM
@@ -333,7 +333,7 @@ def test_evicted_neighbours_give_back_the_blocks_that_they_share(kind, cache, tm
             with files.fetcher.holding([chunk]):
                 present.add(chunk)
         for chunk in random.sample(sorted(present), len(present) // 2):
-            assert files.fetcher._evict_chunk(chunk)
+            assert files.fetcher.room._evict_chunk(chunk)
             present.remove(chunk)
         held = [files.ranges(files.table.chunk(chunk), files.cached) for chunk in present]
         ranges = [*header_ranges(files.name(0)), *(one for some in held for one in some)]
@@ -350,14 +350,14 @@ def test_a_chunk_that_is_held_is_not_evicted(cache, tmp_path):
     chunk = files.table.data_of(0).start
     with files.fetcher.holding([chunk]):
         other = Files(tmp_path / "source" / "data.h5", cache)
-        assert not other.fetcher._evict_chunk(chunk)
+        assert not other.fetcher.room._evict_chunk(chunk)
         assert files.cached.presence(chunk).complete
         header = int(files.table.headers[0])
-        assert not other.fetcher._evict_chunk(header)
+        assert not other.fetcher.room._evict_chunk(header)
         other.close()
     third = Files(tmp_path / "source" / "data.h5", cache)
     files.close()
-    assert third.fetcher._evict_chunk(chunk)
+    assert third.fetcher.room._evict_chunk(chunk)
     third.close()
 
 
