@@ -535,7 +535,7 @@ def state(data: bytes) -> None:
         made[c.pick(list(STATE))] = c.pick((np.arange(3), np.int64(2), np.float32(1), {1}, b"a", np.array("full")))
     cursor = EpochCursor(plan, lambda: "ab")
     found = cursor.checked(made)
-    position = cursor.resumed(found, lambda batches, echo: EchoSchedule(batches, echo), keeps_all=False)
+    position = cursor.resumed(found, lambda batches, echo: EchoSchedule(batches, echo), on_device=False)
     for batch in islice(position.plan.batches(0), 3):
         assert batch.rows.max(initial=0) < 40
     list(islice(position.uses.uses(position.steps), 3))
