@@ -140,7 +140,7 @@ def inspect_file(path: FileName) -> FileInfo:
     Raises:
         MissingFileError: there is no such file.
         FormatError: not HDF5, truncated, or a packed file that is damaged or of a newer format.
-        RemoteError and its kin, OptionError: as `open_remote`, of a URL.
+        RemoteError, OptionError: as `open_remote`, of a URL.
     """
     if is_url(path):
         return _inspect_url(path)

@@ -119,7 +119,7 @@ def verify_file(
         FileChangedError: the file was written to meanwhile.
         SourceError, OptionError: the source cannot be listed, or is not what the file was packed from; there is no
             such shard.
-        RemoteError and its kin: an object of a URL cannot be had.
+        RemoteError: an object of a URL cannot be had.
     """
     workers = worker_count(workers)
     if source is not None:

@@ -67,7 +67,7 @@ def check_url(path: ObjectPath, *, overwrite: bool) -> None:
 
     Raises:
         OutputError: it is of a web server, or names no object; or it exists (unless `overwrite`).
-        RemoteError and its kin: the bucket is missing, or refuses.
+        RemoteError: the bucket is missing, or refuses.
     """
     if str(path).startswith(("http://", "https://")):
         raise OutputError(
@@ -174,7 +174,7 @@ def packed_at(job: PackJob, pack: Callable[[PackJob], PackReport]) -> PackReport
 
     Raises:
         OutputError: the object was made meanwhile.
-        RemoteError and its kin: the upload failed; the file is kept.
+        RemoteError: the upload failed; the file is kept.
     """
     to = job.output
     assert isinstance(to, ObjectPath), "an output behind a URL"
@@ -253,7 +253,7 @@ def upload(
 
     Raises:
         OutputError: somebody else has written the object meanwhile, and it is another one.
-        RemoteError and its kin: it cannot be written.
+        RemoteError: it cannot be written.
     """
     client, key = client_of(to)
     size = local.stat().st_size

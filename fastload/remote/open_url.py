@@ -32,7 +32,7 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     """Returns the header of a packed file or an index behind a URL; `PackedFile.remote` fetches its rows.
 
     Raises:
-        RemoteError and its kin: the object is missing, refused, or its server is not reached.
+        RemoteError: the object is missing, refused, or its server is not reached.
         FormatError: it is no HDF5 file.
         OptionError: no cache can be made; a package for such URLs is missing.
     """

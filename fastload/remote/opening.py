@@ -26,7 +26,7 @@ def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[Packed
 
     Raises:
         MissingFileError, FormatError: as `read_header`.
-        RemoteError and its kin, OptionError: as `open_remote`.
+        RemoteError, OptionError: as `open_remote`.
     """
     if not is_url(name):
         yield read_header(Path(name))

@@ -123,7 +123,7 @@ def open_bucket(path: ObjectPath) -> Tree | ListedObject:
 
     Raises:
         MissingFileError: there is no such object, and none below it.
-        RemoteError and its kin: the store was not reached, or refuses.
+        RemoteError: the store was not reached, or refuses.
     """
     client, key = client_of(path)
     if key:
