@@ -181,12 +181,18 @@ class ChunkFetcher:
         with self._changed:
             for chunk in chunks:
                 self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
-            new = [chunk for chunk in chunks if chunk not in self._ready and chunk not in self._fetching]
-            while new and not self._announced and len(self._ready) < self.most_held and self._take_if_there(new[0]):
-                del new[0]
-            self._announced.extend(new)
-            if new:
-                self._start(len(new))
+            self._announced.extend(one for one in chunks if one not in self._ready and one not in self._fetching)
+            self._take_announced()
+
+    def _take_announced(self) -> None:
+        """Makes announced chunks ready that are in the cache; from the first one on that is not, threads go on."""
+        while not self._closed and self._announced and len(self._ready) + len(self._fetching) < self.most_held:
+            chunk = self._announced[0]
+            known = chunk not in self._wanted or chunk in self._ready or chunk in self._fetching
+            if not known and not self._take_if_there(chunk):
+                self._start(min(len(self._announced), self.most_held - len(self._ready) - len(self._fetching)))
+                return
+            self._announced.popleft()
 
     def _take_if_there(self, chunk: int) -> bool:
         """Makes a chunk ready that is in the cache, and that neither another process nor a thread is about to fetch.
@@ -233,8 +239,7 @@ class ChunkFetcher:
                 self._ready.discard(chunk)
                 if not self._closed:
                     self._cached.locks.unlock(chunk)
-        if self._announced:
-            self._work_to_do.notify(len(chunks))  # others may be held now
+        self._take_announced()  # others may be held now
 
     def _start(self, count: int) -> None:
         """Wakes threads for so many chunks, and starts some where too few are idle."""
