@@ -290,7 +290,8 @@ GATHERED = """
 def test_batches_that_are_taken_in_a_row_share_the_work_on_them(tmp_path):
     _, [found] = run(tmp_path, GATHERED)
     own_s = [record.host_s for record in found.steps.kept]
-    assert found.trains and len(own_s) == 32 and min(own_s) > 0.0045
+    # Of four taken in a row, three would else have none of it.
+    assert found.trains and len(own_s) == 32 and min(own_s) > 0.001
     begins = [record.step.begin_s for record in found.steps.kept]
     assert begins == sorted(begins)
 
