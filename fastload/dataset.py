@@ -109,7 +109,7 @@ class PackedDataset(Dataset[Any]):
         self._begin_checks(check)
         if split is not None and split not in self._file.splits:
             known = ", ".join(repr(name) for name in self._file.splits) or "none"
-            raise OptionError(f"{path}: no split {split!r}; it has {known}. None means all rows.")
+            raise OptionError(f"{self._file.name}: no split {split!r}; it has {known}. None means all rows.")
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
         self.fields = _checked_fields(self._file, fields)
@@ -372,7 +372,7 @@ def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[st
     labels = arrays.get("labels")
     if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
         if labels.dtype == np.uint64 and labels.size and labels.max() > _LARGEST:
-            raise FormatError(f"{file.path}: `labels` has {labels.max():,}, more than int64 holds; pack other labels")
+            raise FormatError(f"{file.name}: `labels` has {labels.max():,}, more than int64 holds; pack other labels")
         arrays["labels"] = labels.astype(np.int64, copy=False)
     return arrays
 
@@ -386,7 +386,7 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
     numeric = [name for name, (kind, size) in kinds.items() if kind in "biu" or (kind == "f" and size in (2, 4, 8))]
     if fields is None and "labels" in file.left_out:
         raise FormatError(
-            f"{file.path}: `labels` {_NOT_LOADED}. Pack the file, which makes class numbers of texts "
+            f"{file.name}: `labels` {_NOT_LOADED}. Pack the file, which makes class numbers of texts "
             f"(`fastload pack {typed(file.path)} OUT.h5`), or leave them out: fields=['images']."
         )
     if fields is None and "images" in file.fields:
@@ -395,7 +395,7 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
         own = [name for name in numeric if name not in _BOOKKEEPING]
         if not own:
             raise OptionError(
-                f"{file.path}: it has neither images nor another field of numbers; say which in fields=[...]"
+                f"{file.name}: it has neither images nor another field of numbers; say which in fields=[...]"
             )
         return tuple(sorted(own, key=lambda name: name == "labels"))
     accepted = (*numeric, *PLAN_FIELDS)
@@ -405,11 +405,11 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
         if name not in accepted:
             why = "holds no numbers that torch has a type for" if name in file.fields else "is not in the file"
             why = _NOT_LOADED if name in file.left_out else why
-            raise OptionError(f"{file.path}: field {name!r} {why}; choose from {', '.join(accepted)}")
+            raise OptionError(f"{file.name}: field {name!r} {why}; choose from {', '.join(accepted)}")
     if "images" in fields:
         image_axes(file)
     elif "pixel_mask" in fields:
-        raise OptionError(f"{file.path}: pixel_mask says which pixels belong to an image: add images to fields")
+        raise OptionError(f"{file.name}: pixel_mask says which pixels belong to an image: add images to fields")
     return tuple(fields)
 
 

@@ -129,7 +129,6 @@ class ChunkOrder:
         return rows
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         begins, offsets = self._unmixed(rows)
         unmixed = begins + offsets
         firsts, lengths = self._windows(unmixed)
@@ -141,7 +140,6 @@ class ChunkOrder:
         return positions
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return self._windows(self._unmixed(rows)[0])[0]
 
     def _unmixed(self, rows: NDArray[np.int64]) -> tuple[Positions, Positions]:

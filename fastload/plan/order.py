@@ -128,15 +128,12 @@ class FileOrder:
     pieces: ChunkPieces | None = None
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """See `Order`."""
         return positions + self.rows.start
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return rows - self.rows.start
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         pieces = self.pieces or ONE_PIECE
         piece = np.searchsorted(pieces.begins, rows, "right") - 1
         begins = pieces.begins[piece]
@@ -152,15 +149,12 @@ class FullOrder:
     key: int
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """See `Order`."""
         return blockwise(lambda part: permute(part, len(self.rows), self.key) + self.rows.start, positions)
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return blockwise(lambda part: unpermute(part - self.rows.start, len(self.rows), self.key), rows)
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return np.zeros_like(rows)
 
 
@@ -189,17 +183,14 @@ class PieceOrder:
     _orders: dict[int, Order] = field(init=False, default_factory=dict)
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
-        """See `Order`."""
         return self._by_piece(
             positions, positions, lambda order, first, part: order(blockwise(lambda some: some - first, part))
         )
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return self._by_piece(rows - self.rows.start, rows, lambda order, first, part: order.positions_of(part) + first)
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return self._by_piece(
             rows - self.rows.start, rows, lambda order, first, part: order.first_positions(part) + first
         )
@@ -298,7 +289,6 @@ class GroupedOrder:
         return rows
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         ungrouped = self._order.positions_of(rows)
         firsts, stops = self._blocks(ungrouped)
         positions = np.empty_like(rows)
@@ -310,7 +300,6 @@ class GroupedOrder:
         return positions
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
-        """See `Order`."""
         return self._blocks(self._order.first_positions(rows))[0]
 
     def _blocks(self, positions: Positions) -> tuple[Positions, Positions]:

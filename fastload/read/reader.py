@@ -53,7 +53,7 @@ class RowReader:
     ) -> None:
         for name in fields:
             if name not in file.fields:
-                raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
+                raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
         self._check = RowCheck(file, fields, check) if isinstance(check, str) else check
         if self._check is not None:
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
@@ -203,7 +203,7 @@ def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
     if len(shape) == 3 and shape[0] in (1, 3, 4):
         return "CHW"
     raise FormatError(
-        f"{file.path}: one image has the shape {shape}; expected (H, W, C), (C, H, W) or (H, W) with 1, 3 or 4 "
+        f"{file.name}: one image has the shape {shape}; expected (H, W, C), (C, H, W) or (H, W) with 1, 3 or 4 "
         f"channels. Pack the original files."
     )
 

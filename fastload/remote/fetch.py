@@ -43,7 +43,8 @@ _living: weakref.WeakSet[ChunkFetcher] = weakref.WeakSet()
 def _end_threads() -> None:
     """Ends all threads: the interpreter aborts the process where one is in a request."""
     for fetcher in list(_living):
-        fetcher.close()
+        if fetcher.in_use:  # a fork has those of its parent, whose locks may be held for ever there
+            fetcher.close()
 
 
 _left_to_others = False
@@ -285,8 +286,10 @@ class ChunkFetcher:
         except AbsentError:
             with self._changed:
                 self._fetching.discard(chunk)
-                self._urgent.append(chunk)
-                self._start(1)
+                if chunk in self._awaited:
+                    self._urgent.append(chunk)
+                    self._start(1)
+                self._changed.notify_all()  # others may wait for it in `_header`, and fetch it then
             return
         except BaseException as exc:  # noqa: BLE001  # whoever waits for the chunk has to hear of it
             error = exc

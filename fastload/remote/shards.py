@@ -39,11 +39,8 @@ from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes, text_of
 from fastload.timing.network import NetworkUse
 
-_WHOLE_BYTES = 16 * 2**20  # objects up to this size are fetched whole, when their header is looked for
 _OWN_FILES = ("chunks", "locks", "meta.json")
 _log = logging.getLogger("fastload")
-
-_LOOK_BYTES = 256 * 2**10  # fetched at a time while a header is looked for
 
 
 class RemoteShards:
@@ -61,7 +58,7 @@ class RemoteShards:
         self.table = ChunkTable(file)
         self.ranks = 1  # of this machine, that share the cache
         self.lets_damage_pass = False  # whether damaged rows are fetched, too, for who looks for them while reading
-        self._lock, self._pid = threading.RLock(), os.getpid()
+        self._locks, self._pid = dict[int, threading.RLock](), os.getpid()
         self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
         self._earlier: list[ChunkFetcher] = []  # whose counts go on
@@ -140,10 +137,15 @@ class RemoteShards:
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
-                    self._lock = threading.RLock()
+                    self._asking = {}
                     self._open()
                     self._pid = os.getpid()
         return self.fetcher
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """The lock of this process: at a fork a thread may hold that of the parent, which nobody here releases."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     @property
     def counts(self) -> FetchCounts:
