@@ -1,4 +1,4 @@
-"""What a client asks of a kind of server, once and without retries: `Backend`; and how it says that this failed."""
+"""What a client asks of a kind of server, once and without retries: `Service`; and how it says that this failed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PartialUpload(Protocol):
     def abort(self) -> None: ...
 
 
-class Backend(Protocol):
+class Service(Protocol):
     """Requests to one kind of server. Each raises Failure, and returns before its timeout; threads share it."""
 
     def head(self, key: str) -> ObjectInfo: ...

@@ -219,7 +219,7 @@ def joined_ranges(ranges: Sequence[Range] | zip[Range], gap: int) -> list[Range]
 
 
 def without(ranges: Sequence[Range], others: Sequence[Range]) -> list[Range]:
-    """Returns the parts of ranges, sorted and apart, that lie in none of the others, sorted and apart too."""
+    """Returns the parts of ranges, sorted and disjoint, that lie in none of the others, which are so, too."""
     found: list[Range] = []
     for begin, end in ranges:
         for first, last in others:

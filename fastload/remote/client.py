@@ -25,7 +25,7 @@ from fastload.errors import (
     RemoteError,
     ReplacedError,
 )
-from fastload.remote.backend import Backend, Data, Failure, ObjectInfo, PartialUpload
+from fastload.remote.backend import Data, Failure, ObjectInfo, PartialUpload, Service
 from fastload.remote.cloud import SCHEMES, CloudBackend, split
 from fastload.remote.filesystems import FsspecBackend
 from fastload.remote.options import Remote, is_url, shown
@@ -114,7 +114,7 @@ class Client:
         self._closed = False
         self._process = os.getpid()
         self._renewed_s = self._warned_s = 0.0
-        self._backend: Backend
+        self._backend: Service
         if url.split("://")[0] in SCHEMES:
             if _process not in (None, os.getpid()):
                 self._process = _process or 0

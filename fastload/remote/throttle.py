@@ -48,7 +48,7 @@ class Throttle:
         self._heard_s = 0.0  # refusals of requests begun before this are those of the last cut
 
     @contextmanager
-    def slot(self) -> Iterator[Slot]:
+    def slot(self) -> Iterator[Permit]:
         """Waits for a slot and holds it within; the outcome of the request is set on it."""
         with self._changed:
             while self._free() <= 0 and not self._closed.is_set():
@@ -60,7 +60,7 @@ class Throttle:
             self._next_s = begin_s + gap_s
         if begin_s > now_s:
             self.sleep(begin_s - now_s)
-        slot = Slot(self._clock())
+        slot = Permit(self._clock())
         try:
             yield slot
         finally:
@@ -72,7 +72,7 @@ class Throttle:
     def _free(self) -> int:
         return max(1, int(self.limit)) - self._active
 
-    def _learn(self, slot: Slot) -> None:
+    def _learn(self, slot: Permit) -> None:
         """Adjusts the limit by a request's outcome; after a refusal it takes as long as an answer would have taken."""
         took_s = self._clock() - slot.began_s
         with self._changed:
@@ -102,7 +102,7 @@ class Throttle:
             self._changed.notify_all()
 
 
-class Slot:
+class Permit:
     """One request's place: when it began, and by `outcome` how it ended: "answered", "refused", or "" for neither."""
 
     def __init__(self, began_s: float) -> None:

@@ -39,7 +39,7 @@ _GUESSED_BYTES = 2**18  # each of at most so many bytes
 
 
 @dataclass(frozen=True, eq=False)
-class ObjectFiles:
+class BucketFiles:
     """Reads objects whole, as they were listed. All keys are one bytes object, small and quick to pickle."""
 
     url: str  # of the bucket
@@ -60,7 +60,7 @@ class ObjectFiles:
         paths: list[bytes],
         sizes: NDArray[np.int64],
         etags: NDArray[np.bytes_],
-    ) -> ObjectFiles:
+    ) -> BucketFiles:
         """Returns the reader of the objects whose keys are the prefix and one of these paths."""
         ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
         return cls(url, remote, prefix, b"".join(paths), ends, sizes, etags)
@@ -88,9 +88,9 @@ class ObjectFiles:
             found.append(self._range(i, HEAD_BYTES if heads and (jpeg or size > _WHOLE_BYTES) else size))
         return found
 
-    def take(self, indices: NDArray[np.integer[Any]]) -> ObjectFiles:
+    def take(self, indices: NDArray[np.integer[Any]]) -> BucketFiles:
         paths = [self._path(i) for i in indices.tolist()]
-        return ObjectFiles.of(self.url, self.remote, self.prefix, paths, self.sizes[indices], self.etags[indices])
+        return BucketFiles.of(self.url, self.remote, self.prefix, paths, self.sizes[indices], self.etags[indices])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read": []}
@@ -170,7 +170,7 @@ def open_bucket(path: ObjectPath) -> Tree | ListedObject:
         folders=sorted(folders - {""}),
         sizes=sizes,
         mtimes_ns=np.array([changed_ns(info) for info in infos], np.int64),
-        files=ObjectFiles.of(
+        files=BucketFiles.of(
             split(str(path))[0], without_cache(remote_in_force()), prefix, [name.encode() for name in names],
             sizes, etags,
         ),
@@ -183,6 +183,6 @@ def lone_file(path: ObjectPath, listed: ListedObject) -> Tree:
     prefix, name = split(str(path.parent))[1], path.name
     sizes, etags = np.array([listed.num_bytes], np.int64), np.array([(listed.etag or "").encode()], "S")
     prefix = f"{prefix}/" if prefix else ""
-    files = ObjectFiles.of(split(listed.path)[0], listed.remote, prefix, [name.encode()], sizes, etags)
+    files = BucketFiles.of(split(listed.path)[0], listed.remote, prefix, [name.encode()], sizes, etags)
     mtimes = np.array([listed.mtime_ns], np.int64)
     return Tree(path=path.parent, names=[name], sizes=sizes, mtimes_ns=mtimes, files=files, file=name)

@@ -194,7 +194,7 @@ class FileSpans:
             return self.file.read(fd, min(size, int(self.sizes[i])), int(self.offsets[i]))
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of pieces of an object, as `ObjectFiles.ranges`; nothing of a file of this machine."""
+        """Returns what is read of pieces of an object, as `BucketFiles.ranges`; nothing of a file of this machine."""
         if isinstance(self.file, ListedFile):
             return []
         sizes = np.minimum(self.sizes[indices], HEAD_BYTES) if heads else self.sizes[indices]
@@ -282,7 +282,7 @@ class JoinedFiles(Joined[Files]):
         return self.parts[int(self.part[i])].read_head(int(self.index[i]), size)
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of those that are behind URLs, as `ObjectFiles.ranges`."""
+        """Returns what is read of those that are behind URLs, as `BucketFiles.ranges`."""
         if not any(hasattr(part, "ranges") for part in self.parts):
             return []
         return [

@@ -94,7 +94,7 @@ class ZipFiles:
             return head
 
     def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[ObjectRange]:
-        """Returns what is read of members of a zip behind a URL, with their local headers, as `ObjectFiles.ranges`."""
+        """Returns what is read of members of a zip behind a URL, with their local headers, as `BucketFiles.ranges`."""
         spans, found = self.stored, list[Any]()
         if not isinstance(spans.file, ListedFile):
             for i in indices.tolist():
