@@ -18,6 +18,7 @@ Kind = Literal[
     "timeout",
     "unreachable",  # no connection
     "broken",  # the server failed, or the body broke off; worth another try
+    "short",  # the object ends before what was asked for
     "invalid",  # no try will help
 ]
 
@@ -52,6 +53,7 @@ class Service(Protocol):
     """Requests to one kind of server. Each raises Failure, and returns before its timeout; threads share it."""
 
     def head(self, key: str) -> ObjectInfo: ...
+    # The ETag of what it returns is that of the object of these bytes.
     def get(self, key: str, span: tuple[int, int] | None, etag: str | None) -> tuple[Data, ObjectInfo]: ...
     def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]: ...  # in order of keys, behind one
     def put(self, key: str, data: Data, only_if: str | None) -> str | None: ...

@@ -48,6 +48,10 @@ _RETRIED = ("throttled", "timeout", "unreachable", "broken")
 _process: int | None = None  # the one in which obstore made requests
 
 
+class ShortObjectError(RemoteError):
+    """An object ends before the bytes that were asked for."""
+
+
 @dataclasses.dataclass
 class Counts:
     """What a client did so far. `bytes` are those received and sent in bodies; `waited_s` those of all threads.
@@ -150,17 +154,19 @@ class Client:
         Args:
             key: of the object.
             first: the first byte.
-            stop: the byte after the last; RemoteError if the object is shorter.
+            stop: the byte after the last; ShortObjectError if the object is shorter.
             etag: of the object as it was before; ReplacedError if it has another one now.
         """
-        if not 0 <= first <= stop:
+        return self.read_range(key, first, stop, etag=etag)[0] if first != stop else memoryview(b"")
+
+    def read_range(self, key: str, first: int, stop: int, *, etag: str | None = None) -> tuple[memoryview, ObjectInfo]:
+        """Returns bytes of an object as `read`, of which there are some, and what the object is."""
+        if not 0 <= first < stop:
             raise OptionError(f"{self.url_of(key)}: bytes {first} to {stop} are no range")
-        if first == stop:
-            return memoryview(b"")
         what = f"asked for bytes {first:,} to {stop - 1:,} of"
-        data, _ = self._repeat(what, key, lambda: self._backend.get(key, (first, stop), etag))
+        data, info = self._repeat(what, key, lambda: self._backend.get(key, (first, stop), etag))
         self._count(bytes=stop - first)
-        return memoryview(data).toreadonly()
+        return memoryview(data).toreadonly(), info
 
     def read_whole(self, key: str) -> tuple[memoryview, ObjectInfo]:
         """Returns all bytes of an object, a read-only view, and what it is."""
@@ -329,8 +335,9 @@ class Client:
             )
         if failure.kind == "exists":
             return ObjectExistsError(f"{url}: there is an object of that name already ({why}).")
-        if failure.kind == "invalid":
-            return RemoteError(f"{url}: {what} it in vain: {why}.")
+        if failure.kind in ("short", "invalid"):
+            error = ShortObjectError if failure.kind == "short" else RemoteError
+            return error(f"{url}: {what} it in vain: {why}.")
         return RemoteError(
             f"{url}: {what} it {counted(tries, 'time')} in {seconds_text(took_s)}, in vain; at last: {why}. "
             f"{_FIXES[failure.kind]} Remote(give_up_after=seconds) sets for how long."

@@ -63,6 +63,8 @@ def failure_of(error: Exception) -> Failure:
         return Failure("exists", how or "the object exists")
     if name == "PreconditionError" or status == 412:
         return Failure("replaced", how or "the ETag differs")
+    if status == 416:
+        return Failure("short", "it is shorter")
     if status is not None:
         kind = _RETRIED.get(status, "broken" if status >= 500 else "invalid")
         return Failure(kind, how)  # type: ignore[arg-type]
@@ -145,7 +147,7 @@ class CloudBackend:
         if etag is not None and info.etag != etag:
             raise Failure("replaced", "the ETag differs")
         if span is not None and found != span:
-            raise Failure("invalid", f"the object has {info.num_bytes:,} bytes")
+            raise Failure("short", f"it has {info.num_bytes:,} bytes")
         if len(data) != found[1] - found[0]:
             raise Failure("broken", f"{len(data):,} bytes came of {found[1] - found[0]:,}")
         return data, info

@@ -84,7 +84,7 @@ class FsspecBackend:
 
     def get(self, key: str, span: tuple[int, int] | None, etag: str | None) -> tuple[Data, ObjectInfo]:
         first, stop = span or (0, None)
-        before = self.head(key) if span is None else None
+        before = self.head(key) if etag is None else None
         data = self._try(lambda: self._fs.cat_file(self._path(key), start=first, end=stop))
         info = before or ObjectInfo(key, -1, etag, 0)
         if self._is_cheap and (before or etag is not None):
@@ -92,7 +92,7 @@ class FsspecBackend:
             if info.etag != (before.etag if before else etag):
                 raise Failure("replaced", "its time or size differs")
         if stop is not None and len(data) != stop - first:
-            raise Failure("invalid", f"{len(data):,} bytes came of {stop - first:,}")
+            raise Failure("short", f"{len(data):,} bytes came of {stop - first:,}")
         return data, info
 
     def pages(self, prefix: str, after: str) -> Iterator[list[ObjectInfo]]:

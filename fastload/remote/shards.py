@@ -27,7 +27,7 @@ from fastload.remote.chunks import (
     joined_ranges,
     likely_header,
 )
-from fastload.remote.client import Client
+from fastload.remote.client import Client, ShortObjectError
 from fastload.remote.fetch import ChunkFetcher, FetchCounts
 from fastload.remote.headers import header_ranges, look_for_header
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
@@ -62,7 +62,7 @@ class RemoteShards:
         self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
         self._earlier: list[ChunkFetcher] = []  # whose counts go on
-        self._etags: dict[str, tuple[int, str | None]] = {}
+        self._etags: dict[str, str | None] = {}
         self._asking: dict[str, threading.Lock] = {}  # of shards whose ETag is asked for
         self._open()
 
@@ -73,7 +73,7 @@ class RemoteShards:
         folder = self._file.path.parent
         self._cached = CachedDataset(self._cache, folder, shards.names, shards.num_bytes, self.table.num_chunks)
         self._meta = Meta(folder / "meta.json")
-        self._etags.update(self._meta.read().get(self.url, {}))
+        self._etags.update({name: etag for name, (_, etag) in self._meta.read().get(self.url, {}).items()})
         self._of_earlier_runs = set(self._etags) - {self._file.path.name}  # whose ETag was asked for now
         self.fetcher = ChunkFetcher(
             self.table,
@@ -271,15 +271,26 @@ class RemoteShards:
         return found
 
     def fetch(self, shard: int, begin: int, end: int) -> Any:
-        """Returns bytes of a shard, uint8."""
+        """Returns bytes of a shard, uint8. Its first answers, of several threads maybe, also say its ETag."""
         name = self._shards.names[shard]
-        etag = self._etag(name)
+        key, etag = self._key(name), self._etags.get(name)
         try:
-            return self._client.read(self._key(name), begin, end, etag=etag)
+            data, info = self._client.read_range(key, begin, end, etag=etag)
         except ReplacedError:
-            if not self._copied_anew(shard, etag):
+            if etag is None or not self._copied_anew(shard, etag):
                 raise
-        return self._client.read(self._key(name), begin, end, etag=self._etag(name))
+            return self.fetch(shard, begin, end)
+        except ShortObjectError:
+            self._check_size(name, self._client.head(key))
+            raise
+        if etag is None:
+            self._check_size(name, info)
+            with self._asking_for(name):
+                if (known := self._etags.get(name)) is None:
+                    self._note_etag(name, info)
+            if known not in (None, info.etag):
+                return self.fetch(shard, begin, end)  # replaced between these answers: now one that is too old fails
+        return data
 
     def fetch_header(self, shard: int) -> list[tuple[Range, Any]]:
         """Returns the parts of a shard that hold all but the chunks of its large fields."""
@@ -349,18 +360,6 @@ class RemoteShards:
     def _key(self, name: str) -> str:
         return f"{self._folder_key}{name}"
 
-    def _etag(self, name: str) -> str | None:
-        """Returns the ETag of a shard; asked for once, and kept for all processes of this machine."""
-        known = self._etags.get(name)
-        if known is not None:
-            return known[1]
-        with self._asking_for(name):
-            if (known := self._etags.get(name)) is not None:
-                return known[1]
-            info = self._head(name)
-            self._note_etag(name, info)
-            return info.etag
-
     def _copied_anew(self, shard: int, etag: str | None) -> bool:
         """Whether a shard that is no longer of this ETag, which is of an earlier run, has the same header and digests.
 
@@ -368,12 +367,12 @@ class RemoteShards:
         """
         name, header = self._shards.names[shard], int(self.table.headers[shard])
         with self._asking_for(name):
-            if self._etags[name][1] != etag:
+            if self._etags[name] != etag:
                 return True  # another thread was first
             if name not in self._of_earlier_runs:
                 return False
-            info = self._head(name)
             key = self._key(name)
+            self._check_size(name, info := self._client.head(key))
             parts = self._header_by(shard, lambda begin, end: self._client.read(key, begin, end, etag=info.etag))
             data = [data for _, data in parts]
             # One that is not in the cache is compared with the index when it is used.
@@ -386,21 +385,19 @@ class RemoteShards:
         with self._lock:
             return self._asking.setdefault(name, threading.Lock())
 
-    def _head(self, name: str) -> ObjectInfo:
-        info = self._client.head(self._key(name))
+    def _check_size(self, name: str, info: ObjectInfo) -> None:
         size = int(self._shards.num_bytes[self._shards.names.index(name)])
         if info.num_bytes != size:
             raise RemoteError(
                 f"{self._client.url_of(self._key(name))}: has {info.num_bytes:,} bytes, and {size:,} when the "
                 f"index {self.url} was made. Copy the right shard there, or make the index again: `fastload index`."
             )
-        return info
 
     def _note_etag(self, name: str, info: ObjectInfo) -> None:
-        self._etags[name] = known = (info.num_bytes, info.etag)
+        self._etags[name] = info.etag
         self._of_earlier_runs.discard(name)
         with suppress(OSError), self._cache.locked():  # whoever opens it next asks again
-            self._meta.add(self.url, {name: known})
+            self._meta.add(self.url, {name: (info.num_bytes, info.etag)})
 
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""

@@ -30,6 +30,7 @@ from fastload.errors import (
     FormatError,
     ObjectMissingError,
     OptionError,
+    RemoteError,
     ReplacedError,
 )
 from fastload.format.header import read_header
@@ -144,9 +145,8 @@ def test_each_chunk_is_fetched_once_and_the_second_epoch_asks_for_nothing(kind, 
             pass
         assert len(data.log()) == opened + len(first)
     ranges = spans(first)
-    heads = [one for one in first if one["method"] == "HEAD"]
     table = dataset.file.remote.table
-    assert len(ranges) <= 2 * table.num_chunks and len(heads) <= len(dataset.file.shards.names)
+    assert len(ranges) <= 2 * table.num_chunks and all(one["method"] == "GET" for one in first)
     assert len(set(ranges)) == len(ranges)
     chunks = [number for number in range(table.num_chunks) if table.chunk(number).field]
     counts = dataset.file.remote.counts
@@ -185,6 +185,36 @@ def test_a_replaced_object_is_an_error_that_names_its_url(served):
     with pytest.raises(ReplacedError, match=re.escape(f"{data.server.url}/data/part-0.h5")):
         for row in range(len(dataset)):
             dataset[row]
+
+
+def test_of_first_answers_with_two_etags_only_one_is_used(served, monkeypatch):
+    data = served("shards")
+    shards = data.open().file.remote
+    read_range, asked = shards._client.read_range, []
+
+    def read_slowly(key: str, first: int, stop: int, **options: Any) -> Any:
+        answer = read_range(key, first, stop, **options)
+        asked.append((first, options["etag"]))
+        if len(asked) == 1:  # the object is replaced, and another thread is answered, before this answer is there
+            data.server.set(etag="-other")
+            shards.fetch(1, 4096, 8192)
+        return answer
+
+    monkeypatch.setattr(shards._client, "read_range", read_slowly)
+    assert len(shards.fetch(1, 0, 4096)) == 4096
+    assert [first for first, _ in asked] == [0, 4096, 0]
+    assert [etag is None for _, etag in asked] == [True, True, False] and asked[2][1].endswith('-other"')
+
+
+@pytest.mark.parametrize("change", [-4096, 512], ids=["shorter", "longer"])
+def test_a_shard_of_another_size_than_the_index_says_is_an_error_with_both_sizes(change, served):
+    data = served("shards")
+    shard, dataset = data.folder / "part-1.h5", data.open()
+    size = shard.stat().st_size
+    with open(shard, "r+b") as file:
+        file.truncate(size + change)
+    with pytest.raises(RemoteError, match=rf"part-1.h5: has {size + change:,} bytes, and {size:,} when the index"):
+        epochs(dataset)
 
 
 def test_a_replaced_file_is_fetched_anew_by_the_next_run(served, tmp_path):
