@@ -5,9 +5,9 @@ Start with `read_header`, which returns a `PackedFile` of `Field`s; `valid` has 
 
 from __future__ import annotations
 
-import functools
 import math
 import os
+import weakref
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -245,16 +245,22 @@ def read_shard(index: PackedFile, number: int) -> PackedFile:
         MissingFileError, FormatError: it is missing, cannot be read, or leads out of the index's folder.
         FileChangedError: it is not the file that the index was made of.
     """
-    found = _read_shard(index, number)
-    moved = index.remote is not None and found.path != index.remote.path(number)
-    with suppress(OSError):
-        if not moved and found.identity.fits(FileIdentity.of(os.stat(found.path))):
-            return found
-    _read_shard.cache_clear()
-    return _read_shard(index, number)
+    known = _shard_headers.setdefault(index, {})
+    if (found := known.get(number)) is not None:
+        moved = index.remote is not None and found.path != index.remote.path(number)
+        with suppress(OSError):
+            if not moved and found.identity.fits(FileIdentity.of(os.stat(found.path))):
+                return found
+    if len(known) >= _MOST_HEADERS:
+        known.clear()
+    found = known[number] = _read_shard(index, number)
+    return found
 
 
-@functools.lru_cache(maxsize=4096)
+_MOST_HEADERS = 4096  # of shards of one index
+_shard_headers: weakref.WeakKeyDictionary[PackedFile, dict[int, PackedFile]] = weakref.WeakKeyDictionary()
+
+
 def _read_shard(index: PackedFile, number: int) -> PackedFile:
     shards = index.shards
     assert shards is not None, "an index"

@@ -9,7 +9,6 @@ side, which takes many times as long as reading it. Batches that do not fit thei
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import queue
@@ -38,9 +37,11 @@ from fastload.prefetch.shared_memory import SharedMemory
 from fastload.prefetch.thread_stream import fact_fields
 from fastload.prefetch.torch_workers import Workers, start_workers
 from fastload.prefetch.worker_requests import NO_SLOT, Asked, Sender
+from fastload.read.fetch_ahead import FetchAhead
 from fastload.system.machine import busy_processes_s
 from fastload.timing.probe import WorkerInfo
 
+_HURRY_S = 1.0  # after which, while a batch is waited for, it is looked at again what the workers lack
 PREFETCH = 2
 """Batches requested of each worker at a time, the one in work included."""
 
@@ -109,7 +110,7 @@ class ProcessFeed:
         self._streams += 1
         with ExitStack() as resources:
             under_way = PREFETCH * self.num_workers
-            coming = announced(options, coalesced(epochs, 1), batch_bytes, resources, under_way=under_way)
+            coming, ahead = announced(options, coalesced(epochs, 1), batch_bytes, resources, under_way=under_way)
             self.skip_before(self._streams)
             try:
                 if self._workers is None:
@@ -118,7 +119,7 @@ class ProcessFeed:
                     self._workers = start_workers(filler, self.num_workers)
                     self._sender = Sender(self._workers, self._control, options)
                 self.receive_all()  # so that it is known which workers are idle
-                stream = ProcessStream(self, coming, self._streams, timed=timed)
+                stream = ProcessStream(self, coming, self._streams, timed=timed, ahead=ahead)
             except BaseException:
                 self.close(kill=True)
                 raise
@@ -254,9 +255,12 @@ class ProcessFeed:
 class ProcessStream(BatchStream):
     """Batches in the order planned, made ahead of their use by a feed's workers. An iterator for one thread."""
 
-    def __init__(self, feed: ProcessFeed, coming: Iterator[Group], number: int, *, timed: bool) -> None:
+    def __init__(
+        self, feed: ProcessFeed, coming: Iterator[Group], number: int, *, timed: bool, ahead: FetchAhead | None
+    ) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._feed = feed
+        self._ahead = ahead  # of the workers, which do not fetch
         self.coming = coming
         self.number = number
         self.timed = timed
@@ -303,7 +307,15 @@ class ProcessStream(BatchStream):
     def _result(self) -> BatchResult | None:
         """Waits for the result of the next batch; None: the stream is over. Raises a worker's error."""
         feed, patience = self._feed, self._patience
-        left = functools.partial(patience.left, self._describe)
+
+        def left() -> float:
+            seconds = patience.left(self._describe)
+            if self._ahead is None:
+                return seconds
+            groups = [asked.group for asked in self.under_way if asked.group is not None]
+            self._ahead.hurry([(group.epoch, group.whole.step) for group in groups])
+            return min(seconds, _HURRY_S)
+
         patience.begin()
         while not self._closed:
             if not self.under_way:

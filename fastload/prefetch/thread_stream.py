@@ -147,7 +147,7 @@ class ThreadFeed:
             self._stream.close()  # which may still wait for a thread, if it was collected by one
         with ExitStack() as resources:
             groups = coalesced(epochs, group)
-            groups = announced(self._options, groups, self._item_bytes, resources, under_way=options.num_workers)
+            groups, _ = announced(self._options, groups, self._item_bytes, resources, under_way=options.num_workers)
             stream = ThreadStream(
                 groups,
                 fill,

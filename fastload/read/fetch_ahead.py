@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import chain
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FastloadError
+from fastload.errors import CacheError, FastloadError
 from fastload.plan import ChunkWindow, EpochPlan
 from fastload.read.sharded import ShardedReader
+from fastload.remote.cache import DiskFullError
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.shards import RemoteShards
 
 _CLOSE_S = 10.0
-
-_log = logging.getLogger("fastload")
 
 
 class FetchAhead:
@@ -52,6 +52,7 @@ class FetchAhead:
         self._orders: queue.SimpleQueue[tuple[NDArray[np.int64], int, int] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._error: Exception | None = None  # of the order before
         first = np.lexsort((self._shards.first, self._shards.shard))
         self._pieces = first  # in the order of shards, and of the rows there
         self._remote.expect(most_held, self.needed)
@@ -85,18 +86,44 @@ class FetchAhead:
             while len(self._held) > self._kept:
                 self._release_first()
 
+    def hurry(self, places: Collection[tuple[int, int]]) -> None:
+        """Fetches first what batches need that worker processes are asked for, by epoch and step.
+
+        To be called again and again while this process waits for one.
+
+        Raises:
+            FastloadError, ...: the error of a chunk that cannot be fetched.
+            CacheError: the disk is full; only this process could read what it fetches into its memory.
+        """
+        fetcher = self._remote.current()
+        try:
+            with self._lock:
+                held = [chunks for by, chunks, *place in self._held if by is fetcher and tuple(place) in places]
+            fetcher.hurry(list(dict.fromkeys(chain.from_iterable(held))))
+            if self._remote.in_memory:
+                raise DiskFullError
+            if len(held) < len(places) and (error := self._error) is not None:
+                raise error
+        except DiskFullError as exc:
+            raise CacheError(
+                f"{self._remote.url}: the disk of the cache is full, and worker processes read only from it. Make "
+                f"room (`fastload cache clear` removes what no job uses), name another folder: Remote(cache=...), or "
+                f"read without worker processes."
+            ) from exc
+
     def _release_first(self) -> None:
         fetcher, chunks, _, _ = self._held.popleft()
         fetcher.withdraw(chunks)
 
     def _run(self) -> None:
-        try:
-            while (order := self._orders.get()) is not None:
+        while (order := self._orders.get()) is not None:
+            if self._closed:
+                continue
+            try:
                 self._announce(*order)
-        except (FastloadError, OSError, RuntimeError):
-            # Reading goes on without it, and whoever reads the rows gets the error.
-            if not self._closed:
-                _log.warning("fetching ahead stopped", exc_info=True)
+                self._error = None
+            except (FastloadError, OSError, RuntimeError) as error:
+                self._error = error  # reading goes on without it, and whoever reads the rows gets the error
 
     def needed(self, chunks: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the steps until each chunk is needed next by a rank of this machine, inf for never: float64 (n,).
@@ -112,8 +139,8 @@ class FetchAhead:
         soon = self._is_here(ranks) & (steps > step - begun)
         found = np.where(soon, np.maximum(steps - step, 0), np.inf).astype(np.float64)
         later = np.flatnonzero(~soon & (ranks > -2))
-        if len(later) and (following := self._plan_of(epoch + 1)) is not None:
-            ranks_then, steps_then = following.chunk_places(rows[later])
+        if len(later):
+            ranks_then, steps_then = self._plan_of(epoch + 1).chunk_places(rows[later])
             then = plan.num_steps - step + steps_then
             found[later] = np.where(self._is_here(ranks_then), then, np.inf)
         anywhere = np.flatnonzero(ranks == -1)
@@ -125,10 +152,11 @@ class FetchAhead:
         return found
 
     def _plan_of(self, epoch: int) -> EpochPlan:
-        if epoch not in self._plans:
-            self._plans = {number: plan for number, plan in self._plans.items() if number == epoch - 1}
-            self._plans[epoch] = replace(self._plan, epoch=epoch, segments=())
-        return self._plans[epoch]
+        plans = self._plans  # several threads may evict, of two fetchers
+        if (found := plans.get(epoch)) is None:
+            found = replace(self._plan, epoch=epoch, segments=())
+            self._plans = {number: plan for number, plan in plans.items() if number == epoch - 1} | {epoch: found}
+        return found
 
     def _rows_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns for each chunk a row of the index in it, of a ragged field one near it; int64 (n,)."""

@@ -93,17 +93,28 @@ class HeldRows:
             wrong = sorted({self._there[row] for row in exc.rows if row in self._there} & {*rows})
             if not wrong:
                 raise
-        table = self._remote.table
-        (chunk,) = table.of_rows("images", np.array([self._shard]), np.array(wrong[:1])).tolist()
-        whole = table.rows_of(table.chunk(chunk))
-        found = [(row, CHANGED) for row in wrong if row in whole]
-        return found + self._damaged(samples, [row for row in rows if row not in whole])
+        chunk, places = self._chunks_of(wrong[0])[0], {row: self._chunks_of(row) for row in rows}
+        found = [(row, CHANGED) for row in wrong if places[row] == [chunk]]
+        # An image that lies in other chunks, too, was not compared, and cannot be read from the cache.
+        across = [row for row in rows if chunk in places[row] and len(places[row]) > 1]
+        found += [(row, CHANGED) for row in across if self._is_damaged(row)]
+        return found + self._damaged(samples, [row for row in rows if chunk not in places[row]])
+
+    def _is_damaged(self, row: int) -> bool:
+        there = np.array([row])
+        with self._pixels.holding_of(self._shard, there[:0]):
+            index = self._pixels.reader(self._shard).ragged("images").look_up(there)
+        first, size = int(index.offset[0]), int(index.bytes[0])
+        return self._remote.is_damaged(self._shard, row, first, first + size)
+
+    def _chunks_of(self, row: int) -> list[int]:
+        shard, there = np.array([self._shard]), np.array([row])
+        with self._pixels.holding_of(self._shard, there[:0]):
+            return self._pixels.chunks_of(shard, there)
 
     def _why(self, row: int, why: str) -> str:
         """Returns why a row is damaged whose chunk is in the cache: the object is, or only its copy."""
-        shard = np.array([self._shard])
-        chunks = self._pixels.chunks_of(shard, np.array([row]))
-        return why if all(map(self._remote.is_copied, chunks)) else _COPY
+        return why if all(map(self._remote.is_copied, self._chunks_of(row))) else _COPY
 
 
 def _numbers(rows: range) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ import errno
 import os
 import resource
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -72,6 +72,7 @@ class ShardedReader(RowReader):
         self._idle = threading.Condition(self._lock)  # no thread reads from open shards
         self._open: OrderedDict[int, RowReader] = OrderedDict()
         self._users: dict[int, int] = {}
+        self._threads = Counter[int]()  # that have taken shards, and how often
         self._most_open = max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
         self._joined: MappedShards | None = None
         if "images" in fields and self._read == "map":
@@ -127,12 +128,19 @@ class ShardedReader(RowReader):
                 found |= dict.fromkeys(self._remote.table.of_bytes(name, number, index.offset, index.bytes).tolist())
         return list(found)
 
+    @property
+    def is_used_here(self) -> bool:
+        """Whether this thread has taken shards."""
+        return threading.get_ident() in self._threads
+
     def taken(self, numbers: Sequence[int]) -> list[RowReader]:
         """Returns the open readers of shards, which stay open until they are released as often as they were taken."""
         with self._locked():
-            while self._reopening:
+            # Who has some open already gets others, too: `leave_disk` waits until it has none.
+            is_user = self.is_used_here
+            while self._reopening and not is_user:
                 self._idle.wait()
-            if self._remote is not None and self._remote.current() is not self.fetcher:
+            if self._remote is not None and self._remote.current() is not self.fetcher and not is_user:
                 raise DiskFullError(errno.ENOSPC, "the shards are no longer read from the disk")
             found = []
             for number in numbers:
@@ -143,6 +151,7 @@ class ShardedReader(RowReader):
                 found.append(reader)
             for number in numbers:
                 self._users[number] = self._users.get(number, 0) + 1
+            self._threads[threading.get_ident()] += 1
             if len(self._open) > self._most_open:
                 idle = [number for number in self._open if number not in self._users]
                 for number in idle[: len(self._open) - self._most_open]:
@@ -155,9 +164,12 @@ class ShardedReader(RowReader):
         if self.fetcher is not None:
             self.fetcher.release(self._header(number))
 
-    def released(self, numbers: Sequence[int]) -> None:
-        """Lets shards that were taken be closed."""
+    def released(self, numbers: Sequence[int], thread: int) -> None:
+        """Lets shards be closed that a thread has taken."""
         with self._locked():
+            self._threads[thread] -= 1
+            if self._threads[thread] <= 0:
+                del self._threads[thread]
             for number in numbers:
                 left = self._users.get(number, 1) - 1
                 if left:
@@ -195,6 +207,7 @@ class ShardedReader(RowReader):
         """Returns the lock; after a fork a new one, as no thread is there to release what it held."""
         if self._pid != os.getpid():
             self._lock, self._pid, self._users = threading.RLock(), os.getpid(), {}
+            self._threads = Counter()
             self._idle = threading.Condition(self._lock)
             if self._remote is not None:
                 self.fetcher = self._remote.current()
@@ -316,13 +329,13 @@ class ShardedReader(RowReader):
 
     def check_identity(self) -> None:
         """Raises FileChangedError if an open shard is not what it was when its header was read."""
-        with self._lock:
+        with self._locked():
             for reader in self._open.values():
                 reader.check_identity()
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
-        with self._lock:
+        with self._locked():
             while self._open:
                 number, reader = self._open.popitem()
                 self._closed(reader, number)
@@ -343,11 +356,15 @@ class _Holding(AbstractContextManager[None]):
         self._held: list[Any] = []
         self._fetcher: ChunkFetcher | None = None  # that holds the chunks
         self._chunks: list[int] = []
+        self._thread = 0
 
     def __enter__(self) -> None:
+        self._thread = threading.get_ident()
         try:
             self._enter()
         except DiskFullError:
+            if self._reader.is_used_here:
+                raise
             self._reader.leave_disk()
             self._enter()
 
@@ -374,7 +391,7 @@ class _Holding(AbstractContextManager[None]):
             self._fetcher = None
         while self._held:
             self._held.pop().__exit__(None, None, None)
-        self._reader.released(self._numbers)
+        self._reader.released(self._numbers, self._thread)
 
 
 def open_rows(file: PackedFile, fields: Sequence[str], read: Read = "auto", **options: Any) -> RowReader:

@@ -20,6 +20,7 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -99,7 +100,9 @@ class CacheFolder:
                 f"Remote(cache=...), or FASTLOAD_CACHE."
             ) from exc
         self._pid, self._thread_lock = os.getpid(), threading.RLock()
-        self._map = mmap.mmap(self._locks.fd, _BLOCK)
+        # Of a descriptor of its own: the mapping keeps it, and its locks, as long as there is the array.
+        with open(self.root / "used", "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _BLOCK)
         self._used = np.frombuffer(self._map, np.int64, 1, 64)
         if self._locks.try_exclusive(_ALIVE):  # nobody else uses it: what killed processes left is counted anew
             with self.locked():
@@ -131,9 +134,10 @@ class CacheFolder:
         self._used[0] = allocated_below(self.root)
 
     def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
-        """Allocates ranges of a file; returns False where they would pass the bound. DiskFullError: no space is left.
+        """Allocates ranges of a file; returns False where they would pass the bound.
 
-        To be counted before they are there: who is killed in between leaves too much counted, never too little.
+        They are counted before they are there: who is killed in between leaves too much counted, never too little.
+        DiskFullError: no space is left; some of them may be allocated.
         """
         blocks = [(begin // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for begin, end in ranges]
         most = sum(end - begin for begin, end in blocks) + _BLOCK
@@ -151,14 +155,31 @@ class CacheFolder:
                         f"{self.root}: its file system cannot allocate parts of sparse files. Put the cache on a local "
                         f"disk with ext4 or XFS, or on tmpfs: Remote(cache=...)."
                     ) from exc
-                for begin, end in ranges:
-                    _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin)
                 if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFullError(exc.errno, exc.strerror) from exc
                 raise
             finally:
                 self._used[0] += _allocated(fd) - before - most
         return True
+
+    def allocate_whole(self, fd: int, num_bytes: int) -> None:
+        """Allocates all of a file that is mapped: where the disk is full, to write to a hole of it ends the process.
+
+        Raises CacheError where there is no space.
+        """
+        with self.locked():
+            before = _allocated(fd)
+            try:
+                if os.fstat(fd).st_size < num_bytes or before < num_bytes:
+                    os.posix_fallocate(fd, 0, num_bytes)
+            except OSError as exc:
+                raise CacheError(
+                    f"{self.root.parent}: there is no room for the records of what is cached ({exc.strerror}). Make "
+                    f"room there (`fastload cache clear` removes what no job uses), or name another folder: "
+                    f"Remote(cache=...)."
+                ) from exc
+            finally:
+                self._used[0] += _allocated(fd) - before
 
     def free(self, fd: int, ranges: Sequence[Range]) -> None:
         """Gives the blocks of ranges of a file back, within `locked`; what shares a block with others becomes zeros."""
@@ -169,22 +190,32 @@ class CacheFolder:
 
     def datasets(self) -> list[Path]:
         """Returns the folders of all datasets, those used longest ago first."""
-        found = [path for path in self.root.iterdir() if not path.is_symlink() and (path / "meta.json").is_file()]
-        return sorted(found, key=lambda path: (path / "meta.json").stat().st_mtime)
+        found = []
+        for path in self.root.iterdir():
+            with suppress(OSError):  # another process removes it
+                if not path.is_symlink() and stat.S_ISREG((meta := (path / "meta.json").lstat()).st_mode):
+                    found.append((meta.st_mtime, path))
+        return [path for _, path in sorted(found)]
 
     @staticmethod
     def in_use(folder: Path) -> bool:
-        """Whether some process uses a dataset."""
-        locks = ByteLocks(folder / "locks")
+        """Whether some process uses a dataset, or makes it."""
+        try:
+            locks = ByteLocks(folder / "locks")
+        except FileNotFoundError:
+            return False
         try:
             return locks.is_locked(_IN_USE)
         finally:
             locks.close()
 
     def remove(self, folder: Path) -> bool:
-        """Removes a dataset, unless some process uses it; returns whether it did. Within `locked`."""
+        """Removes a dataset, unless some process uses it; returns whether it is gone. Within `locked`."""
         assert folder.parent == self.root and not folder.is_symlink(), "only what lies in the cache is removed"
-        locks = ByteLocks(folder / "locks")
+        try:
+            locks = ByteLocks(folder / "locks")
+        except FileNotFoundError:  # another process was first
+            return True
         try:
             if not locks.try_exclusive(_IN_USE):
                 return False
@@ -199,18 +230,26 @@ class CacheFolder:
 
     def sweep(self) -> None:
         """Removes what killed processes left: datasets that were never complete, and those half removed."""
-        for path in self.root.glob(".*"):
-            if path.name.startswith(".gone-") or (path.name.startswith(".new-") and not _lives(path)):
-                shutil.rmtree(path, ignore_errors=True)
+        with self.locked():
+            for path in self.root.glob(".*"):
+                if path.name.startswith(".gone-") or (path.name.startswith(".new-") and not self.in_use(path)):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    @contextmanager
+    def new_dataset(self) -> Iterator[tuple[Path, ByteLocks]]:
+        """Yields a new folder for a dataset, and what keeps it in use; it is removed unless it is renamed meanwhile."""
+        self.sweep()
+        with self.locked():
+            folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
+            in_use = keep_in_use(folder)
+            assert in_use is not None, "nobody else knows of the new folder"
+        try:
+            yield folder, in_use
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         self._locks.close()
-
-
-def _lives(path: Path) -> bool:
-    """Whether the process that makes this folder lives; its name has the process's number."""
-    number = path.name.split("-")[1]
-    return number.isdecimal() and Path(f"/proc/{number}").exists()
 
 
 class Presence(NamedTuple):
@@ -237,14 +276,16 @@ class CachedDataset:
     ) -> None:
         self.cache, self.folder = cache, folder
         self._names, self._sizes = names, sizes
-        self.locks = ByteLocks(folder / "locks")
-        if not self.locks.try_shared(_IN_USE):
+        if (locks := keep_in_use(folder)) is None:
             raise FileNotFoundError(errno.ENOENT, "it is being removed", str(folder))
+        self.locks = locks
         fd = os.open(folder / "chunks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size < num_chunks * RECORD.itemsize:
-                os.ftruncate(fd, num_chunks * RECORD.itemsize)
+            cache.allocate_whole(fd, num_chunks * RECORD.itemsize)
             self._map = mmap.mmap(fd, num_chunks * RECORD.itemsize)
+        except BaseException:
+            locks.close()
+            raise
         finally:
             os.close(fd)
         self.records: NDArray[Any] = np.frombuffer(self._map, RECORD)
@@ -339,13 +380,21 @@ class CachedDataset:
             with self.cache.locked(), self.opened(shard) as fd:
                 if self.records["boot"][others].any():
                     return False
-                self.forget(chunk)
-                # In an index of shards packed with other options, one HDF5 chunk may be part of two of these chunks.
-                kept = joined_ranges([other for near, other in around if self.records[near]["boot"]], 0)
-                self.cache.free(fd, [self._widened(one, around) for one in without(ranges, kept)])
+                self._free(fd, chunk, ranges, around)
         finally:
             self.locks.unlock(chunk)
         return True
+
+    def free(self, chunk: int, shard: int, ranges: Sequence[Range], around: Sequence[tuple[int, Range]]) -> None:
+        """Gives back what is allocated of a chunk, whose lock is held exclusively; `around` as in `evict`."""
+        with self.cache.locked(), self.opened(shard) as fd:
+            self._free(fd, chunk, ranges, around)
+
+    def _free(self, fd: int, chunk: int, ranges: Sequence[Range], around: Sequence[tuple[int, Range]]) -> None:
+        self.forget(chunk)
+        # In an index of shards packed with other options, one HDF5 chunk may be part of two of these chunks.
+        kept = joined_ranges([other for near, other in around if self.records[near]["boot"]], 0)
+        self.cache.free(fd, [self._widened(one, around) for one in without(ranges, kept)])
 
     def _widened(self, one: Range, around: Sequence[tuple[int, Range]]) -> Range:
         begin, end = one
@@ -376,7 +425,7 @@ def keep_in_use(folder: Path) -> ByteLocks | None:
         locks = ByteLocks(folder / "locks")
     except FileNotFoundError:
         return None
-    if locks.try_shared(_IN_USE):
+    if locks.try_shared(_IN_USE) and os.fstat(locks.fd).st_nlink:  # else it was removed before the lock
         return locks
     locks.close()
     return None

@@ -9,7 +9,7 @@ having looked at a shard. Where a chunk lies in its shard the shard's header say
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import h5py
@@ -118,6 +118,14 @@ class ChunkTable:
         """Returns the rows of its shard that a chunk of a field that is not ragged holds."""
         size, count = int(self.rows[chunk.field][chunk.shard]), int(self._shards.num_rows[chunk.shard])
         return range(chunk.number * size, min((chunk.number + 1) * size, count))
+
+    def around(self, number: int, ranges_of: Callable[[Chunk], list[Range]]) -> list[tuple[int, Range]]:
+        """Returns the ranges of the chunks before and behind one of the same field and shard, each with its number."""
+        chunk, found = self.chunk(number), list[tuple[int, Range]]()
+        for near in (number - 1, number + 1):
+            if 0 <= near < self.num_chunks and self.chunk(near)[:2] == chunk[:2]:
+                found += [(near, one) for one in ranges_of(self.chunk(near))]
+        return found
 
     def placed(self, chunks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns of chunks their shards, their columns (0: a header, else field 1, 2, ...) and numbers, int64 (n,)."""

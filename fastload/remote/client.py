@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,11 @@ def open_client(url: str, remote: Remote | None = None) -> tuple[Client, str]:
     """
     if not is_url(url):
         raise OptionError(f"{url!r} is no URL: give one such as s3://bucket/file.h5 or https://host/file.h5")
+    if url.lower().startswith(("az://", "abfs://", "abfss://")) and re.search(r"\?.*\bsig=", url):
+        raise OptionError(
+            f"{shown(url)}: this URL comes with a SAS token. Give the URL without it, and the token by the variable "
+            f"AZURE_STORAGE_SAS_TOKEN"
+        )
     base, key = split(url)
     return Client(base, remote or Remote()), key
 
@@ -386,7 +392,7 @@ class Upload:
             return request()
         except Failure as error:
             failure = error
-        self._ended = True
+        self.abort()
         raise self._client._error(failure, "uploaded", self._key, 1, time.monotonic() - self._began_s)
 
 

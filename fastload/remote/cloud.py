@@ -309,7 +309,10 @@ def split(url: str) -> tuple[str, str]:
     """Returns the URL of the bucket (or host, with the query) that an object is in, and the path behind it, decoded."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() in ("http", "https"):
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise OptionError(f"{shown(url)}: this is no URL ({error}). Check the name of the host.") from None
         query = f"?{parts.query}" if parts.query else ""
         return f"{scheme.lower()}://{parts.netloc}{query}", unquote(parts.path).lstrip("/")
     bucket, _, key = rest.partition("/")

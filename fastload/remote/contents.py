@@ -98,7 +98,7 @@ def list_cache(remote: Remote | None = None) -> CacheContents:
     with _opened(remote) as cache:
         if cache is None:
             return CacheContents(remote.cache_folder(), (), 0, 0)
-        found = tuple(_content(cache, folder) for folder in cache.datasets()[::-1])
+        found = tuple(content for _, content in _contents(cache))
         return CacheContents(remote.cache_folder(), found, cache.used, cache.limit)
 
 
@@ -161,7 +161,7 @@ def _opened(remote: Remote) -> Iterator[CacheFolder | None]:
 
 
 def _chosen(cache: CacheFolder, url: str | None) -> list[tuple[Path, CachedContent]]:
-    found = [(folder, _content(cache, folder)) for folder in cache.datasets()[::-1]]
+    found = _contents(cache)
     if url is None:
         return found
     chosen = [(folder, content) for folder, content in found if shown(url) in content.urls]
@@ -169,6 +169,15 @@ def _chosen(cache: CacheFolder, url: str | None) -> list[tuple[Path, CachedConte
         known = ", ".join(content.name for _, content in found) or "it is empty"
         raise OptionError(f"{shown(url)}: is not in the cache {cache.root.parent}: {known}.")
     return chosen
+
+
+def _contents(cache: CacheFolder) -> list[tuple[Path, CachedContent]]:
+    """Returns the datasets of a cache, those used last first."""
+    found = list[tuple[Path, CachedContent]]()
+    for folder in cache.datasets()[::-1]:
+        with suppress(FileNotFoundError):  # another process removes it
+            found.append((folder, _content(cache, folder)))
+    return found
 
 
 def _content(cache: CacheFolder, folder: Path) -> CachedContent:
@@ -251,7 +260,8 @@ class _Shard:
             self._cached.locks.unlock(chunk)
             if right is False:
                 self.wrong += 1
-                self.removed += self._cached.evict(chunk, self._shard, ranges, [])
+                around = self._table.around(chunk, layout.ranges)
+                self.removed += self._cached.evict(chunk, self._shard, ranges, around)
 
     def _is_right(self, chunk: int, ranges: Sequence[Range]) -> bool | None:
         """Whether a chunk is what came; None: its record does not count."""

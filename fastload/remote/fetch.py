@@ -102,6 +102,7 @@ class ChunkFetcher:
         self._wanted: dict[int, int] = {}  # chunk -> how often it is
         self._held: dict[int, int] = {}  # chunk -> by how many it is held, or is to be, for reading
         self._awaited: dict[int, int] = {}  # chunk -> how many threads wait for it
+        self._hurried: set[int] = set()  # that worker processes wait for
         self._ready: set[int] = set()  # with a shared lock
         self._fetching: set[int] = set()
         self._failed: dict[int, BaseException] = {}
@@ -184,6 +185,23 @@ class ChunkFetcher:
                 self._wanted[chunk] = self._wanted.get(chunk, 0) + 1
             self._announced.extend(one for one in chunks if one not in self._ready and one not in self._fetching)
             self._take_announced()
+
+    def hurry(self, chunks: Sequence[int]) -> None:
+        """Fetches these of the announced chunks first, each once, as worker processes wait for them.
+
+        To be called again and again; raises the error of one that could not be fetched since the first time.
+        """
+        with self._changed:
+            for one in chunks:
+                if one in self._failed and one in self._hurried:
+                    raise self._failed[one]
+                self._failed.pop(one, None)
+            self._hurried = {one for one in chunks if one in self._wanted}
+            missing = [one for one in chunks if one in self._hurried and one not in self._ready]
+            missing = [one for one in missing if one not in self._fetching and one not in self._urgent]
+            self._urgent.extend(missing)
+            if missing:
+                self._start(len(missing))
 
     def _take_announced(self) -> None:
         """Makes announced chunks ready that are in the cache; from the first one on that is not, threads go on."""
@@ -295,6 +313,7 @@ class ChunkFetcher:
             error = exc
         with self._changed:
             self._fetching.discard(chunk)
+            self._failed.pop(chunk, None)
             if error is None and chunk in self._wanted and not self._closed:
                 self._ready.add(chunk)
             elif error is None and not self._closed:
@@ -329,6 +348,8 @@ class ChunkFetcher:
                     locks.unlock(chunk)
                     raise
                 locks.unlock(chunk)  # two processes may want to fetch it, and each hinder the other
+            elif not fetch:
+                raise AbsentError
             time.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         raise RuntimeError("the dataset was closed")
@@ -361,12 +382,16 @@ class ChunkFetcher:
                     ranges = self._objects.ranges(chunk, self._cached)
             self.room.make(number, chunk.shard, ranges)
             parts = []
-            for first, last in joined_ranges(ranges, JOINED_BYTES):
-                data = self._objects.fetch(chunk.shard, first, last)
-                mine = [(begin, end) for begin, end in ranges if first <= begin < last]
-                parts += [((begin, end), data[begin - first : end - first]) for begin, end in mine]
-            with self._header(chunk.shard):
-                self._objects.check(chunk, parts, self._cached)
+            try:
+                for first, last in joined_ranges(ranges, JOINED_BYTES):
+                    data = self._objects.fetch(chunk.shard, first, last)
+                    mine = [(begin, end) for begin, end in ranges if first <= begin < last]
+                    parts += [((begin, end), data[begin - first : end - first]) for begin, end in mine]
+                with self._header(chunk.shard):
+                    self._objects.check(chunk, parts, self._cached)
+            except BaseException:
+                self.room.give_back(number)
+                raise
         self._cached.write(chunk.shard, parts)
         self._cached.complete(number, digest_of([data for _, data in parts]))
         with self._changed:
@@ -379,10 +404,13 @@ class ChunkFetcher:
     def _header(self, shard: int, *, fetch: bool = True) -> Iterator[None]:
         """Within it the header of a shard is there; made so by this thread, unless another one is about to.
 
-        Without `fetch` it raises AbsentError where the cache has it not.
+        Without `fetch` it raises AbsentError where it would have to wait for that: whoever fetches the header may wait
+        for room, and the caller be the one that makes room.
         """
         header = int(self._table.headers[shard])
         with self._changed:
+            if not fetch and header in self._fetching:
+                raise AbsentError
             self._want([header])
             while header in self._fetching:
                 self._changed.wait()
@@ -406,13 +434,15 @@ class ChunkFetcher:
     def busy(self, *, announced: bool) -> NDArray[np.int64]:
         """Returns the chunks that are not to be evicted, int64 (n,); see `Claims`."""
         with self._changed:
-            return np.array([*(self._held if announced else self._ready), *self._fetching], np.int64)
+            used = [*self._held, *self._hurried] if announced else self._ready
+            return np.array([*used, *self._fetching], np.int64)
 
     def claim(self, victim: int, *, announced: bool) -> bool:
         """Keeps the threads of this process from a chunk, as locks do not; returns False where one uses it."""
         with self._changed:
             ready = victim in self._ready
-            if victim in self._held or victim in self._fetching or (ready and not announced):
+            used = victim in self._held or victim in self._hurried or (ready and not announced)
+            if used or victim in self._fetching:
                 return False
             self._fetching.add(victim)
             if ready:
@@ -431,13 +461,15 @@ class ChunkFetcher:
                 self._cached.locks.unlock(victim)
             if victim in self._awaited:
                 self._urgent.append(victim)
+                self._start(1)  # another dataset's thread may have evicted it, which fetches nothing here
             elif victim in self._wanted and not ready:  # announced meanwhile
                 self._announced.appendleft(victim)
+                self._start(1)
             self._changed.notify_all()
 
     def is_awaited(self, chunk: int) -> bool:
-        """Whether a thread waits for a chunk."""
-        return chunk in self._awaited
+        """Whether a thread or a worker process waits for a chunk."""
+        return chunk in self._awaited or chunk in self._hurried
 
     def hold_less(self) -> None:
         """Holds fewer chunks that were announced: there is less room than the bound says."""

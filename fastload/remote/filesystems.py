@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastload.errors import MissingExtraError, OptionError
+from fastload.errors import MissingExtraError, OptionError, RemoteError
 from fastload.remote.backend import Data, Failure, Kind, ObjectInfo
+from fastload.remote.options import shown
 from fastload.system.files import mode_for
 
 ResultT = TypeVar("ResultT")
@@ -41,6 +42,10 @@ class FsspecBackend:
             self._fs, self._root = fsspec.core.url_to_fs(f"{url}/")
         except ImportError as error:
             raise MissingExtraError(f"{scheme}://: fsspec needs a package for this. {error}") from error
+        except OSError as error:  # such as ftp://, which connects at once
+            raise RemoteError(
+                f"{shown(url)}: no connection ({type(error).__name__}). Check the name of the host."
+            ) from None
         except ValueError:
             raise OptionError(
                 f"{scheme}:// is no scheme that is known here. Give s3://, gs://, az://, https://, http://, file://, "
@@ -177,10 +182,10 @@ class _FsspecUpload:
 def _object(key: str, info: dict[str, Any]) -> ObjectInfo:
     version = next((info[name] for name in _VERSION if info.get(name)), None)
     time = next((info[name] for name in _TIMES if info.get(name) is not None), None)
-    seconds = time.timestamp() if isinstance(time, datetime) else time if isinstance(time, int | float) else 0.0
     if isinstance(time, str):  # memory:// gives a text where it lists, a datetime where it is asked for one
         with suppress(ValueError):
             time = datetime.fromisoformat(time)
+    seconds = time.timestamp() if isinstance(time, datetime) else time if isinstance(time, int | float) else 0.0
     text = f"{info['size']} {seconds} {info.get('ino')}"
     etag = str(version) if version else f"~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     return ObjectInfo(key, int(info["size"]), etag, round(seconds * 1e9))

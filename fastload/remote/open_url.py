@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import xxhash
 
-from fastload.errors import CacheError
+from fastload.errors import CacheError, FormatError, MissingFileError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
 from fastload.remote.cache import CacheFolder, keep_in_use
+from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
 from fastload.remote.headers import as_index, copy_ranges, fetch_into_memory, sparse_file
 from fastload.remote.meta import Meta
@@ -26,6 +27,9 @@ from fastload.remote.options import Remote, shown
 from fastload.remote.room import evict_elsewhere
 from fastload.remote.shards import RemoteShards
 from fastload.system.text import format_bytes
+
+_PAUSE_S = 0.05
+_HEADER = 0  # the chunk of the header of a dataset's first shard
 
 
 def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
@@ -41,14 +45,24 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     info = client.head(key)
     cache = CacheFolder(remote.cache_folder(), remote.limit())
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
-    in_use = None
-    while in_use is None:  # another process may remove the folder before it is in use
+    found = in_use = None
+    deadline_s = time.monotonic() + remote.give_up_after
+    while found is None or in_use is None:  # another process may remove the folder before it is in use, or repair it
         folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
         if folder is not None:
-            in_use = keep_in_use(folder)
-            continue
+            if (in_use := keep_in_use(folder)) is None:
+                continue
+            with suppress(FormatError, MissingFileError):  # the copy is damaged, or its header was evicted
+                found = read_header(folder / name)
+                continue
+            in_use.close()
         try:
             folder, in_use = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
+            if in_use is not None and (time.monotonic() > deadline_s or _is_readable(folder / name)):
+                found = read_header(folder / name)
+            elif in_use is not None:
+                in_use.close()
+                time.sleep(_PAUSE_S)
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -58,7 +72,6 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
             ) from exc
     try:
         assert folder is not None, "it is in use"
-        found = read_header(folder / name)
         if not (is_index := found.shards is not None):
             found = as_index(found)
         file = replace(found, identity=found.identity._replace(mtime_ns=-1))
@@ -90,40 +103,71 @@ def _fetch_index(
     Returns the folder and what keeps it in use; None: another process was first, and it may be gone again.
     """
     name = key[key.rfind("/") + 1 :]
-    cache.sweep()
-    new = Path(tempfile.mkdtemp(prefix=f".new-{os.getpid()}-", dir=cache.root))
+    memory, ranges = fetch_into_memory(client, key, size, etag)
     try:
-        path = new / name
-        memory, ranges = fetch_into_memory(client, key, size, etag)
-        try:
+        with cache.new_dataset() as (new, new_in_use):
+            path, in_use = new / name, None
             with sparse_file(path, size) as fd:
-                while not cache.allocate(fd, ranges):
-                    if not evict_elsewhere(cache):
-                        raise CacheError(
-                            f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached by what is in "
-                            f"use, and there is no room for the header of {url}. Give the cache more: "
-                            f"Remote(max_bytes=..., cache=...)."
-                        )
-                copy_ranges(memory, fd, ranges)
-        finally:
-            os.close(memory)
-        header = read_header(path)
-        in_use = keep_in_use(new)
-        with cache.locked():
-            Meta(new / "meta.json").add(url, {name: (size, etag)})
-            folder = cache.root / header.header_digest
-            if header.shards is None:  # whose chunks are those of a file of this name
-                folder = folder.with_name(f"{folder.name}-{xxhash.xxh32_hexdigest(name.encode())}")
-            try:
-                os.rename(new, folder)
-            except OSError:  # another process was first, or the same dataset lies at another URL, too
-                assert in_use is not None, "nobody else knows of the new folder"
-                in_use.close()
-                in_use = keep_in_use(folder)
-                Meta(folder / "meta.json").add(url, {name: (size, etag)})
-                if not (folder / name).exists():
-                    os.rename(path, folder / name)
-            cache.count()
-        return folder, in_use
+                _fill(cache, url, memory, fd, ranges)
+            folder = cache.root / _folder_name(read_header(path), name, etag)
+            with cache.locked():
+                Meta(new / "meta.json").add(url, {name: (size, etag)})
+                try:
+                    os.rename(new, folder)
+                    in_use = new_in_use
+                except (
+                    OSError
+                ):  # another process was first, the same dataset lies at another URL, or its copy is damaged
+                    new_in_use.close()
+                    if (in_use := keep_in_use(folder)) is not None:
+                        Meta(folder / "meta.json").add(url, {name: (size, etag)})
+                        if not (folder / name).exists():
+                            os.rename(path, folder / name)
+                cache.count()
+            if in_use is not None and not _is_readable(folder / name):
+                _repair(cache, url, memory, folder / name, ranges, in_use)
+            return folder, in_use
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        os.close(memory)
+
+
+def _folder_name(header: PackedFile, name: str, etag: str | None) -> str:
+    """Returns the name of a dataset's folder in the cache; see `cache`."""
+    parts = [header.header_digest]
+    if header.shards is None or header.version is None:
+        # Chunks are those of a file of this name, and where it has no digests of its rows, of this version of it.
+        parts.append(xxhash.xxh32_hexdigest(f"{name}{etag if header.version is None else ''}".encode()))
+    return "-".join(parts)
+
+
+def _fill(cache: CacheFolder, url: str, memory: int, fd: int, ranges: Sequence[Range]) -> None:
+    """Copies ranges of a file in memory to a file in the cache, for which there has to be room."""
+    while not cache.allocate(fd, ranges):
+        if not evict_elsewhere(cache):
+            raise CacheError(
+                f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached by what is in use, and "
+                f"there is no room for the header of {url}. Give the cache more: Remote(max_bytes=..., cache=...)."
+            )
+    copy_ranges(memory, fd, ranges)
+    os.fsync(fd)  # there is no record to compare it with when the machine was started anew
+
+
+def _is_readable(path: Path) -> bool:
+    with suppress(FormatError, MissingFileError):
+        read_header(path)
+        return True
+    return False
+
+
+def _repair(cache: CacheFolder, url: str, memory: int, path: Path, ranges: Sequence[Range], in_use: ByteLocks) -> None:
+    """Writes the header of a file into its copy again, unless another process uses that."""
+    if not in_use.try_exclusive(_HEADER):
+        return
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _fill(cache, url, memory, fd, ranges)
+        finally:
+            os.close(fd)
+    finally:
+        in_use.unlock(_HEADER)

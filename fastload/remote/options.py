@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fastload.errors import OptionError, check_whole, is_whole
 from fastload.system.text import bytes_of
@@ -88,9 +87,7 @@ def is_url(text: object) -> bool:
 def shown(url: str) -> str:
     """Returns a URL as messages show it: without user, password, query and fragment, which may hold secrets."""
     scheme, _, rest = url.partition("://")
-    try:
-        parts = urlsplit(url)
-        return f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    except ValueError:  # such as a port or an IPv6 address that is none
-        host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    user, _, host = host.rpartition("@")
+    container = f"{user}@" if scheme.lower() in ("abfs", "abfss") and ":" not in user and user else ""
+    return f"{scheme}://{container}{host}{slash}{path}"

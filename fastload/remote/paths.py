@@ -39,16 +39,17 @@ def path_of(given: str | Path) -> Path:
     """
     if isinstance(given, Path) or not is_url(given):
         return Path(given) if isinstance(given, str) else given
-    parts = urlsplit(given)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if "@" in parts.netloc or parts.query:
+    scheme, _, rest = given.partition("://")
+    if scheme.lower() == "file":
+        return Path(unquote(urlsplit(given).path))
+    host = f"{scheme}://{rest.partition('/')[0]}"
+    if "?" in rest or host != shown(host):
         raise OptionError(
             f"{shown(given)}: this URL comes with a user, a password or a query. What is packed keeps its URL, so give "
             "one without them, and the credentials where the provider's own tools look for them (see "
             "docs/object-storage.md)."
         )
-    return ObjectPath(f"{parts.scheme}://{given.partition('://')[2]}")
+    return ObjectPath(f"{scheme.lower()}://{rest}")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import mmap
 import os
 import threading
@@ -112,14 +113,17 @@ class Room:
             DiskFullError: the disk is full, and nothing can be evicted.
             CacheError: all chunks in the cache have been in use for too long.
         """
-        self._cached.begin(number)
         began_s, pause_s, full = time.monotonic(), _FIRST_PAUSE_S, False
         while True:
+            self._cached.begin(number)
             try:
                 with self._cached.opened(shard) as fd:
                     if self._cached.cache.allocate(fd, ranges):
                         return
             except DiskFullError:
+                is_header = number == self._table.headers[shard]
+                if (where := (ranges, []) if is_header else self._where(number)) is not None:
+                    self._cached.free(number, shard, *where)
                 if not full:
                     self._claims.hold_less()
                 full = True
@@ -178,16 +182,26 @@ class Room:
         if not chunk.field:
             whole = [(0, int(self._cached.size(chunk.shard)) + mmap.PAGESIZE)]  # the last block is freed whole, too
             return self._cached.evict(number, chunk.shard, whole, [], self._table.data_of(chunk.shard))
+        where = self._where(number)
+        return where is not None and self._cached.evict(number, chunk.shard, *where)
+
+    def _where(self, number: int) -> tuple[list[Range], list[tuple[int, Range]]] | None:
+        """Returns the ranges of a chunk of a field, and those around it as `CachedDataset.evict` takes them.
+
+        None: the index does not say it, and the header of the shard is not there.
+        """
+        chunk = self._table.chunk(number)
+        if ranges := self._objects.ranges_by_index(chunk):
+            return ranges, self._table.around(number, self._objects.ranges_by_index)
         with suppress(AbsentError), self._claims.header_there(chunk.shard):
-            neighbours = [chunk._replace(number=chunk.number + step) for step in (-1, 1)]
-            around = [
-                (number + step, one)
-                for step, near in zip((-1, 1), neighbours, strict=True)
-                if 0 <= number + step < self._table.num_chunks and self._table.chunk(number + step) == near
-                for one in self._objects.ranges(near, self._cached)
-            ]
-            return self._cached.evict(number, chunk.shard, self._objects.ranges(chunk, self._cached), around)
-        return False  # where it lies, nobody knows before its shard's header is fetched
+            find = functools.partial(self._objects.ranges, cached=self._cached)
+            return find(chunk), self._table.around(number, find)
+        return None
+
+    def give_back(self, number: int) -> None:
+        """Frees what was allocated for a chunk of a field that did not come; its lock is held exclusively, and ends."""
+        with suppress(OSError, RuntimeError):  # it was closed
+            self._evict_chunk(number)
 
     def _choose_victims(self, *, announced: bool) -> deque[int]:
         """Returns chunks to evict, those first whose next use is farthest; headers last."""

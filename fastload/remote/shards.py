@@ -62,6 +62,7 @@ class RemoteShards:
         self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
         self._earlier: list[ChunkFetcher] = []  # whose counts go on
+        self._disks: list[CacheFolder] = []  # of these
         self._etags: dict[str, str | None] = {}
         self._asking: dict[str, threading.Lock] = {}  # of shards whose ETag is asked for
         self._open()
@@ -87,7 +88,7 @@ class RemoteShards:
     def leave_disk(self) -> None:
         """Has chunks fetched into memory from now on, as the disk of the cache is full; a warning says so."""
         with self._lock:
-            if isinstance(self._cached, MemoryDataset):
+            if self.in_memory:
                 return
             folder, chunk = self._cache.root.parent, self.largest + 2 * 4096
             limit = max(self._least_bytes, 4 * chunk) * 3 // 2
@@ -97,6 +98,7 @@ class RemoteShards:
                 "Remote(cache=...).",
                 self.url, folder, format_bytes(limit),
             )  # fmt: skip
+            self._disks.append(self._cache)
             self._cache = MemoryFolder(limit)
             sizes = self._shards.num_bytes
             self._cached = MemoryDataset(self._cache, self._shards.names, sizes, self.table.num_chunks)
@@ -111,6 +113,11 @@ class RemoteShards:
                 give_up_after_s=self.remote.give_up_after,
             )
             self.fetcher.room.needed = needed
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether chunks are fetched into memory, as the disk of the cache is full."""
+        return isinstance(self._cached, MemoryDataset)
 
     @property
     def fitting(self) -> int:
@@ -344,6 +351,17 @@ class RemoteShards:
                 tuple(here[np.isin(there, wrong)].tolist()),
             )
 
+    def is_damaged(self, shard: int, row: int, first: int, stop: int) -> bool:
+        """Whether an encoded image, bytes [first, stop) of those of its shard, is not what was packed.
+
+        Its bytes are fetched, and not kept in the cache.
+        """
+        with self.holding_header(shard), self._cached.opened(shard) as fd:
+            layout, images = self._layout(shard, self._cached), self._file.fields["images"]
+            ((base, _),) = layout.ranges(Chunk(shard, "images", 0))
+            data = self.fetch(shard, base + first, base + stop)
+            return row in wrong_encoded_rows(layout, fd, images, int(self._shards.num_rows[shard]), first, data)
+
     def is_copied(self, number: int) -> bool:
         """Whether a chunk in the cache, which is held, is what its object holds: it is fetched again to compare."""
         chunk = self.table.chunk(number)
@@ -371,6 +389,12 @@ class RemoteShards:
                 return True  # another thread was first
             if name not in self._of_earlier_runs:
                 return False
+            if self._file.version is None:
+                url = self._client.url_of(self._key(name))
+                raise ReplacedError(
+                    f"{url}: was replaced since chunks of it were cached. It has no digests, which would tell whether "
+                    f"they are the same. Remove them: fastload cache clear {self.url}"
+                )
             key = self._key(name)
             self._check_size(name, info := self._client.head(key))
             parts = self._header_by(shard, lambda begin, end: self._client.read(key, begin, end, etag=info.etag))
@@ -402,7 +426,8 @@ class RemoteShards:
     def close(self) -> None:
         """Ends the threads that fetch; the cache stays."""
         if self._pid == os.getpid():
+            self._client.close()  # first: a thread may be about to repeat a request
             for fetcher in (*self._earlier, self.fetcher):
                 fetcher.close()
-            self._client.close()
-            self._cache.close()
+            for cache in (*self._disks, self._cache):
+                cache.close()
