@@ -6,11 +6,13 @@ being packed; when the object is complete in the store, it is removed. A call af
 | file in the folder | content |
 | --- | --- |
 | `OUT.h5.part`, `.journal`, ... | an unfinished pack, see `engine` |
+| `lock` | locked by the call that packs |
 | `OUT.h5`, `OUT.h5.packed` | the complete file, and of what it was packed, until it is uploaded |
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import mmap
@@ -18,6 +20,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,6 +37,7 @@ from fastload.errors import (
     ObjectExistsError,
     ObjectMissingError,
     OutputError,
+    PackError,
     RemoteError,
     ReplacedError,
 )
@@ -48,12 +52,13 @@ from fastload.remote.client import PART_BYTES, Client
 from fastload.remote.headers import fetch_header
 from fastload.remote.paths import ObjectPath, remote_in_force
 from fastload.remote.ranges import client_of
-from fastload.system.files import output_errors
+from fastload.system.files import open_output, output_errors
 
 AT_ONCE_BYTES = PART_BYTES
 """Files up to this size are written by one request, which the store refuses if the object is there meanwhile."""
 
 _READ_BYTES = 2**23
+_ORPHANS_S = 5.0  # for which workers of a killed call may keep its lock
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _KEPT = "What was packed is kept on this machine: the same command continues with it."
 
@@ -178,23 +183,50 @@ def packed_at(job: PackJob, pack: Callable[[PackJob], PackReport]) -> PackReport
     """
     to = job.output
     assert isinstance(to, ObjectPath), "an output behind a URL"
-    there = found_object(to)
-    local = replace(job, output=work_folder(to) / to.name)
-    report = _packed_before(local)
-    if report is None:
-        report = pack(local)
-        _marker(local.output).write_bytes(to_bytes({"identity": _identity(job), "report": report}))
-    if there is None or job.overwrite or not _is_same(to, local.output):
-        if there is not None and not job.overwrite:
-            raise output_exists(to)
+    with _locked_folder(to) as folder:
+        there = found_object(to)
+        local = replace(job, output=folder / to.name)
+        report = _packed_before(local)
+        if report is None:
+            report = pack(local)
+            _marker(local.output).write_bytes(to_bytes({"identity": _identity(job), "report": report}))
+        if there is None or job.overwrite or not _is_same(to, local.output):
+            if there is not None and not job.overwrite:
+                raise output_exists(to)
 
-        def sent(done: int, total: int) -> None:
-            if job.on_progress:
-                job.on_progress("uploading", report.num_samples * done // total, report.num_samples)
+            def sent(done: int, total: int) -> None:
+                if job.on_progress:
+                    job.on_progress("uploading", report.num_samples * done // total, report.num_samples)
 
-        upload(local.output, to, before=there, progress=sent)
-    shutil.rmtree(local.output.parent, ignore_errors=True)
+            upload(local.output, to, before=there, progress=sent)
+        shutil.rmtree(folder, ignore_errors=True)
     return replace(report, path=to)
+
+
+@contextmanager
+def _locked_folder(to: ObjectPath) -> Iterator[Path]:
+    """Yields the work folder of a URL, which no other call of this machine uses meanwhile; PackError: one does."""
+    deadline_s = time.monotonic() + _ORPHANS_S
+    while True:
+        lock = work_folder(to) / "lock"
+        with output_errors(f"{lock}: cannot be written ({{}}). Name another folder: FASTLOAD_CACHE."):
+            fd = open_output(lock, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            os.close(fd)
+            if time.monotonic() > deadline_s:
+                raise PackError(f"{to}: another process here is packing to this URL. Wait for it, or stop it.") from exc
+            time.sleep(0.05)
+            continue
+        except OSError:
+            pass  # a file system without locks
+        try:
+            if os.fstat(fd).st_nlink:  # else another call has just ended, and removed it
+                yield lock.parent
+                return
+        finally:
+            os.close(fd)
 
 
 def _marker(local: Path) -> Path:

@@ -167,6 +167,11 @@ class CloudBackend:
 
     def put(self, key: str, data: Data, only_if: str | None) -> str | None:
         mode: Any = "overwrite" if only_if is None else "create" if only_if == "absent" else {"e_tag": only_if}
+        if isinstance(mode, dict) and self._url.startswith("gs://"):  # whose conditions are on generations
+            there = self._try(lambda: self._obstore.head(self._bucket, key))
+            if there["e_tag"] != only_if:
+                raise Failure("replaced", "the ETag differs")
+            mode["version"] = there["version"]
         whole = {"use_multipart": False, "mode": mode}
         etag: str | None = self._try(lambda: self._obstore.put(self._bucket, key, data, **whole)["e_tag"])
         return etag
