@@ -271,6 +271,8 @@ def _read_shard(index: PackedFile, number: int) -> PackedFile:
         with index.remote.holding_header(number) if index.remote is not None else nullcontext():
             found = read_header(index.remote.path(number) if index.remote is not None else path)
     except MissingFileError as exc:
+        if index.remote is not None:
+            raise
         raise MissingFileError(
             f"{index.name}: its shard {name} is missing. Copy it there, or make the index of the shards that are there."
         ) from exc

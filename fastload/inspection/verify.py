@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def verify_file(
 
     Args:
         path: a packed file, or an index, of which every shard is checked, and that other programs find the same rows.
-            All chunks of a URL are read through the cache.
+            All chunks of a URL are fetched, whatever is in the cache; `verify_cache` checks that.
         source: what it was packed from.
         root: folder that a table's paths are relative to, if one was given to pack it.
         shard: of an index, check only the shard of this number.
@@ -222,6 +222,8 @@ def _verify_index(
     if index.remote is not None:
         from fastload.read.held_rows import HeldRows  # imports what files of this machine do not need
 
+        others = sum(field.row_bytes for name, field in index.fields.items() if name not in PIXEL_FIELDS)
+        cast(Any, index.remote).read_anew((workers + 1) * SPAN_BYTES + min(FIELD_ROWS, index.num_rows) * others)
     numbers = range(len(shards.names)) if shard is None else [shard]
     total = int(shards.num_rows[numbers].sum()) + (index.num_rows if source is not None else 0)
     done, pixel_bytes, header_ok, damaged = 0, 0, True, list[DamagedRow]()

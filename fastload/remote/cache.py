@@ -268,14 +268,23 @@ class CachedDataset:
         cache: of the folder.
         folder: of the dataset, which is complete but for its chunks.
         names, sizes: name and bytes of each shard.
+        headers: number of the first chunk of each, which is its header.
         num_chunks: of all shards.
     """
 
     def __init__(
-        self, cache: CacheFolder, folder: Path, names: Sequence[str], sizes: NDArray[np.int64], num_chunks: int
+        self,
+        cache: CacheFolder,
+        folder: Path,
+        names: Sequence[str],
+        sizes: NDArray[np.int64],
+        headers: NDArray[np.int64],
+        num_chunks: int,
     ) -> None:
         self.cache, self.folder = cache, folder
         self._names, self._sizes = names, sizes
+        self._bounds = [*headers.tolist(), num_chunks]
+        self._shard_of = {header: shard for shard, header in enumerate(self._bounds[:-1])}
         if (locks := keep_in_use(folder)) is None:
             raise FileNotFoundError(errno.ENOENT, "it is being removed", str(folder))
         self.locks = locks
@@ -308,7 +317,11 @@ class CachedDataset:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(path, flags, 0o600)
         try:
-            if os.fstat(fd).st_size != self._sizes[shard]:
+            if (
+                os.fstat(fd).st_size != self._sizes[shard]
+            ):  # it is new, or somebody has removed or cut off the one before
+                records = self.records[self._bounds[shard] : self._bounds[shard + 1]]
+                records[are_there(records)] = (0, 0, 0)
                 os.ftruncate(fd, int(self._sizes[shard]))
             yield fd
         finally:
@@ -319,7 +332,17 @@ class CachedDataset:
         record = self.records[chunk]
         boot = int(record["boot"])
         complete = boot > _BEGUN and int(record["check"]) == _check(chunk, int(record["hash"]), boot)
+        if complete and (shard := self._shard_of.get(chunk)) is not None and self._is_cut_off(shard):
+            complete = False
         return Presence(complete, complete and boot == boot_number())
+
+    def _is_cut_off(self, shard: int) -> bool:
+        """Whether somebody has removed a shard's copy, or cut it off; then nothing of it counts as there any more."""
+        with suppress(OSError):
+            if self.path(shard).stat().st_size == self._sizes[shard]:
+                return False
+        with self.opened(shard):
+            return True
 
     def begin(self, chunk: int) -> None:
         """Notes that bytes of a chunk may be on the disk; its lock is held exclusively."""
@@ -429,6 +452,12 @@ def keep_in_use(folder: Path) -> ByteLocks | None:
         return locks
     locks.close()
     return None
+
+
+def forget_all(folder: Path) -> None:
+    """Notes that no chunk of a dataset is there."""
+    with suppress(FileNotFoundError), open(folder / "chunks", "r+b") as file:
+        file.write(bytes(os.fstat(file.fileno()).st_size))
 
 
 def digest_of(parts: Sequence[Any]) -> int:

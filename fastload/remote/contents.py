@@ -201,7 +201,9 @@ def _verified(cache: CacheFolder, folder: Path, content: CachedContent, advance:
         return CacheCheck(content.name, 0, 0, 0, 0, unreadable=bool(content.chunks) or content.num_chunks == 0)
     table = ChunkTable(index)
     try:
-        cached = CachedDataset(cache, folder, index.shards.names, index.shards.num_bytes, table.num_chunks)
+        cached = CachedDataset(
+            cache, folder, index.shards.names, index.shards.num_bytes, table.headers, table.num_chunks
+        )
     except FileNotFoundError:  # it is being removed
         return CacheCheck(content.name, 0, 0, 0, 0)
     with closing(cached):

@@ -135,7 +135,7 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
     Of an index, all of it.
     """
     size = os.fstat(fd).st_size
-    looked = _Looked(fd, size, there, fetch)
+    looked, problem = _Looked(fd, size, there, fetch), None
     try:
         with h5py.File(looked, "r") as file:
             for item in (file, *(file[name] for name in file)):
@@ -143,12 +143,16 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
                     item.attrs.get_id(name)
             ranges = [(0, size)] if "fastload_index" in file.attrs else _around_large(file, size)
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as exc:
-        if isinstance(exc, FastloadError):
-            raise
-        raise FormatError(
-            f"{url}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
-            f"`fastload pack` made."
-        ) from exc
+        problem = (
+            exc
+            if isinstance(exc, FastloadError)
+            else FormatError(
+                f"{url}: not an HDF5 file, or its metadata is damaged ({exc}). Upload it again, or name a file that "
+                f"`fastload pack` made."
+            )
+        )
+    if problem is not None:  # out here: h5py's frames, kept by a traceback, would crash the interpreter when it ends
+        raise problem.with_traceback(None)
     for begin, end in without(ranges, looked.there):
         write_at(fd, fetch(begin, end), begin)
     return ranges

@@ -67,7 +67,7 @@ class MemoryDataset(CachedDataset):
 
     def __init__(self, cache: MemoryFolder, names: Sequence[str], sizes: NDArray[np.int64], num_chunks: int) -> None:
         self.cache, self.folder = cache, cache.root
-        self._names, self._sizes = names, sizes
+        self._names, self._sizes, self._shard_of = names, sizes, {}
         self.locks = _NoLocks()  # type: ignore[assignment]  # has what is used of `ByteLocks`
         self.records = np.zeros(num_chunks, RECORD)
         self._fds: dict[int, int] = {}

@@ -18,7 +18,7 @@ import xxhash
 from fastload.errors import CacheError, FormatError, MissingFileError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CacheFolder, keep_in_use
+from fastload.remote.cache import CacheFolder, forget_all, keep_in_use
 from fastload.remote.chunks import Range
 from fastload.remote.client import Client, open_client
 from fastload.remote.headers import as_index, copy_ranges, fetch_into_memory, sparse_file
@@ -109,20 +109,21 @@ def _fetch_index(
             path, in_use = new / name, None
             with sparse_file(path, size) as fd:
                 _fill(cache, url, memory, fd, ranges)
-            folder = cache.root / _folder_name(read_header(path), name, etag)
+            header = read_header(path)
+            folder, is_index = cache.root / _folder_name(header, name, etag), header.shards is not None
             with cache.locked():
                 Meta(new / "meta.json").add(url, {name: (size, etag)})
                 try:
                     os.rename(new, folder)
                     in_use = new_in_use
-                except (
-                    OSError
-                ):  # another process was first, the same dataset lies at another URL, or its copy is damaged
+                except OSError:  # another process was first, it lies at another URL, too, or its copy is damaged
                     new_in_use.close()
                     if (in_use := keep_in_use(folder)) is not None:
                         Meta(folder / "meta.json").add(url, {name: (size, etag)})
-                        if not (folder / name).exists():
-                            os.rename(path, folder / name)
+                        if not (folder / name).exists() or (folder / name).stat().st_size != size:
+                            if not is_index:  # its chunks are gone with it
+                                forget_all(folder)
+                            os.replace(path, folder / name)
                 cache.count()
             if in_use is not None and not _is_readable(folder / name):
                 _repair(cache, url, memory, folder / name, ranges, in_use)

@@ -36,7 +36,8 @@ def open_packed(name: FileName, remote: Remote | None = None) -> Iterator[Packed
     url, remote = str(name), remote or Remote()
     try:
         file = open_remote(url, remote)
-        with closing(cast(Any, file.remote)):
+        with closing(cast(Any, file.remote)) as shards:
+            shards.lets_damage_pass = True  # commands compare each row
             yield file
     except DiskFullError as exc:
         raise CacheError(

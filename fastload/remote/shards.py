@@ -39,6 +39,7 @@ from fastload.system.files import read_bytes, write_at
 from fastload.system.text import format_bytes, text_of
 from fastload.timing.network import NetworkUse
 
+_ANEW_BYTES = 256 * 2**20  # of chunks that `read_anew` fetches ahead
 _OWN_FILES = ("chunks", "locks", "meta.json")
 _log = logging.getLogger("fastload")
 
@@ -72,47 +73,63 @@ class RemoteShards:
         assert shards is not None, "an index"
         self._cache = CacheFolder(self.remote.cache_folder(), self.remote.limit())
         folder = self._file.path.parent
-        self._cached = CachedDataset(self._cache, folder, shards.names, shards.num_bytes, self.table.num_chunks)
+        self._cached = CachedDataset(
+            self._cache, folder, shards.names, shards.num_bytes, self.table.headers, self.table.num_chunks
+        )
         self._meta = Meta(folder / "meta.json")
         self._etags.update({name: etag for name, (_, etag) in self._meta.read().get(self.url, {}).items()})
         self._of_earlier_runs = set(self._etags) - {self._file.path.name}  # whose ETag was asked for now
-        self.fetcher = ChunkFetcher(
-            self.table,
-            self._cached,
-            self,
-            threads=self.remote.in_flight,
-            most_held=max(1, self.fitting) * max(1, len(self.table.fields)),
-            give_up_after_s=self.remote.give_up_after,
-        )
+        self.fetcher = self._new_fetcher(max(1, self.fitting))
 
     def leave_disk(self) -> None:
         """Has chunks fetched into memory from now on, as the disk of the cache is full; a warning says so."""
         with self._lock:
             if self.in_memory:
                 return
-            folder, chunk = self._cache.root.parent, self.largest + 2 * 4096
-            limit = max(self._least_bytes, 4 * chunk) * 3 // 2
+            folder, limit = self._cache.root.parent, max(self._least_bytes, 4 * self._chunk_bytes) * 3 // 2
             _log.warning(
                 "%s: the disk of the cache %s is full, and no chunk there can be evicted: chunks are fetched into %s "
                 "of memory from now on, and again in each epoch. Make room there, or name another folder: "
                 "Remote(cache=...).",
                 self.url, folder, format_bytes(limit),
             )  # fmt: skip
-            self._disks.append(self._cache)
-            self._cache = MemoryFolder(limit)
-            sizes = self._shards.num_bytes
-            self._cached = MemoryDataset(self._cache, self._shards.names, sizes, self.table.num_chunks)
-            needed = self.fetcher.room.needed
-            self._earlier.append(self.fetcher)
-            self.fetcher = ChunkFetcher(
-                self.table,
-                self._cached,
-                self,
-                threads=self.remote.in_flight,
-                most_held=limit // chunk * max(1, len(self.table.fields)),
-                give_up_after_s=self.remote.give_up_after,
-            )
-            self.fetcher.room.needed = needed
+            self._to_memory(limit)
+
+    def read_anew(self, num_bytes: int) -> None:
+        """Fetches everything again, and into memory, also damaged rows: for who compares what the objects hold.
+
+        Before anything is read; so many bytes are read at a time.
+        """
+        headers = int((self._shards.num_bytes - self._pixel_bytes()).max())
+        chunks = max(4, min(self.remote.in_flight, _ANEW_BYTES // self._chunk_bytes))
+        self._to_memory(headers + 2 * num_bytes + 2 * chunks * self._chunk_bytes)
+        self._etags, self._of_earlier_runs, self.lets_damage_pass = {}, set(), True
+
+    def _to_memory(self, limit: int) -> None:
+        """Fetches into so many bytes of memory from now on."""
+        self._disks.append(self._cache)
+        self._cache = MemoryFolder(limit)
+        self._cached = MemoryDataset(self._cache, self._shards.names, self._shards.num_bytes, self.table.num_chunks)
+        needed = self.fetcher.room.needed
+        self._earlier.append(self.fetcher)
+        self.fetcher = self._new_fetcher(limit // self._chunk_bytes)
+        self.fetcher.room.needed = needed
+
+    def _new_fetcher(self, most_held: int) -> ChunkFetcher:
+        """Returns a fetcher that holds so many announced chunks of each field."""
+        return ChunkFetcher(
+            self.table,
+            self._cached,
+            self,
+            threads=self.remote.in_flight,
+            most_held=most_held * max(1, len(self.table.fields)),
+            give_up_after_s=self.remote.give_up_after,
+        )
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """The bytes that the largest chunk of each field takes, with the blocks that it begins and ends in."""
+        return self.largest + 2 * 4096
 
     @property
     def in_memory(self) -> bool:
@@ -236,10 +253,10 @@ class RemoteShards:
         """
         shards = min(self.ranks * num_chunks, len(self._shards.names))
         num_chunks = min(num_chunks, self.table.num_chunks)
-        self._least_bytes = num_chunks * (self.largest + 2 * 4096)
+        self._least_bytes = num_chunks * self._chunk_bytes
         files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in _OWN_FILES)
         headers = int(np.sort(self._shards.num_bytes - self._pixel_bytes())[::-1][:shards].sum())
-        check_room(self._cache, self.ranks * num_chunks * (self.largest + 2 * 4096) + headers + files, why)
+        check_room(self._cache, self.ranks * num_chunks * self._chunk_bytes + headers + files, why)
 
     def _pixel_bytes(self) -> NDArray[np.int64]:
         """Returns the bytes of the large fields of each shard, without what HDF5 allocated behind them; int64 (S,)."""
@@ -351,25 +368,6 @@ class RemoteShards:
                 tuple(here[np.isin(there, wrong)].tolist()),
             )
 
-    def is_damaged(self, shard: int, row: int, first: int, stop: int) -> bool:
-        """Whether an encoded image, bytes [first, stop) of those of its shard, is not what was packed.
-
-        Its bytes are fetched, and not kept in the cache.
-        """
-        with self.holding_header(shard), self._cached.opened(shard) as fd:
-            layout, images = self._layout(shard, self._cached), self._file.fields["images"]
-            ((base, _),) = layout.ranges(Chunk(shard, "images", 0))
-            data = self.fetch(shard, base + first, base + stop)
-            return row in wrong_encoded_rows(layout, fd, images, int(self._shards.num_rows[shard]), first, data)
-
-    def is_copied(self, number: int) -> bool:
-        """Whether a chunk in the cache, which is held, is what its object holds: it is fetched again to compare."""
-        chunk = self.table.chunk(number)
-        with self.holding_header(chunk.shard), self._cached.opened(chunk.shard) as fd:
-            ranges = self.ranges(chunk, self._cached)
-            here = digest_of([read_bytes(fd, end - begin, begin) for begin, end in ranges])
-        return here == digest_of([self.fetch(chunk.shard, begin, end) for begin, end in ranges])
-
     @property
     def _shards(self) -> Shards:
         assert self._file.shards is not None, "an index"
@@ -420,6 +418,8 @@ class RemoteShards:
     def _note_etag(self, name: str, info: ObjectInfo) -> None:
         self._etags[name] = info.etag
         self._of_earlier_runs.discard(name)
+        if self.in_memory:
+            return
         with suppress(OSError), self._cache.locked():  # whoever opens it next asks again
             self._meta.add(self.url, {name: (info.num_bytes, info.etag)})
 

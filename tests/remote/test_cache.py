@@ -115,19 +115,20 @@ def test_the_folder_is_its_users_alone_and_other_files_there_are_left(tmp_path):
 
 
 def test_what_killed_processes_left_is_swept_and_what_living_ones_make_is_not(cache):
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    left = [cache.root / f".new-{int(dead.stdout)}-x", cache.root / ".gone-y"]
-    living = cache.root / f".new-{os.getpid()}-z"
-    for folder in (*left, living):
+    left = [cache.root / ".new-x", cache.root / ".gone-y"]
+    for folder in left:
         folder.mkdir()
         (folder / "file").write_bytes(b"x" * 10_000)
-    cache.sweep()
-    assert not any(folder.exists() for folder in left) and living.exists()
+    with cache.new_dataset() as (living, _):
+        assert not any(folder.exists() for folder in left)
+        CacheFolder(cache.root.parent, None).sweep()
+        assert living.exists()
+    assert not living.exists()
 
 
 def test_a_dataset_in_use_is_not_removed_and_one_that_is_not_gives_its_blocks_back(cache):
     folder = dataset_folder(cache)
-    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100_000]), 5)
+    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100_000]), np.array([0]), 5)
     with cached.opened(0) as fd:
         assert cache.allocate(fd, [(0, 50_000)])
     with cache.locked():
@@ -180,7 +181,7 @@ def test_nothing_outside_the_cache_is_removed(cache, tmp_path):
 def test_a_shard_that_is_a_link_is_not_written_to(cache, tmp_path):
     (tmp_path / "precious").write_bytes(b"mine")
     folder = dataset_folder(cache)
-    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100]), 1)
+    cached = CachedDataset(cache, folder, ["x.h5"], np.array([100]), np.array([0]), 1)
     (folder / "x.h5").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic links"):
         cached.write(0, [((0, 4), b"evil")])
@@ -188,7 +189,9 @@ def test_a_shard_that_is_a_link_is_not_written_to(cache, tmp_path):
 
 
 def test_a_record_counts_only_whole_and_in_its_place(cache):
-    cached = CachedDataset(cache, dataset_folder(cache), ["x.h5"], np.array([100]), 4)
+    cached = CachedDataset(cache, dataset_folder(cache), ["x.h5"], np.array([100]), np.array([0]), 4)
+    with cached.opened(0):
+        pass
     cached.begin(0)
     assert not cached.presence(0).complete and cached.kept().tolist() == [0]
     cached.complete(0, digest_of([b"data"]))
@@ -223,7 +226,7 @@ class Files:
         self.shards._file, self.shards.table, self.shards._layouts = self.file, self.table, {}
         assert self.file.shards is not None
         names, sizes = self.file.shards.names, self.file.shards.num_bytes
-        self.cached = CachedDataset(cache, folder, names, sizes, self.table.num_chunks)
+        self.cached = CachedDataset(cache, folder, names, sizes, self.table.headers, self.table.num_chunks)
         with cache.locked():
             cache.count()
         self.fetcher = ChunkFetcher(self.table, self.cached, self, threads=2, most_held=4, give_up_after_s=5)

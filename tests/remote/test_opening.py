@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 from called import called
 from ragged_cases import flip_byte, varied_file
+from remote_files import bytes_on_disk, fetched_bytes
 from small_files import write_random
+from torch.utils.data import DataLoader
 
-from fastload.errors import FormatError, ObjectMissingError, OptionError
+from fastload import PackedDataset
+from fastload.errors import DamagedRowError, FormatError, ObjectMissingError, OptionError, SourceError
 from fastload.export import export_file
 from fastload.format.ragged import Column
 from fastload.inspection.info import inspect_file
@@ -126,13 +129,24 @@ def test_verify_reads_every_chunk_and_finds_nothing_wrong(range_server, kind):
     assert seen[-1] == (report.num_rows, report.num_rows) and report.to_dict()["path"] == f"{range_server.url}/out.h5"
 
 
-def test_verify_reads_by_many_requests_at_once_and_again_from_the_cache(large, range_server):
+def test_verify_reads_by_many_requests_at_once_and_not_from_the_cache(large, range_server, cache):
     range_server.set(latency_s=0.05)
     assert verify_file(large).ok
     assert range_server.most_at_once() > 4
-    before = len(range_server.log())
+    before = fetched_bytes(range_server.log())
     assert verify_file(large).ok
-    assert [request["method"] for request in range_server.log()[before:]] == ["HEAD"]
+    assert fetched_bytes(range_server.log()) > 1.9 * before
+    size = (range_server.folder / "large.h5").stat().st_size
+    assert bytes_on_disk(cache) < size / 2
+
+
+def test_verify_finds_what_became_of_an_object_since_it_was_cached(url, range_server):
+    assert len(list(DataLoader(PackedDataset(url), 50))) == 6 and verify_file(url).ok
+    flip_byte(range_server.folder / "s1.h5", 4096 + 25 * IMAGE_BYTES + 3)
+    assert [row.key for row in verify_file(url).damaged] == ["1/025"]
+    (range_server.folder / "s2.h5").unlink()
+    with pytest.raises(ObjectMissingError, match=f"{range_server.url}/s2.h5"):
+        verify_file(url)
 
 
 def test_one_shard_alone_is_verified(url, range_server):
@@ -156,16 +170,20 @@ def test_a_damaged_object_is_found_whole_and_named_by_its_url(url, range_server)
     assert str(range_server.folder) not in result.output and "cache" not in result.output
 
 
-def test_damage_that_only_rows_tell_is_found_and_said_to_be_the_objects_or_the_copys(range_server, cache):
-    write_random(range_server.folder / "out.h5", rows=40, masks=True, chunk_rows=10)
-    flip_byte(range_server.folder / "out.h5", 4096 + 12 * 16 * 12 * 3)
-    url = f"{range_server.url}/out.h5"
+@pytest.mark.parametrize("kind", ["masks", "ragged"])
+def test_damage_is_found_whatever_the_cache_holds(range_server, kind):
+    path, url = range_server.folder / "out.h5", f"{range_server.url}/out.h5"
+    if kind == "masks":
+        write_random(path, rows=40, masks=True, chunk_rows=10)
+        place = 4096 + 12 * 16 * 12 * 3
+    else:
+        varied_file(path)
+        with h5py.File(path) as file:
+            place = file["images"].id.get_chunk_info(0).byte_offset + int(file["images_offset"][7]) + 9
+    assert verify_file(url).ok
+    flip_byte(path, place)
     (damaged,) = verify_file(url).damaged
-    assert (damaged.row, damaged.what) == (12, "pixels")
-    (copy,) = cache.glob("1/*/out.h5")
-    flip_byte(copy, 4096 + 33 * 16 * 12 * 3)
-    found = {row.row: row.what for row in verify_file(url).damaged}
-    assert found[12] == "pixels" and "its copy in the cache is not what the object holds" in found[33]
+    assert (damaged,) == verify_file(path).damaged and damaged.row == (12 if kind == "masks" else 7)
 
 
 def test_what_is_drawn_copied_and_exported_from_a_url_is_what_the_file_gives(url, range_server, tmp_path):
@@ -196,11 +214,15 @@ def test_ragged_rows_and_wide_columns_are_copied_from_a_url(range_server, tmp_pa
         assert (file["wide"][()] == wide.values).all()
 
 
-def test_a_damaged_row_is_left_out_with_its_chunk_where_a_url_is_copied(url, range_server, tmp_path):
+def test_only_a_damaged_row_is_left_out_where_a_url_is_copied(url, range_server, tmp_path):
     flip_byte(range_server.folder / "s1.h5", 4096 + 25 * IMAGE_BYTES)
     report = repack_file(url, tmp_path / "some.h5", on_error="skip")
-    assert report.num_samples == 300 - CHUNK_ROWS and len(report.skipped) == CHUNK_ROWS
-    assert all(f"{range_server.url}/s1.h5: sample '1/025' (row 25)" in reason for _, reason in report.skipped)
+    assert report.num_samples == 299 and [key for key, _ in report.skipped] == ["1/025"]
+    with pytest.raises(SourceError, match="1/025"):
+        export_file(url, tmp_path / "images")
+    # Others that read the damaged chunk from the cache compare its rows, too.
+    with pytest.raises(DamagedRowError, match="1/025"):
+        list(DataLoader(PackedDataset(url), 50))
 
 
 def test_what_cannot_take_a_url_says_so_and_what_to_do(url, tmp_path):
