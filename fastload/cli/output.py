@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fastload.errors import FastloadError, OutputError
+from fastload.remote.options import is_url, shown
 from fastload.system.text import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ def check_report(report: Path | None, *, force: bool) -> None:
 
 def command_line() -> str:
     """Returns the command that this process was started with; empty where it was called otherwise."""
-    return shlex.join(["fastload", *sys.argv[1:]]) if sys.argv[1:2] in (["bench"], ["tune"]) else ""
+    words = [shown(word) if is_url(word) else word for word in sys.argv[1:]]  # it may end up in a report
+    return shlex.join(["fastload", *words]) if sys.argv[1:2] in (["bench"], ["tune"]) else ""
 
 
 def show_result(

@@ -180,7 +180,9 @@ def check_cache(options: Resolved) -> None:
     what += f" by {ranks} ranks of this machine" if ranks > 1 else ""
     remote = cast(RemoteShards, file.remote)
     remote.ranks, remote.lets_damage_pass = ranks, options.skip_damaged
-    remote.check_room(number, what)
+    smaller = plan.shuffle is not False and (window is None or window.chunks > 4)
+    less = "shuffle in smaller windows (shuffle=ChunkWindow(4))" if smaller else "use fewer workers"
+    remote.check_room(number, what, f", or {less}")
 
 
 def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:

@@ -133,6 +133,11 @@ class ShardedReader(RowReader):
         """Whether this thread has taken shards."""
         return threading.get_ident() in self._threads
 
+    def check_held(self, chunks: Sequence[int]) -> None:
+        """Raises CacheError where so many chunks are never there at a time."""
+        if self._remote is not None:
+            self._remote.check_held(chunks)
+
     def taken(self, numbers: Sequence[int]) -> list[RowReader]:
         """Returns the open readers of shards, which stay open until they are released as often as they were taken."""
         with self._locked():
@@ -377,6 +382,7 @@ class _Holding(AbstractContextManager[None]):
                 one.check_identity()
             if (fetcher := self._reader.fetcher) is not None and len(self._rows[1]):
                 chunks = self._reader.chunks_of(*self._rows)
+                self._reader.check_held(chunks)
                 lap("reading")
                 fetcher.hold(chunks)
                 lap(NETWORK)

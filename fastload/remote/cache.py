@@ -108,11 +108,17 @@ class CacheFolder:
             with self.locked():
                 self.count()
         self._locks.wait_shared(_ALIVE)
+        self.is_chosen = limit is not None
         if limit is None:
             system = os.statvfs(self.root)
             limit = int(self._used[0]) + system.f_bavail * system.f_frsize * 9 // 10
         self.limit = limit
         self.room = limit - max(limit // _SLACK, _LEAST_SLACK)
+
+    @property
+    def bound(self) -> str:
+        """The bound, as messages name it."""
+        return f"{'max_bytes' if self.is_chosen else 'nine tenths of what is free'} of {format_bytes(self.limit)}"
 
     @property
     def used(self) -> int:
@@ -483,12 +489,11 @@ def _fallocate(fd: int, mode: int, offset: int, num_bytes: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def check_room(cache: CacheFolder, needed: int, why: str) -> None:
+def check_room(cache: CacheFolder, needed: int, why: str, or_else: str) -> None:
     """Raises CacheError unless so many bytes fit into the cache at once."""
     if needed > cache.room:
         limit = needed + max(needed // (_SLACK - 1) + 1, _LEAST_SLACK)
+        give = f"Give Remote(max_bytes={limit:_}) or more" if cache.is_chosen else "Make room there"
         raise CacheError(
-            f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is too small: {why} takes "
-            f"{format_bytes(limit)}. Give Remote(max_bytes={limit:_}) or more, or shuffle in smaller windows "
-            f"(shuffle=ChunkWindow(4))."
+            f"{cache.root.parent}: {cache.bound} is too small: {why} takes {format_bytes(limit)}. {give}{or_else}."
         )

@@ -86,10 +86,11 @@ def open_client(url: str, remote: Remote | None = None) -> tuple[Client, str]:
     """
     if not is_url(url):
         raise OptionError(f"{url!r} is no URL: give one such as s3://bucket/file.h5 or https://host/file.h5")
-    if url.lower().startswith(("az://", "abfs://", "abfss://")) and re.search(r"\?.*\bsig=", url):
+    if not url.lower().startswith("http") and re.search(r"\?.*\b(sig|signature|x-[a-z]+-signature|token)=", url, re.I):
         raise OptionError(
-            f"{shown(url)}: this URL comes with a SAS token. Give the URL without it, and the token by the variable "
-            f"AZURE_STORAGE_SAS_TOKEN"
+            f"{shown(url)}: this URL comes with a signature, which only https:// takes. Give the https:// URL, or this "
+            f"one without it and credentials where the provider's own tools look for them (a SAS token of Azure: in "
+            f"AZURE_STORAGE_SAS_TOKEN)"
         )
     base, key = split(url)
     return Client(base, remote or Remote()), key

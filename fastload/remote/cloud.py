@@ -32,6 +32,7 @@ _CREDENTIALS_FROM = (
     "/latest/api/token", "/latest/meta-data/", "/computeMetadata/", "/metadata/identity/",
     "External AWS credential provider",
 )  # fmt: skip
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _KINDS: dict[str, tuple[Kind, str]] = {
     "Timeout": ("timeout", "no complete answer within the timeout"),
@@ -40,8 +41,11 @@ _KINDS: dict[str, tuple[Kind, str]] = {
 }
 
 
-def failure_of(error: Exception) -> Failure:
-    """Returns what an exception of obstore means, without its text: that has URLs, queries and answers in it."""
+def failure_of(error: Exception, *, is_store: bool = True) -> Failure:
+    """Returns what an exception of obstore means, without its text: that has URLs, queries and answers in it.
+
+    `is_store`: whether the server is one of a provider, not any web server.
+    """
     text = str(error)
     name = type(error).__name__
     # The last ones: keys, which may say anything, come first.
@@ -53,7 +57,7 @@ def failure_of(error: Exception) -> Failure:
     if "redirect without LOCATION" in text or status == 301:
         return Failure("invalid", "the bucket is in another region: set AWS_REGION")
     # A HEAD has no body, so S3 cannot say what it finds wrong with a request; ours are well-formed.
-    if code in _EXPIRED or (status == 400 and "method: HEAD" in text):
+    if code in _EXPIRED or (is_store and status == 400 and "method: HEAD" in text):
         return Failure("expired", how)
     if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         return Failure("access", how or "permission denied")
@@ -75,6 +79,14 @@ def failure_of(error: Exception) -> Failure:
         return Failure(*_KINDS.get(found[-1], ("broken", f"the connection failed ({found[-1]})")))
     if name == "NotSupportedError" or "NotPartial" in text:
         return Failure("invalid", "the server does not serve ranges of bytes")
+    if name == "InvalidPathError":
+        found = re.findall(r'[Pp]ath "([^"]*)"', text)
+        return Failure(
+            "invalid",
+            f"the key {found[-1]!r} has an empty part, one that is `.` or `..`, or a control character"
+            if found
+            else "a key there has a part that is empty, `.` or `..`",
+        )
     if isinstance(error, ValueError):
         return Failure("invalid", "this is no valid key: it has an empty part, or one that is `.` or `..`")
     return Failure("broken", f"obstore raised {name}")
@@ -105,6 +117,9 @@ class CloudBackend:
             "allow_http": True,
         }
         options: dict[str, Any] = {}
+        for name in _ENDPOINTS if self._url.startswith(("s3://", "s3a://")) else ():
+            if (endpoint := os.environ.get(name)) and not endpoint.startswith(("http://", "https://")):
+                raise OptionError(f"{name}: the variable holds no URL. Give it with http:// or https://")
         if self._url.startswith(("s3://", "s3a://")) and (provider := _profile_credentials(self._url)):
             options["credential_provider"] = provider
         longest = timedelta(seconds=self._remote.give_up_after)
@@ -132,7 +147,7 @@ class CloudBackend:
         try:
             return request()
         except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
-            failure = failure_of(error)
+            failure = failure_of(error, is_store=not self._is_web)
         raise failure  # out here, so that no traceback shows obstore's text
 
     def head(self, key: str) -> ObjectInfo:

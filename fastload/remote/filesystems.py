@@ -42,15 +42,14 @@ class FsspecBackend:
             self._fs, self._root = fsspec.core.url_to_fs(f"{url}/")
         except ImportError as error:
             raise MissingExtraError(f"{scheme}://: fsspec needs a package for this. {error}") from error
-        except OSError as error:  # such as ftp://, which connects at once
-            raise RemoteError(
-                f"{shown(url)}: no connection ({type(error).__name__}). Check the name of the host."
-            ) from None
         except ValueError:
             raise OptionError(
-                f"{scheme}:// is no scheme that is known here. Give s3://, gs://, az://, https://, http://, file://, "
-                "or one that fsspec serves"
+                f"{shown(url)}: {scheme}:// is no scheme that is known here. Give s3://, gs://, az://, https://, "
+                "http://, file://, or one that fsspec serves"
             ) from None
+        except Exception as error:  # noqa: BLE001  # such as ftp://, which connects at once
+            reason = type(error).__name__
+            raise RemoteError(f"{shown(url)}: no connection ({reason}). Check the name of the host.") from None
         self._base = url
         self._root = self._root.rstrip("/")
         self._is_local = scheme in ("file", "local")
@@ -76,9 +75,12 @@ class FsspecBackend:
             kind, reason = "timeout", "no answer in time"
         except ConnectionError as error:
             kind, reason = "unreachable", type(error).__name__
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # packages have exceptions of their own
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
-            kind = "invalid" if self._is_cheap else "broken"  # a full disk is full also the next time
+            name = type(error).__name__.lower()
+            kind = "timeout" if "timeout" in name else "unreachable" if "connect" in name else "broken"
+            if self._is_cheap:  # a full disk is full also the next time
+                kind = "invalid"
         raise Failure(kind, reason)  # out here: the text of what was raised may show secrets
 
     def head(self, key: str) -> ObjectInfo:

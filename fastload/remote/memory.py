@@ -23,7 +23,7 @@ class MemoryFolder(CacheFolder):
     shared = False
 
     def __init__(self, limit: int) -> None:
-        self.root, self.limit, self.room = Path("memory/1"), limit, limit
+        self.root, self.limit, self.room, self.is_chosen = Path("memory/1"), limit, limit, True
         self._thread_lock, self._used = threading.RLock(), np.zeros(1, np.int64)
 
     @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from fastload.errors import CacheError, FormatError, MissingFileError
+from fastload.errors import CacheError, FormatError, MissingFileError, OptionError
 from fastload.format.header import PackedFile, read_header
 from fastload.remote.byte_locks import ByteLocks
 from fastload.remote.cache import CacheFolder, forget_all, keep_in_use
@@ -26,7 +26,6 @@ from fastload.remote.meta import Meta
 from fastload.remote.options import Remote, shown
 from fastload.remote.room import evict_elsewhere
 from fastload.remote.shards import RemoteShards
-from fastload.system.text import format_bytes
 
 _PAUSE_S = 0.05
 _HEADER = 0  # the chunk of the header of a dataset's first shard
@@ -41,10 +40,16 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
         OptionError: no cache can be made; a package for such URLs is missing.
     """
     remote = remote or Remote()
+    if not isinstance(remote, Remote):
+        raise OptionError(f"remote={remote!r}: give how URLs are read, such as Remote(cache={str(remote)!r})")
     client, key = open_client(url, remote)
     info = client.head(key)
     cache = CacheFolder(remote.cache_folder(), remote.limit())
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
+    if not name:
+        raise OptionError(
+            f"{shown(url)}: ends with a slash, as the name of no object does. Give that of a packed file."
+        )
     found = in_use = None
     deadline_s = time.monotonic() + remote.give_up_after
     while found is None or in_use is None:  # another process may remove the folder before it is in use, or repair it
@@ -146,8 +151,8 @@ def _fill(cache: CacheFolder, url: str, memory: int, fd: int, ranges: Sequence[R
     while not cache.allocate(fd, ranges):
         if not evict_elsewhere(cache):
             raise CacheError(
-                f"{cache.root.parent}: max_bytes of {format_bytes(cache.limit)} is reached by what is in use, and "
-                f"there is no room for the header of {url}. Give the cache more: Remote(max_bytes=..., cache=...)."
+                f"{cache.root.parent}: {cache.bound} is reached by what is in use, and there is no room for the header "
+                f"of {url}. Give the cache more: Remote(max_bytes=..., cache=...)."
             )
     copy_ranges(memory, fd, ranges)
     os.fsync(fd)  # there is no record to compare it with when the machine was started anew

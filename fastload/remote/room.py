@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
+import math
 import mmap
 import os
 import threading
@@ -21,11 +23,13 @@ from numpy.typing import NDArray
 from fastload.errors import CacheError
 from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError
 from fastload.remote.chunks import Chunk, ChunkTable, Range
-from fastload.system.text import format_bytes
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _FULL_S = 0.5  # for which a full disk may be full because of what is evicted soon
 _VICTIMS = 64  # chosen at a time
+_WARNED_AFTER_S = 5.0
+
+_log = logging.getLogger("fastload")
 
 _living: weakref.WeakSet[Room] = weakref.WeakSet()
 
@@ -94,6 +98,7 @@ class Room:
         self._victims: deque[int] = deque()
         self._evicting = threading.Lock()
         self.needed: Needed | None = None
+        self._warned = False
         _living.add(self)
 
     @property
@@ -113,7 +118,7 @@ class Room:
             DiskFullError: the disk is full, and nothing can be evicted.
             CacheError: all chunks in the cache have been in use for too long.
         """
-        began_s, pause_s, full = time.monotonic(), _FIRST_PAUSE_S, False
+        began_s, pause_s, full, awaited_s = time.monotonic(), _FIRST_PAUSE_S, False, math.inf
         while True:
             self._cached.begin(number)
             try:
@@ -134,12 +139,19 @@ class Room:
             if full and time.monotonic() - began_s > _FULL_S:
                 raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.cache_root))
             if time.monotonic() - began_s > self._give_up_after_s:
-                limit = format_bytes(self._cached.cache.limit)
                 raise CacheError(
-                    f"{self.cache_root.parent}: max_bytes of {limit} is reached, and all chunks in it have been in use "
-                    f"for {self._give_up_after_s:g} s. Give the cache more: Remote(max_bytes=..., cache=...), or clear "
-                    f"what other jobs left: `fastload cache clear`."
+                    f"{self.cache_root.parent}: {self._cached.cache.bound} is reached, and all chunks in it have been "
+                    f"in use for {self._give_up_after_s:g} s. Give the cache more: Remote(max_bytes=..., cache=...), "
+                    f"or clear what other jobs left: `fastload cache clear`."
                 )
+            awaited_s = min(awaited_s, time.monotonic()) if self._claims.is_awaited(number) else math.inf
+            if time.monotonic() - awaited_s > _WARNED_AFTER_S and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s: %s is reached, and all chunks in it are in use, by this process or others that share it: what "
+                    "is needed now waits for room. Give the cache more: Remote(max_bytes=..., cache=...).",
+                    self.cache_root.parent, self._cached.cache.bound,
+                )  # fmt: skip
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

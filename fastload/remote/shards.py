@@ -144,14 +144,14 @@ class RemoteShards:
     @property
     def largest(self) -> int:
         """The bytes of the largest chunk of each field, together."""
-        sizes = [1]
-        for name in self.table.fields:
-            field = self._file.fields[name]
-            if field.ragged is not None:
-                sizes.append(field.ragged.chunk_bytes)
-            else:
-                sizes.append(int(self.table.rows[name].max()) * field.row_bytes)
-        return sum(sizes)
+        return 1 + sum(map(self._bytes_of, self.table.fields))
+
+    def _bytes_of(self, name: str) -> int:
+        """Returns the bytes of the largest chunk of a field."""
+        field = self._file.fields[name]
+        if field.ragged is not None:
+            return field.ragged.chunk_bytes
+        return int(self.table.rows[name].max()) * field.row_bytes
 
     def current(self) -> ChunkFetcher:
         """Returns the fetcher, which whoever holds chunks keeps until they are released.
@@ -246,17 +246,26 @@ class RemoteShards:
         fetcher.most_held = most_held * max(1, len(self.table.fields))
         fetcher.room.needed = needed
 
-    def check_room(self, num_chunks: int, why: str) -> None:
+    def check_held(self, chunks: Sequence[int]) -> None:
+        """Raises CacheError where these chunks, which are needed at the same time, do not fit into the cache."""
+        if (len(chunks) + 1) * self._chunk_bytes <= self._cache.room:
+            return
+        _, column, _ = self.table.placed(np.array(chunks, np.int64))
+        sizes = np.array([0, *(self._bytes_of(name) + 4096 for name in self.table.fields)])
+        or_else = ", or read rows that lie in fewer chunks: FastLoader, or a DataLoader with a ChunkSampler"
+        check_room(self._cache, int(sizes[column].sum()), f"reading rows of {len(chunks)} chunks at a time", or_else)
+
+    def check_room(self, num_chunks: int, why: str, or_else: str) -> None:
         """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers.
 
-        For each of the ranks of this machine.
+        For each of the ranks of this machine. `or_else`: what to do else than to give the cache more.
         """
         shards = min(self.ranks * num_chunks, len(self._shards.names))
         num_chunks = min(num_chunks, self.table.num_chunks)
         self._least_bytes = num_chunks * self._chunk_bytes
         files = sum(path.stat().st_blocks * 512 for path in self._file.path.parent.iterdir() if path.name in _OWN_FILES)
         headers = int(np.sort(self._shards.num_bytes - self._pixel_bytes())[::-1][:shards].sum())
-        check_room(self._cache, self.ranks * num_chunks * self._chunk_bytes + headers + files, why)
+        check_room(self._cache, self.ranks * num_chunks * self._chunk_bytes + headers + files, why, or_else)
 
     def _pixel_bytes(self) -> NDArray[np.int64]:
         """Returns the bytes of the large fields of each shard, without what HDF5 allocated behind them; int64 (S,)."""

@@ -207,6 +207,8 @@ def _remedies(demands: Demands, costs: Costs, step_s: float, best_s: float) -> I
     for cause in (*_MADE, "copy to the device"):
         if cause == WAITING or (packs and cause in PACKED) or (demands.packs_transform and cause == "transform"):
             continue  # the one more workers hide; of the others there was one change
+        if cause == NETWORK and demands.network is not None and not demands.network.chunks:
+            continue  # nothing came over it
         # Threads hand nothing over: the batch stays in the memory in which it was made.
         if seconds[cause] > 0 and not (cause == "hand-over" and demands.by_threads):
             one_tensor = demands.as_one_tensor if cause == "hand-over" else None
