@@ -35,6 +35,7 @@ _EXTRA_THREADS = 1
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _CLOSE_S = 10.0
+_STANDS_BACK_S = 1.0
 
 _living: weakref.WeakSet[ChunkFetcher] = weakref.WeakSet()
 
@@ -111,6 +112,7 @@ class ChunkFetcher:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
+        self.turn = 0  # how often this stood back for other processes; see `Room.make`
         self._counts = FetchCounts()
         self._came = np.zeros(table.num_chunks, np.bool_)
         self._taken_back: set[int] = set()  # that were held, and are being evicted
@@ -133,15 +135,23 @@ class ChunkFetcher:
 
         Raises the error of one that cannot be fetched; then none is held.
         """
+        deadline_s = time.monotonic() + self._give_up_after_s
+        while not self._hold(chunks):
+            if time.monotonic() > deadline_s:
+                raise self.room.in_use_error()
+            time.sleep(_STANDS_BACK_S * random.uniform(0.2, 1.0))
+
+    def _hold(self, chunks: Sequence[int]) -> bool:
+        """Holds chunks as `hold`; False: none is held, as others wait for the room of some, and this for theirs."""
         with self._changed:
             self._want(chunks)
             missing = [chunk for chunk in chunks if chunk not in self._ready and not self._take_if_there(chunk)]
             if not missing:
-                return
+                return True
             for chunk in missing:
                 self._failed.pop(chunk, None)  # it is tried again
                 self._awaited[chunk] = self._awaited.get(chunk, 0) + 1
-            since_s = time.perf_counter()
+            since_s, there, patience_s = time.perf_counter(), -1, 0.0
             try:
                 self._urgent.extend(chunk for chunk in missing if chunk not in self._fetching)
                 self._start(len(missing))
@@ -150,7 +160,13 @@ class ChunkFetcher:
                         raise error
                     if self._closed:
                         raise RuntimeError("the dataset was closed while its rows were read")
-                    self._changed.wait()
+                    now_there = len(self._ready.intersection(missing))
+                    if now_there != there or not self.room.is_short:
+                        there, patience_s = now_there, time.monotonic() + _STANDS_BACK_S * random.uniform(1.0, 2.0)
+                    elif time.monotonic() > patience_s:
+                        self._stand_back(chunks)
+                        return False
+                    self._changed.wait(_STANDS_BACK_S)
             except BaseException:
                 self._release(chunks)
                 raise
@@ -160,6 +176,16 @@ class ChunkFetcher:
                     self._awaited[chunk] -= 1
                     if not self._awaited[chunk]:
                         del self._awaited[chunk]
+        return True
+
+    def _stand_back(self, chunks: Sequence[int]) -> None:
+        """Releases these chunks, and all that nobody reads: other processes wait for their room, too."""
+        self._release(chunks)
+        for chunk in self._ready - self._held.keys():
+            self._ready.discard(chunk)
+            self._cached.locks.unlock(chunk)
+        self.turn += 1
+        self.hold_less()
 
     def _want(self, chunks: Sequence[int]) -> None:
         for chunk in chunks:

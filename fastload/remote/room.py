@@ -68,6 +68,8 @@ class Objects(Protocol):
 class Claims(Protocol):
     """The chunks that this process uses; a `ChunkFetcher`."""
 
+    turn: int
+
     @property
     def in_use(self) -> bool: ...
     def busy(self, *, announced: bool) -> NDArray[np.int64]: ...
@@ -99,6 +101,7 @@ class Room:
         self._evicting = threading.Lock()
         self.needed: Needed | None = None
         self._warned = False
+        self._short: set[int] = set()  # chunks that wait for room
         _living.add(self)
 
     @property
@@ -117,8 +120,16 @@ class Room:
         Raises:
             DiskFullError: the disk is full, and nothing can be evicted.
             CacheError: all chunks in the cache have been in use for too long.
+            AbsentError: nobody waits for the chunk, and this process stands back for others.
         """
+        try:
+            self._make(number, shard, ranges)
+        finally:
+            self._short.discard(number)
+
+    def _make(self, number: int, shard: int, ranges: Sequence[Range]) -> None:
         began_s, pause_s, full, awaited_s = time.monotonic(), _FIRST_PAUSE_S, False, math.inf
+        turn = self._claims.turn
         while True:
             self._cached.begin(number)
             try:
@@ -139,11 +150,11 @@ class Room:
             if full and time.monotonic() - began_s > _FULL_S:
                 raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.cache_root))
             if time.monotonic() - began_s > self._give_up_after_s:
-                raise CacheError(
-                    f"{self.cache_root.parent}: {self._cached.cache.bound} is reached, and all chunks in it have been "
-                    f"in use for {self._give_up_after_s:g} s. Give the cache more: Remote(max_bytes=..., cache=...), "
-                    f"or clear what other jobs left: `fastload cache clear`."
-                )
+                raise self.in_use_error()
+            if turn != self._claims.turn and not self._claims.is_awaited(number):
+                self._cached.forget(number)
+                raise AbsentError
+            self._short.add(number)
             awaited_s = min(awaited_s, time.monotonic()) if self._claims.is_awaited(number) else math.inf
             if time.monotonic() - awaited_s > _WARNED_AFTER_S and not self._warned:
                 self._warned = True
@@ -154,6 +165,19 @@ class Room:
                 )  # fmt: skip
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether chunks wait for room."""
+        return bool(self._short)
+
+    def in_use_error(self) -> CacheError:
+        """Returns the error of a chunk for which there was no room for too long."""
+        return CacheError(
+            f"{self.cache_root.parent}: {self._cached.cache.bound} is reached, and all chunks in it have been in use "
+            f"for {self._give_up_after_s:g} s. Give the cache more: Remote(max_bytes=..., cache=...), or clear what "
+            f"other jobs left: `fastload cache clear`."
+        )
 
     def _evict(self) -> bool:
         """Evicts one chunk that nobody uses, else something of another dataset; returns whether it did."""
