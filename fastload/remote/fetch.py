@@ -34,15 +34,17 @@ _EXTRA_THREADS = 1
 """One more thread for each so many requests in flight: they write and compare what has come meanwhile."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-_CLOSE_S = 10.0
+_CLOSE_S = 5.0
 _STANDS_BACK_S = 1.0
 
 _living: weakref.WeakSet[ChunkFetcher] = weakref.WeakSet()
 
 
-@atexit.register
 def _end_threads() -> None:
-    """Ends all threads: the interpreter aborts the process where one is in a request."""
+    """Ends all threads: the interpreter aborts the process where one is in a request.
+
+    At its exit, before others wait for threads that wait for chunks; so it is registered after them.
+    """
     for fetcher in list(_living):
         if fetcher.in_use:  # a fork has those of its parent, whose locks may be held for ever there
             fetcher.close()
@@ -118,6 +120,8 @@ class ChunkFetcher:
         self._taken_back: set[int] = set()  # that were held, and are being evicted
         self.room = Room(table, cached, objects, self, give_up_after_s=give_up_after_s)
         _living.add(self)
+        atexit.unregister(_end_threads)
+        atexit.register(_end_threads)
 
     @property
     def counts(self) -> FetchCounts:
