@@ -226,6 +226,9 @@ def _locked_folder(to: ObjectPath) -> Iterator[Path]:
                 yield lock.parent
                 return
         finally:
+            if os.fstat(fd).st_nlink:
+                lock.unlink()
+                remove_empty(lock.parent)
             os.close(fd)
 
 

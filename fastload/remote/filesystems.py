@@ -75,6 +75,8 @@ class FsspecBackend:
             kind, reason = "timeout", "no answer in time"
         except ConnectionError as error:
             kind, reason = "unreachable", type(error).__name__
+        except Failure:
+            raise
         except Exception as error:  # noqa: BLE001  # packages have exceptions of their own
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
             name = type(error).__name__.lower()

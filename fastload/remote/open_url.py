@@ -140,7 +140,7 @@ def _fetch_index(
 def _folder_name(header: PackedFile, name: str, etag: str | None) -> str:
     """Returns the name of a dataset's folder in the cache; see `cache`."""
     parts = [header.header_digest]
-    if header.shards is None or header.version is None:
+    if header.shards is None:
         # Chunks are those of a file of this name, and where it has no digests of its rows, of this version of it.
         parts.append(xxhash.xxh32_hexdigest(f"{name}{etag if header.version is None else ''}".encode()))
     return "-".join(parts)

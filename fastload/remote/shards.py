@@ -396,12 +396,6 @@ class RemoteShards:
                 return True  # another thread was first
             if name not in self._of_earlier_runs:
                 return False
-            if self._file.version is None:
-                url = self._client.url_of(self._key(name))
-                raise ReplacedError(
-                    f"{url}: was replaced since chunks of it were cached. It has no digests, which would tell whether "
-                    f"they are the same. Remove them: fastload cache clear {self.url}"
-                )
             key = self._key(name)
             self._check_size(name, info := self._client.head(key))
             parts = self._header_by(shard, lambda begin, end: self._client.read(key, begin, end, etag=info.etag))

@@ -214,7 +214,7 @@ def test_after_a_kill_within_an_upload_nothing_is_visible_and_the_same_call_uplo
     killed = run(KILLED, str(large), f"{s3.url}/out.h5")
     assert killed.returncode == -9, killed.stderr
     assert objects(s3) == {}
-    assert left_here(cache) == {"pack", "out.h5", "out.h5.packed"}
+    assert left_here(cache) == {"pack", "lock", "out.h5", "out.h5.packed"}
     assert len(s3.boto3.list_multipart_uploads(Bucket=s3.bucket)["Uploads"]) == 1  # which a lifecycle rule ends
     monkeypatch.setattr(output_url, "AT_ONCE_BYTES", 0)
     monkeypatch.setattr(output_url, "PART_BYTES", 5 * 2**20)
@@ -250,6 +250,23 @@ pack_images(sys.argv[1], sys.argv[2], shards=4, workers=0, progress=now)
     report = pack_images(photos, f"{s3.url}/out.h5", shards=4, workers=0)
     assert report.num_shards == 4 and report.chunks_kept >= 2 and report.chunks_decoded == 4 - report.chunks_kept
     assert len(objects(s3)) == 5 and not left_here(cache)
+
+
+def test_a_second_packer_of_this_machine_to_the_same_url_is_refused(
+    s3: S3, photos: Path, large: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_url, "_ORPHANS_S", 0.2)
+    refused = list[PackError]()
+
+    def now(stage: str, done: int, total: int) -> None:
+        if stage == "uploading" and not refused:
+            with pytest.raises(PackError, match=rf"{s3.url}/out\.h5: another process here is packing") as caught:
+                pack_images(photos, f"{s3.url}/out.h5", workers=0, overwrite=True)
+            refused.append(caught.value)
+
+    pack_images(large, f"{s3.url}/out.h5", size=(300, 320), workers=0, progress=now)
+    pack_images(large, tmp_path / "here.h5", size=(300, 320), workers=0)
+    assert refused and objects(s3) == {"out.h5": (tmp_path / "here.h5").read_bytes()} and not left_here(cache)
 
 
 def test_an_unfinished_pack_with_other_options_is_an_error(s3: S3, photos: Path) -> None:

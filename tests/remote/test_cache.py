@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -20,12 +22,14 @@ from ragged_cases import jpeg_row
 from remote_files import bytes_on_disk, write_kind
 from small_files import write_random
 
+import fastload.remote.cache
 from fastload import PackedDataset
 from fastload.format.header import PackedFile, read_header
 from fastload.pack.index import index_files
 from fastload.remote.byte_locks import ByteLocks
-from fastload.remote.cache import CachedDataset, CacheFolder, boot_number, digest_of, keep_in_use
+from fastload.remote.cache import CachedDataset, CacheFolder, DiskFullError, boot_number, digest_of, keep_in_use
 from fastload.remote.chunks import Chunk, ChunkTable
+from fastload.remote.contents import verify_cache
 from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.headers import header_ranges
 from fastload.remote.meta import Meta
@@ -219,7 +223,7 @@ class Files:
         folder = cache.root / header.header_digest
         folder.mkdir(exist_ok=True)
         (folder / path.name).write_bytes(path.read_bytes())
-        (folder / "meta.json").write_text("{}")
+        Meta(folder / "meta.json").add(f"http://host/{path.name}", {path.name: (path.stat().st_size, "etag")})
         self.file: PackedFile = read_header(folder / path.name)
         self.shards = RemoteShards.__new__(RemoteShards)  # what it knows of places, and nothing of clients
         self.table = ChunkTable(self.file)
@@ -346,6 +350,76 @@ def test_evicted_neighbours_give_back_the_blocks_that_they_share(kind, cache, tm
         files.assert_true()
         assert cache.used >= bytes_on_disk(cache.root) - 2 * BLOCK
     files.close()
+
+
+def test_neither_a_full_disk_nor_a_wrong_chunk_changes_a_neighbour(cache, tmp_path, monkeypatch):
+    files = Files(odd_shards(tmp_path / "source"), cache)
+    numbers = range(files.table.data_of(0).start, files.table.data_of(0).stop - 1)
+    for shard in range(2):
+        files.fetcher.hold([int(files.table.headers[shard])])
+
+    def ranges(number):
+        return files.ranges(files.table.chunk(number), files.cached)
+
+    one, other = next((n, n + 1) for n in numbers if ranges(n)[-1][1] > ranges(n + 1)[0][0] > ranges(n)[0][0])
+    files.fetcher.hold([one])
+    allocate = fastload.remote.cache._fallocate
+
+    def full(fd, mode, *span):
+        if mode == 1:
+            raise OSError(errno.ENOSPC, "full")
+        allocate(fd, mode, *span)
+
+    monkeypatch.setattr(fastload.remote.cache, "_fallocate", full)
+    with pytest.raises(DiskFullError):
+        files.fetcher.hold([other])
+    monkeypatch.undo()
+    files.fetcher.release([one])
+    assert files.assert_true() >= 2
+    with files.fetcher.holding([one, other]):
+        pass
+    files.close()
+    end = ranges(other)[-1][1]
+    with open(files.cached.path(0), "r+b") as copy:
+        copy.seek(end - 2)
+        copy.write(b"\xff\xff")
+    (check,) = verify_cache(None, Remote(cache=cache.root.parent))
+    assert (check.wrong, check.removed) == (1, 1)
+    assert verify_cache(None, Remote(cache=cache.root.parent))[0].ok
+
+
+def test_a_folder_that_goes_between_its_opening_and_its_lock_is_not_used(cache, monkeypatch):
+    folder, lock = dataset_folder(cache), ByteLocks.try_shared
+
+    def late(self, byte):
+        if folder.exists():
+            other = CacheFolder(cache.root.parent, None)
+            with other.locked():
+                assert other.remove(folder)
+            other.close()
+        return lock(self, byte)
+
+    monkeypatch.setattr(ByteLocks, "try_shared", late)
+    assert keep_in_use(folder) is None
+
+
+def test_datasets_that_others_remove_meanwhile_are_passed_over(cache, monkeypatch):
+    folders = [dataset_folder(cache, name) for name in "abc"]
+    found, iterdir = list[Path](), Path.iterdir
+
+    def slowly(self):
+        for path in [*iterdir(self)]:
+            if path == folders[1]:
+                shutil.rmtree(path)
+            yield path
+
+    monkeypatch.setattr(Path, "iterdir", slowly)
+    found = cache.datasets()
+    assert sorted(found) == [folders[0], folders[2]]
+    shutil.rmtree(folders[0])
+    assert not cache.in_use(folders[0])
+    with cache.locked():
+        assert cache.remove(folders[0])
 
 
 def test_a_chunk_that_is_held_is_not_evicted(cache, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -10,7 +11,10 @@ import subprocess
 import sys
 import threading
 import traceback
+import zlib
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 from child_processes import child_environment
@@ -30,6 +34,7 @@ from fastload.errors import (
 )
 from fastload.remote.backend import Failure
 from fastload.remote.client import open_client
+from fastload.remote.filesystems import _object
 from fastload.remote.options import Remote
 
 SHORT = Remote(timeout=0.3, give_up_after=0.6)
@@ -510,9 +515,93 @@ def test_what_cannot_be_opened_is_said() -> None:
         open_client("a/file.h5")
     with pytest.raises(OptionError, match="no scheme that is known"):
         open_client("nonsense://a/file.h5")
+    with pytest.raises(OptionError, match=r"http://\[bad/x: this is no URL"):
+        open_client("http://me:pw@[bad/x")
+    with pytest.raises(RemoteError, match=r"ftp://127\.0\.0\.1:1: no connection"):
+        open_client("ftp://127.0.0.1:1/x.h5")
     client, _ = open_client("http://127.0.0.1:1/x", SHORT)
     with pytest.raises(RemoteError, match="no valid key"):
         client.head("a/../b")
+
+
+def test_an_endpoint_without_a_scheme_is_said(s3, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9")
+    with pytest.raises(OptionError, match="AWS_ENDPOINT_URL: the variable holds no URL"):
+        open_client("s3://bucket/x")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x.h5?X-Amz-Signature=hidden", "az://box/x.h5?sv=1&sig=hidden"])
+def test_a_signature_where_none_is_read_is_refused_and_not_shown(url) -> None:
+    with pytest.raises(OptionError, match="this URL comes with a signature") as caught:
+        open_client(url)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a//0.jpg", "a/../0.jpg"])
+def test_a_key_that_cannot_be_read_ends_a_list_at_once_with_its_name(s3, key) -> None:
+    s3.boto3.put_object(Bucket=s3.bucket, Key=f"odd/{key}", Body=b"x")
+    client, prefix = open_client(f"{s3.url}/odd/")
+    with client, pytest.raises(RemoteError, match=f"key 'odd/{key}' has an empty part"):
+        list(client.list(prefix))
+
+
+def test_the_time_of_a_file_is_part_of_its_etag() -> None:
+    infos = [{"size": 1, "LastModified": f"{year}-01-01T00:00:00+00:00"} for year in (2024, 2025)]
+    assert len({_object("x", info).etag for info in infos}) == 2
+
+
+class Generations(BaseHTTPRequestHandler):
+    """One object, as Google Cloud Storage keeps it: what replaces it names its generation."""
+
+    objects: ClassVar[dict[str, tuple[int, bytes]]] = {}
+
+    def answer(self, status: int, data: bytes = b"", *, head: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        if data:
+            generation = self.objects[self.path][0]
+            self.send_header("ETag", f'"{zlib.crc32(data):x}"')
+            self.send_header("x-goog-generation", str(generation))
+            self.send_header("Last-Modified", "Wed, 21 Oct 2026 07:28:00 GMT")
+        self.end_headers()
+        if not head:
+            self.wfile.write(data)
+
+    def do_HEAD(self) -> None:
+        found = self.objects.get(self.path)
+        self.answer(200 if found else 404, found[1] if found else b"", head=True)
+
+    def do_PUT(self) -> None:
+        data, there = self.rfile.read(int(self.headers["Content-Length"])), self.objects.get(self.path, (0, b""))
+        wanted = self.headers.get("x-goog-if-generation-match")
+        if wanted is not None and int(wanted) != there[0]:
+            return self.answer(412)
+        self.objects[self.path] = there[0] + 1, data
+        self.answer(200, data, head=True)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_google_replaces_an_object_only_as_it_was(tmp_path, monkeypatch) -> None:
+    Generations.objects.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Generations)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    account = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True, "client_email": ""}
+    (tmp_path / "account.json").write_text(json.dumps(account | {"private_key": "", "private_key_id": ""}))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "account.json"))
+    client, key = open_client("gs://bucket/x.h5", SHORT)
+    with client:
+        client.put(key, b"one", only_if="absent")
+        with pytest.raises(ObjectExistsError):
+            client.put(key, b"two", only_if="absent")
+        etag = client.head(key).etag
+        client.put(key, b"two", only_if=etag)
+        assert client.head(key).num_bytes == 3 and [*Generations.objects.values()] == [(2, b"two")]
+        with pytest.raises(ReplacedError):
+            client.put(key, b"three", only_if=etag)
+    server.shutdown()
+    server.server_close()
 
 
 def test_no_torch_is_imported(tmp_path) -> None:

@@ -6,10 +6,12 @@ import logging
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from remote_files import bytes_on_disk
@@ -18,6 +20,7 @@ from small_files import write_random
 from fastload import ChunkWindow, FastLoader, PackedDataset
 from fastload.errors import CacheError
 from fastload.read.linear import Read
+from fastload.read.sharded import ShardedReader
 from fastload.remote.options import Remote
 
 
@@ -80,3 +83,52 @@ def test_a_disk_without_room_for_a_header_is_an_error(small_disk, range_server):
     with pytest.raises(CacheError, match=r"the disk is full, there is no room for the header of .*data\.h5"):
         PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=small_disk, max_bytes="100MB"))
     assert not [*(small_disk / "1").glob(".new*")]
+
+
+def test_records_of_a_full_disk_end_no_process(small_disk, range_server):
+    """The records take several pages of a file that is mapped: to write to one of a hole would be a SIGBUS."""
+    local = write_random(range_server.folder / "data.h5", rows=1600, size=(8, 8, 3), chunk_rows=2, classes="abc")
+    dataset = PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=small_disk, max_bytes="100MB"))
+    (records,) = small_disk.glob("1/*/chunks")
+    assert records.stat().st_size > 3 * 4096 and records.stat().st_blocks * 512 >= records.stat().st_size
+    fill(small_disk, 20_000)
+    assert_reads_right(dataset, local, "pread")
+    dataset.file.remote.close()
+
+
+def test_a_thread_that_reads_goes_on_while_another_finds_the_disk_full(tmp_path, range_server):
+    write_random(range_server.folder / "data.h5", rows=64, size=(64, 64, 3), chunk_rows=4, classes="abc")
+    dataset = PackedDataset(f"{range_server.url}/data.h5", remote=Remote(cache=tmp_path / "cache"))
+    reader = ShardedReader(dataset.file, ["images", "labels"], "pread")
+    rows, outs, left = np.arange(4), {"images": np.empty((4, 64, 64, 3), np.uint8)}, threading.Event()
+
+    def leave() -> None:
+        reader.leave_disk()
+        left.set()
+
+    with reader.holding(rows):
+        threading.Thread(target=leave, daemon=True).start()
+        while not reader._reopening:
+            left.wait(0.01)
+        reader.gather(rows, outs)  # as a transform does within the holding of its batch
+    assert left.wait(60)
+    assert (outs["images"] == np.stack([dataset[row][0].permute(1, 2, 0).numpy() for row in rows])).all()
+    reader.close()
+    dataset.file.remote.close()
+
+
+def same(sample: object) -> object:
+    return sample
+
+
+def test_worker_processes_on_a_full_disk_are_an_error_that_says_so(small_disk, range_server):
+    write_random(range_server.folder / "data.h5", rows=400, size=(32, 32, 3), chunk_rows=4, classes="abc")
+    remote = Remote(cache=small_disk, max_bytes="100MB")
+    dataset = PackedDataset(f"{range_server.url}/data.h5", transform=same, remote=remote)
+    fill(small_disk, 16_384)
+    with (
+        closing(FastLoader(dataset, 8, shuffle=ChunkWindow(2), workers=2)) as loader,
+        pytest.raises(CacheError, match="worker processes read only from it"),
+    ):
+        list(loader)
+    dataset.file.remote.close()

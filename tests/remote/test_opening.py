@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from called import called
+from child_processes import child_environment
 from ragged_cases import flip_byte, varied_file
 from remote_files import bytes_on_disk, fetched_bytes
 from small_files import write_random
@@ -223,6 +224,24 @@ def test_only_a_damaged_row_is_left_out_where_a_url_is_copied(url, range_server,
     # Others that read the damaged chunk from the cache compare its rows, too.
     with pytest.raises(DamagedRowError, match="1/025"):
         list(DataLoader(PackedDataset(url), 50))
+
+
+@pytest.mark.parametrize("content", ["text", "nothing", "half a file"])
+def test_an_index_of_what_is_no_packed_file_is_one_error(s3, content, tmp_path):
+    data = {"text": b"no HDF5 file" * 100, "nothing": b""}.get(content)
+    if data is None:
+        data = write_random(tmp_path / "whole.h5", rows=400, size=SIZE).read_bytes()[:600_000]
+    s3.put("odd.h5", data)
+    words = [sys.executable, "-m", "fastload", "index", f"{s3.url}/odd.h5", "-o", f"{s3.url}/out.h5"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=child_environment())
+    assert done.returncode == 1 and f"{s3.url}/odd.h5: not an HDF5 file" in done.stderr, done
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_url_that_ends_with_a_slash_is_said(url):
+    assert f"{url}/: ends with a slash" in called("info", f"{url}/", code=1).stderr
+    with pytest.raises(OptionError, match=r"remote='cache'"):
+        PackedDataset(url, remote="cache")  # type: ignore[arg-type]
 
 
 def test_what_cannot_take_a_url_says_so_and_what_to_do(url, tmp_path):

@@ -71,6 +71,8 @@ def test_paths_are_no_urls(text) -> None:
         ("file:///a/b.h5", "file:///a/b.h5"),
         ("http://me:pw@[bad/x?pw", "http://[bad/x"),
         ("http://host?pw", "http://host"),
+        ("abfss://train@account.dfs.core.windows.net/x.h5", "abfss://train@account.dfs.core.windows.net/x.h5"),
+        ("abfss://me:pw@account.dfs.core.windows.net/x.h5?sig=pw", "abfss://account.dfs.core.windows.net/x.h5"),
     ],
 )
 def test_messages_show_no_user_and_no_query(url, seen) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 from remote_files import CHUNK_ROWS, KINDS, SIZE, bytes_on_disk, fetched_bytes, serve, spans, watched, write_kind
-from small_files import write_random
+from small_files import random_pixels, write_foreign, write_random
 from torch.utils.data import DataLoader
 
 from fastload import ChunkWindow, FastLoader, PackedDataset, pack_images
@@ -185,6 +185,17 @@ def test_a_replaced_object_is_an_error_that_names_its_url(served):
     with pytest.raises(ReplacedError, match=re.escape(f"{data.server.url}/data/part-0.h5")):
         for row in range(len(dataset)):
             dataset[row]
+
+
+def test_a_file_without_digests_that_was_replaced_is_not_read_from_the_cache(served, tmp_path):
+    pixels = [random_pixels(64, (16, 16, 3), seed=seed) for seed in range(2)]
+    labels = np.arange(64) % 3
+    (tmp_path / "foreign").mkdir()
+    data = served(write_foreign(tmp_path / "foreign" / "data.h5", pixels[0], chunk_rows=4, labels=labels))
+    assert_same(epochs(data.open(check=None)), epochs(data.local, check=None))
+    new = write_foreign(tmp_path / "new.h5", pixels[1], chunk_rows=4, labels=labels)
+    shutil.copy(new, data.folder / "data.h5")
+    assert_same(epochs(data.open(check=None)), epochs(new, check=None))
 
 
 def test_of_first_answers_with_two_etags_only_one_is_used(served, monkeypatch):
