@@ -53,8 +53,8 @@ class FetchAhead:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: Exception | None = None  # of the order before
-        first = np.lexsort((self._shards.first, self._shards.shard))
-        self._pieces = first  # in the order of shards, and of the rows there
+        # In the order of shards, and of the rows there.
+        self._pieces = np.lexsort((self._shards.first, self._shards.shard))
         self._remote.expect(most_held, self.needed)
 
     def announce(self, rows: NDArray[np.int64], epoch: int, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a client asks of a kind of server, once and without retries: `Service`; and how it says that this failed."""
+"""The interface of a storage service, without retries: `Service`; and its failures: `Failure`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The cache on a disk of this machine: sparse copies of remote files, filled chunk by chunk, within a bound.
 
-    CACHE/1/used                    bytes that the files below take; a lock for who changes them
+    CACHE/1/used                    bytes that the files below take; locks for updating them
     CACHE/1/<header_digest>/        of a file that is no index: <header_digest>-<xxh32 of its name>/
         index.h5, out-00017-of-00100.h5, ...
                                     sparse copies: the same offsets as the remote file; filled, the same bytes
@@ -42,7 +42,7 @@ from fastload.system.text import format_bytes
 VERSION = 1
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK = mmap.PAGESIZE
-_IN_USE = 2**62  # the byte of `locks` that who uses a dataset has a shared lock on
+_IN_USE = 2**62  # the byte of `locks` on which each user of a dataset has a shared lock
 _BOUND, _ALIVE = 0, 1  # bytes of `used`
 # Kept free for what file systems allocate by themselves, for records, and while meta.json is written anew: one part in
 # so many of the bound, and no less than some blocks.
@@ -142,7 +142,7 @@ class CacheFolder:
     def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
         """Allocates ranges of a file; returns False where they would pass the bound.
 
-        They are counted before they are there: who is killed in between leaves too much counted, never too little.
+        They are counted before they are there: a process that is killed in between leaves too much counted, never too little.
         DiskFullError: no space is left; some of them may be allocated.
         """
         blocks = [(begin // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for begin, end in ranges]
@@ -225,7 +225,7 @@ class CacheFolder:
         try:
             if not locks.try_exclusive(_IN_USE):
                 return False
-            # Under another name first: who opens it meanwhile makes a new one.
+            # Under another name first: whoever opens it meanwhile makes a new one.
             going = Path(tempfile.mkdtemp(prefix=".gone-", dir=self.root))
             os.rename(folder, going / folder.name)
             shutil.rmtree(going, ignore_errors=True)
@@ -252,6 +252,7 @@ class CacheFolder:
         try:
             yield folder, in_use
         finally:
+            in_use.close()
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -323,9 +324,7 @@ class CachedDataset:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(path, flags, 0o600)
         try:
-            if (
-                os.fstat(fd).st_size != self._sizes[shard]
-            ):  # it is new, or somebody has removed or cut off the one before
+            if os.fstat(fd).st_size != self._sizes[shard]:  # new, or the one before was removed or cut off
                 records = self.records[self._bounds[shard] : self._bounds[shard + 1]]
                 records[are_there(records)] = (0, 0, 0)
                 os.ftruncate(fd, int(self._sizes[shard]))

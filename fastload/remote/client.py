@@ -55,7 +55,7 @@ class ShortObjectError(RemoteError):
 
 @dataclasses.dataclass
 class Counts:
-    """What a client did so far. `bytes` are those received and sent in bodies; `waited_s` those of all threads.
+    """What a client did so far. `bytes` are those received and sent in bodies;
 
     `busy_s`: seconds of all requests together, from sending each to the end of its answer.
     """
@@ -64,7 +64,6 @@ class Counts:
     retries: int = 0
     throttled: int = 0
     bytes: int = 0
-    waited_s: float = 0.0
     busy_s: float = 0.0
 
 
@@ -251,10 +250,6 @@ class Client:
         self._closed = True
         self._throttle.close()
 
-    def throttle_limit(self) -> float:
-        """Returns how many requests may be in progress at once now: `Remote.in_flight`, or less where refused."""
-        return self._throttle.limit
-
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ForkError(
@@ -275,12 +270,11 @@ class Client:
         began_s = time.monotonic()
         failures, failed_s, renewed = 0, 0.0, False
         while True:
-            waiting_s = time.monotonic()
             with self._throttle.slot() as slot:
                 if self._closed:
                     raise RemoteError(f"{self.url_of(key)}: this client was closed")
                 begun_s = time.monotonic()
-                self._count(requests=1, waited_s=begun_s - waiting_s)
+                self._count(requests=1)
                 try:
                     result = request()
                     slot.outcome = "answered"
@@ -315,7 +309,6 @@ class Client:
                 )
             self._count(retries=1, throttled=failure.kind == "throttled")
             self._throttle.sleep(wait_s)
-            self._count(waited_s=wait_s)
 
     def _renew(self) -> None:
         with self._lock:
@@ -344,9 +337,9 @@ class Client:
             return ObjectExistsError(f"{url}: there is an object of that name already ({why}).")
         if failure.kind in ("short", "invalid"):
             error = ShortObjectError if failure.kind == "short" else RemoteError
-            return error(f"{url}: {what} it in vain: {why}.")
+            return error(f"{url}: {what} it without success: {why}.")
         return RemoteError(
-            f"{url}: {what} it {counted(tries, 'time')} in {seconds_text(took_s)}, in vain; at last: {why}. "
+            f"{url}: {what} it {counted(tries, 'time')} in {seconds_text(took_s)}, without success. Last: {why}. "
             f"{_FIXES[failure.kind]} Remote(give_up_after=seconds) sets for how long."
         )
 

@@ -1,4 +1,4 @@
-"""What the cache of this machine holds of remote datasets: `list_cache`, `verify_cache` and `clear_cache`.
+"""Lists, verifies and clears the cache of this machine: `list_cache`, `verify_cache` and `clear_cache`.
 
 They make no request. Only files below CACHE/1 are removed, which are copies of objects; links there are left alone.
 """

@@ -70,7 +70,6 @@ class FetchCounts:
     again: int = 0  # of these, that were fetched and evicted before
     hits: int = 0  # found in the cache when they were needed or announced
     bytes: int = 0  # fetched
-    evicted: int = 0
     waited_s: float = 0.0  # for which threads that read rows waited for chunks
 
 
@@ -116,8 +115,8 @@ class ChunkFetcher:
         self._closed = False
         self.turn = 0  # how often this stood back for other processes; see `Room.make`
         self._counts = FetchCounts()
-        self._came = np.zeros(table.num_chunks, np.bool_)
-        self._taken_back: set[int] = set()  # that were held, and are being evicted
+        self._fetched_before = np.zeros(table.num_chunks, np.bool_)
+        self._evicting_held: set[int] = set()  # that were held, and are being evicted
         self.room = Room(table, cached, objects, self, give_up_after_s=give_up_after_s)
         _living.add(self)
         atexit.unregister(_end_threads)
@@ -165,7 +164,7 @@ class ChunkFetcher:
                     if self._closed:
                         raise RuntimeError("the dataset was closed while its rows were read")
                     now_there = len(self._ready.intersection(missing))
-                    if now_there != there or not self.room.is_short:
+                    if now_there != there or not self.room.is_short_of(missing):
                         there, patience_s = now_there, time.monotonic() + _STANDS_BACK_S * random.uniform(1.0, 2.0)
                     elif time.monotonic() > patience_s:
                         self._stand_back(chunks)
@@ -326,7 +325,7 @@ class ChunkFetcher:
     def _obtain(self, chunk: int, *, fetch: bool = True) -> None:
         """Makes a chunk ready, which this thread has among those being fetched; notes the error where that fails.
 
-        Without `fetch` only one that is in the cache; else somebody who waits for it has it fetched.
+        Without `fetch` only one that is in the cache; else a thread that waits for it has it fetched.
         """
         error: BaseException | None = None
         try:
@@ -426,8 +425,8 @@ class ChunkFetcher:
         self._cached.complete(number, digest_of([data for _, data in parts]))
         with self._changed:
             self._counts.chunks += 1
-            self._counts.again += bool(self._came[number])
-            self._came[number] = True
+            self._counts.again += bool(self._fetched_before[number])
+            self._fetched_before[number] = True
             self._counts.bytes += sum(end - begin for (begin, end), _ in parts)
 
     @contextmanager
@@ -477,16 +476,15 @@ class ChunkFetcher:
             self._fetching.add(victim)
             if ready:
                 self._ready.discard(victim)
-                self._taken_back.add(victim)
+                self._evicting_held.add(victim)
             return True
 
     def unclaim(self, victim: int, *, evicted: bool) -> None:
         """Ends that."""
         with self._changed:
-            ready = victim in self._taken_back
-            self._taken_back.discard(victim)
+            ready = victim in self._evicting_held
+            self._evicting_held.discard(victim)
             self._fetching.discard(victim)
-            self._counts.evicted += evicted
             if ready and not evicted:  # another process holds it, too
                 self._cached.locks.unlock(victim)
             if victim in self._awaited:

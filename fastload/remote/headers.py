@@ -1,4 +1,4 @@
-"""Finds what of a remote packed file is no pixels: its HDF5 metadata and its small fields, wherever they lie."""
+"""Fetches the HDF5 metadata and the small fields of a remote packed file: all but the pixels, wherever they lie."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _around_large(file: h5py.File, size: int) -> list[Range]:
     return without([(0, size)], joined_ranges(large, 0))
 
 
-class _Looked(io.RawIOBase):
-    """A file of which HDF5 reads what it needs: what is not in the sparse copy yet is fetched, some at a time."""
+class _FetchingFile(io.RawIOBase):
+    """A sparse copy as a file that HDF5 reads: ranges that are not in it yet are fetched, some at a time."""
 
     def __init__(self, fd: int, size: int, there: Sequence[Range], fetch: Any) -> None:
         self._fd, self._size, self.there, self._fetch, self._at = fd, size, list(there), fetch, 0
@@ -135,7 +135,7 @@ def look_for_header(url: str, fd: int, there: Sequence[Range], fetch: Any) -> li
     Of an index, all of it.
     """
     size = os.fstat(fd).st_size
-    looked, problem = _Looked(fd, size, there, fetch), None
+    looked, problem = _FetchingFile(fd, size, there, fetch), None
     try:
         with h5py.File(looked, "r") as file:
             for item in (file, *(file[name] for name in file)):

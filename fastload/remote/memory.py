@@ -1,4 +1,4 @@
-"""Sparse copies in the memory of this process, in the place of those of a cache whose disk is full.
+"""Sparse copies in the memory of this process, in place of the cache when its disk is full, and to verify objects.
 
 They have no name and end with the process. Only what is being read fits: nothing is kept for later epochs.
 """
@@ -31,6 +31,10 @@ class MemoryFolder(CacheFolder):
         """Within it no other thread changes what the copies take."""
         with self._thread_lock:
             yield
+
+    def make_room(self, num_bytes: int) -> None:
+        """Has so many bytes fit in, if there is not more room already."""
+        self.limit = self.room = max(self.limit, num_bytes)
 
     def count(self) -> None:
         """Nothing: no other process can leave something uncounted."""

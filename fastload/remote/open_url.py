@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from fastload.remote.options import Remote, shown
 from fastload.remote.room import evict_elsewhere
 from fastload.remote.shards import RemoteShards
 
-_PAUSE_S = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 _HEADER = 0  # the chunk of the header of a dataset's first shard
 
 
@@ -43,31 +43,18 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
     if not isinstance(remote, Remote):
         raise OptionError(f"remote={remote!r}: give how URLs are read, such as Remote(cache={str(remote)!r})")
     client, key = open_client(url, remote)
-    info = client.head(key)
-    cache = CacheFolder(remote.cache_folder(), remote.limit())
     folder_key, name = key[: key.rfind("/") + 1], key[key.rfind("/") + 1 :]
     if not name:
-        raise OptionError(
-            f"{shown(url)}: ends with a slash, as the name of no object does. Give that of a packed file."
-        )
-    found = in_use = None
-    deadline_s = time.monotonic() + remote.give_up_after
-    while found is None or in_use is None:  # another process may remove the folder before it is in use, or repair it
-        folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
-        if folder is not None:
-            if (in_use := keep_in_use(folder)) is None:
-                continue
-            with suppress(FormatError, MissingFileError):  # the copy is damaged, or its header was evicted
-                found = read_header(folder / name)
-                continue
-            in_use.close()
+        raise OptionError(f"{shown(url)}: ends with a slash, which no object's name does. Give that of a packed file.")
+    info = client.head(key)
+    cache = CacheFolder(remote.cache_folder(), remote.limit())
+    deadline_s, pause_s = time.monotonic() + remote.give_up_after, _FIRST_PAUSE_S
+    while True:
         try:
-            folder, in_use = _fetch_index(cache, client, key, shown(url), info.num_bytes, info.etag)
-            if in_use is not None and (time.monotonic() > deadline_s or _is_readable(folder / name)):
-                found = read_header(folder / name)
-            elif in_use is not None:
-                in_use.close()
-                time.sleep(_PAUSE_S)
+            folder = _known(cache, shown(url), name, info.num_bytes, info.etag)
+            used = (_use(folder / name) if folder is not None else None) or _fetch_index(
+                cache, client, key, shown(url), info.num_bytes, info.etag
+            )
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -75,8 +62,17 @@ def open_remote(url: str, remote: Remote | None = None) -> PackedFile:
                 f"{cache.root.parent}: the disk is full, there is no room for the header of {shown(url)}. Make room "
                 f"there (`fastload cache clear` removes what no job uses), or name another folder: Remote(cache=...)."
             ) from exc
+        if used is not None:
+            break
+        if time.monotonic() > deadline_s:
+            raise CacheError(
+                f"{cache.root.parent}: the copy of {shown(url)} there is damaged, and another process uses it. End "
+                f"that process, or name another folder: Remote(cache=...)."
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    in_use, found = used
     try:
-        assert folder is not None, "it is in use"
         if not (is_index := found.shards is not None):
             found = as_index(found)
         file = replace(found, identity=found.identity._replace(mtime_ns=-1))
@@ -100,39 +96,52 @@ def _known(cache: CacheFolder, url: str, name: str, size: int, etag: str | None)
     return None
 
 
+def _use(path: Path) -> tuple[ByteLocks, PackedFile] | None:
+    """Returns what keeps a dataset in the cache in use, and its header, that of a file there.
+
+    None: another process removes it, or the file is damaged, or its header was evicted.
+    """
+    if (in_use := keep_in_use(path.parent)) is None:
+        return None
+    with suppress(FormatError, MissingFileError):
+        return in_use, read_header(path)
+    in_use.close()
+    return None
+
+
 def _fetch_index(
     cache: CacheFolder, client: Client, key: str, url: str, size: int, etag: str | None
-) -> tuple[Path, ByteLocks | None]:
-    """Fetches an index, or what of a packed file is no pixels, into a new folder of the cache.
+) -> tuple[ByteLocks, PackedFile] | None:
+    """Fetches an index, or what of a packed file is no pixels, into a folder of the cache; returns what `_use` does.
 
-    Returns the folder and what keeps it in use; None: another process was first, and it may be gone again.
+    None also where another process uses the damaged copy that is there.
     """
     name = key[key.rfind("/") + 1 :]
     memory, ranges = fetch_into_memory(client, key, size, etag)
     try:
         with cache.new_dataset() as (new, new_in_use):
-            path, in_use = new / name, None
+            path = new / name
             with sparse_file(path, size) as fd:
                 _fill(cache, url, memory, fd, ranges)
             header = read_header(path)
-            folder, is_index = cache.root / _folder_name(header, name, etag), header.shards is not None
+            folder = cache.root / _folder_name(header, name, etag)
             with cache.locked():
                 Meta(new / "meta.json").add(url, {name: (size, etag)})
                 try:
                     os.rename(new, folder)
-                    in_use = new_in_use
                 except OSError:  # another process was first, it lies at another URL, too, or its copy is damaged
                     new_in_use.close()
-                    if (in_use := keep_in_use(folder)) is not None:
+                    if folder.is_dir():
                         Meta(folder / "meta.json").add(url, {name: (size, etag)})
                         if not (folder / name).exists() or (folder / name).stat().st_size != size:
-                            if not is_index:  # its chunks are gone with it
+                            if header.shards is None:  # its chunks are gone with it
                                 forget_all(folder)
                             os.replace(path, folder / name)
                 cache.count()
-            if in_use is not None and not _is_readable(folder / name):
-                _repair(cache, url, memory, folder / name, ranges, in_use)
-            return folder, in_use
+            if (used := _use(folder / name)) is None:
+                _repair(cache, url, memory, folder / name, ranges)
+                used = _use(folder / name)
+            return used
     finally:
         os.close(memory)
 
@@ -158,22 +167,14 @@ def _fill(cache: CacheFolder, url: str, memory: int, fd: int, ranges: Sequence[R
     os.fsync(fd)  # there is no record to compare it with when the machine was started anew
 
 
-def _is_readable(path: Path) -> bool:
-    with suppress(FormatError, MissingFileError):
-        read_header(path)
-        return True
-    return False
-
-
-def _repair(cache: CacheFolder, url: str, memory: int, path: Path, ranges: Sequence[Range], in_use: ByteLocks) -> None:
-    """Writes the header of a file into its copy again, unless another process uses that."""
-    if not in_use.try_exclusive(_HEADER):
+def _repair(cache: CacheFolder, url: str, memory: int, path: Path, ranges: Sequence[Range]) -> None:
+    """Writes the header of a file into its copy again, unless another process uses that, or it is gone."""
+    if (locks := keep_in_use(path.parent)) is None:
         return
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            _fill(cache, url, memory, fd, ranges)
-        finally:
-            os.close(fd)
-    finally:
-        in_use.unlock(_HEADER)
+    with closing(locks):
+        if locks.try_exclusive(_HEADER):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                _fill(cache, url, memory, fd, ranges)
+            finally:
+                os.close(fd)

@@ -1,4 +1,4 @@
-"""Returns how a dataset behind a URL is read: `Remote`; and what is a URL, and how messages show one."""
+"""`Remote`: how URLs are read; and which texts are URLs, and how messages show one."""
 
 from __future__ import annotations
 

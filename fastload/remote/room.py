@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,6 +102,7 @@ class Room:
         self.needed: Needed | None = None
         self._warned = False
         self._short: set[int] = set()  # chunks that wait for room
+        self._headers = frozenset(table.headers.tolist())
         _living.add(self)
 
     @property
@@ -152,7 +153,6 @@ class Room:
             if time.monotonic() - began_s > self._give_up_after_s:
                 raise self.in_use_error()
             if turn != self._claims.turn and not self._claims.is_awaited(number):
-                self._cached.forget(number)
                 raise AbsentError
             self._short.add(number)
             awaited_s = min(awaited_s, time.monotonic()) if self._claims.is_awaited(number) else math.inf
@@ -166,10 +166,9 @@ class Room:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    @property
-    def is_short(self) -> bool:
-        """Whether chunks wait for room."""
-        return bool(self._short)
+    def is_short_of(self, chunks: Iterable[int]) -> bool:
+        """Whether any of these chunks waits for room, or a header."""
+        return not (self._short.isdisjoint(chunks) and self._short.isdisjoint(self._headers))
 
     def in_use_error(self) -> CacheError:
         """Returns the error of a chunk for which there was no room for too long."""

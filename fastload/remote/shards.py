@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -28,7 +29,7 @@ from fastload.remote.chunks import (
     likely_header,
 )
 from fastload.remote.client import Client, ShortObjectError
-from fastload.remote.fetch import ChunkFetcher, FetchCounts
+from fastload.remote.fetch import ChunkFetcher
 from fastload.remote.headers import header_ranges, look_for_header
 from fastload.remote.memory import MemoryDataset, MemoryFolder, sparse_memory
 from fastload.remote.meta import Meta
@@ -58,7 +59,7 @@ class RemoteShards:
         self._folder_key = folder_key  # of the objects' folder in the bucket
         self.table = ChunkTable(file)
         self.ranks = 1  # of this machine, that share the cache
-        self.lets_damage_pass = False  # whether damaged rows are fetched, too, for who looks for them while reading
+        self.lets_damage_pass = False  # whether rows are compared by the reader only, not when their chunk comes
         self._locks, self._pid = dict[int, threading.RLock](), os.getpid()
         self._least_bytes = 0  # of memory, for what is read at a time
         self._layouts: dict[int, ShardLayout] = {}
@@ -96,7 +97,7 @@ class RemoteShards:
             self._to_memory(limit)
 
     def read_anew(self, num_bytes: int) -> None:
-        """Fetches everything again, and into memory, also damaged rows: for who compares what the objects hold.
+        """Fetches everything again, and into memory, also damaged rows: to compare what the objects hold.
 
         Before anything is read; so many bytes are read at a time.
         """
@@ -141,7 +142,7 @@ class RemoteShards:
         """The chunks of each field that this process may hold at a time, if all ranks of this machine hold as many."""
         return self._cache.room // self.ranks // self.largest - 1
 
-    @property
+    @functools.cached_property
     def largest(self) -> int:
         """The bytes of the largest chunk of each field, together."""
         return 1 + sum(map(self._bytes_of, self.table.fields))
@@ -170,21 +171,6 @@ class RemoteShards:
     def _lock(self) -> threading.RLock:
         """The lock of this process: at a fork a thread may hold that of the parent, which nobody here releases."""
         return self._locks.setdefault(os.getpid(), threading.RLock())
-
-    @property
-    def counts(self) -> FetchCounts:
-        """The counts of this process."""
-        return self.current().counts
-
-    @property
-    def cached(self) -> CachedDataset:
-        """The sparse copies, at present."""
-        return self._cached
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the shards, relative to the folder of the index."""
-        return self._shards.names
 
     def network_use(self) -> NetworkUse:
         """Returns what this process fetched so far."""
@@ -252,8 +238,12 @@ class RemoteShards:
             return
         _, column, _ = self.table.placed(np.array(chunks, np.int64))
         sizes = np.array([0, *(self._bytes_of(name) + 4096 for name in self.table.fields)])
+        needed = int(sizes[column].sum())
+        if isinstance(self._cache, MemoryFolder):
+            self._cache.make_room(needed + self._chunk_bytes)
+            return
         or_else = ", or read rows that lie in fewer chunks: FastLoader, or a DataLoader with a ChunkSampler"
-        check_room(self._cache, int(sizes[column].sum()), f"reading rows of {len(chunks)} chunks at a time", or_else)
+        check_room(self._cache, needed, f"reading rows of {len(chunks)} chunks at a time", or_else)
 
     def check_room(self, num_chunks: int, why: str, or_else: str) -> None:
         """Raises CacheError where not so many chunks of each field fit into the cache, with their shards' headers.

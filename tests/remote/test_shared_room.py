@@ -95,7 +95,7 @@ def test_chunks_that_did_not_come_take_no_room(opened, range_server):
     for chunk in range(remote.table.data_of(1).start, remote.table.num_chunks):
         with pytest.raises(RemoteError):
             remote.fetcher.hold([chunk])
-    assert remote.cached.kept().tolist() == [] and remote._cache.used <= before + 2 * 4096
+    assert remote._cached.kept().tolist() == [] and remote._cache.used <= before + 2 * 4096
     for chunk in range(6):
         with remote.fetcher.holding([chunk]):
             pass
@@ -107,7 +107,7 @@ def test_who_evicts_does_not_wait_for_who_waits_for_room(opened, range_server):
     fetcher, table = remote.fetcher, remote.table
     begun = table.data_of(1).start
     for chunk in range(begun, begun + 3):  # as a killed process leaves them: without their header
-        remote.cached.begin(chunk)
+        remote._cached.begin(chunk)
     for chunk in range(11):
         with fetcher.holding([chunk]):
             pass
