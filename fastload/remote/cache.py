@@ -142,7 +142,8 @@ class CacheFolder:
     def allocate(self, fd: int, ranges: Sequence[Range]) -> bool:
         """Allocates ranges of a file; returns False where they would pass the bound.
 
-        They are counted before they are there: a process that is killed in between leaves too much counted, never too little.
+        They are counted before they are there: a process that is killed in between leaves too much counted, never too
+        little.
         DiskFullError: no space is left; some of them may be allocated.
         """
         blocks = [(begin // _BLOCK * _BLOCK, -(-end // _BLOCK) * _BLOCK) for begin, end in ranges]

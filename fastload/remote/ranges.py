@@ -235,8 +235,8 @@ class _ObjectFile(io.RawIOBase):
 def open_binary(path: Path, *, block_bytes: int = 2**18, ahead: int = 0) -> IO[bytes]:
     """Returns a file to read; an object, where the path is a URL, is read by ranges of at least `block_bytes`.
 
-    With `ahead` so many blocks behind the one that is read are fetched beforehand: for a caller that reads all, as of a tar the
-    headers of all its members.
+    With `ahead` so many blocks behind the one that is read are fetched beforehand: for a caller that reads all,
+    as of a tar the headers of all its members.
     """
     if not isinstance(path, ObjectPath):
         return open(path, "rb")
