@@ -83,8 +83,11 @@ def check_url(path: ObjectPath, *, overwrite: bool) -> None:
         raise OutputError(f"{path}: names a bucket. Name an object in it, such as {path}/out.h5.")
     if found_object(path) is not None and not overwrite:
         raise output_exists(path)
-    with probe_of(path):
-        pass
+    try:
+        with probe_of(path):
+            pass
+    except ObjectMissingError as exc:
+        raise ObjectMissingError(f"{path}: there is no such bucket. Check its name, or make it.") from exc
 
 
 @contextmanager

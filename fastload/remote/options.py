@@ -43,7 +43,9 @@ class Remote:
 
     def __post_init__(self) -> None:
         folder: object = self.cache
-        if folder is not None and (not isinstance(folder, str | os.PathLike) or is_url(os.fspath(folder))):
+        if folder is not None and (
+            not isinstance(folder, str | os.PathLike) or not os.fspath(folder) or is_url(os.fspath(folder))
+        ):
             raise OptionError(f"cache={folder!r}: give a folder of this machine, or None for ~/.cache/fastload")
         self.limit()
         check_whole("in_flight", self.in_flight, least=1)

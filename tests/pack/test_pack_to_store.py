@@ -329,7 +329,7 @@ def test_what_cannot_be_written_to_is_refused_before_any_work(
         pack_images(photos / "none", "https://127.0.0.1/out.h5")
     with pytest.raises(OutputError, match=r"s3://bucket: names a bucket\. Name an object in it"):
         pack_images(photos / "none", "s3://bucket")
-    with pytest.raises(ObjectMissingError, match=r"s3://no-such-bucket/out\.h5"):
+    with pytest.raises(ObjectMissingError, match=r"s3://no-such-bucket/out\.h5: there is no such bucket"):
         pack_images(photos / "none", "s3://no-such-bucket/out.h5")
     for url in ("https://host/out.h5?signature=tiger", "sftp://me:tiger@host/out.h5"):
         for arguments in ((str(photos), url), (url, "out.h5")):

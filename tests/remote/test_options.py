@@ -24,7 +24,7 @@ def test_sizes_are_numbers_or_texts_with_a_unit(given, count) -> None:
     [
         {"max_bytes": 0}, {"max_bytes": "much"}, {"max_bytes": True}, {"max_bytes": 1.5}, {"in_flight": 0},
         {"in_flight": 2.5}, {"timeout": 0}, {"timeout": "30"}, {"timeout": float("nan")}, {"give_up_after": -1},
-        {"check": "always"}, {"cache": 3}, {"cache": "s3://bucket/cache"},
+        {"check": "always"}, {"cache": 3}, {"cache": ""}, {"cache": "s3://bucket/cache"},
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_what_is_accepted(options) -> None:
