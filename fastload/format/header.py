@@ -294,7 +294,7 @@ def require_digests(file: PackedFile) -> None:
     found = {name: (field.dtype, field.shape) for name, field in file.fields.items()}
     if wrong := [name for name in DIGEST_FIELDS if found.get(name) != (np.dtype(np.uint64), ())]:
         raise FormatError(
-            f"{file.path}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). {CHANGED}"
+            f"{file.name}: its digests cannot be read (missing or of another type: {', '.join(wrong)}). {CHANGED}"
         )
 
 
@@ -305,7 +305,7 @@ def check_header(file: PackedFile, hdf5: h5py.File) -> None:
     require_digests(file)
     if header_digest(hdf5) != file.attrs.get("header_digest"):
         raise FormatError(
-            f"{file.path}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
+            f"{file.name}: its header (names, attributes, shapes or digests) is not the one that was written: it was "
             f"changed or damaged after packing. Copy the file again, or pack it again."
         )
 

@@ -305,3 +305,12 @@ def test_the_command_reads_a_url_in_a_process_of_its_own(url, cache):
     words = [sys.executable, "-m", "fastload", "verify", url, "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and json.loads(done.stdout)["path"] == url, done.stderr
+
+
+def test_a_damaged_header_of_an_object_is_named_by_its_url(range_server, cache):
+    path = write_random(range_server.folder / "out.h5", rows=40, chunk_rows=10)
+    with h5py.File(path, "r+") as file:
+        file["digest"][3] += 1
+    with pytest.raises(FormatError, match=f"{range_server.url}/out.h5: its header") as caught:
+        PackedDataset(f"{range_server.url}/out.h5")[0]
+    assert str(cache) not in str(caught.value)

@@ -138,7 +138,7 @@ import sys
 from fastload import FastLoader, PackedDataset, Remote
 
 url, cache, seed = sys.argv[1:]
-data = PackedDataset(url, remote=Remote(cache=cache, max_bytes=17_000_000, give_up_after=120))
+data = PackedDataset(url, remote=Remote(cache=cache, max_bytes=17_000_000, give_up_after=600))
 loader = FastLoader(data, 32, seed=int(seed), share=None)
 print(sum(len(batch[0]) for _ in range(2) for batch in loader))
 """
@@ -149,7 +149,7 @@ def test_two_jobs_whose_windows_do_not_fit_into_one_cache_both_end(range_server,
     command = [sys.executable, "-c", TWO_JOBS, f"{range_server.url}/data.h5", str(tmp_path / "cache")]
     environment = child_environment()
     jobs = [subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, env=environment) for i in range(2)]
-    assert [int(job.communicate(timeout=240)[0]) for job in jobs] == [832, 832]
+    assert [int(job.communicate(timeout=500)[0]) for job in jobs] == [832, 832]
 
 
 def test_a_batch_of_more_chunks_than_the_cache_holds_is_an_error_at_once(range_server, tmp_path):
