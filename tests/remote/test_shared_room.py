@@ -119,6 +119,21 @@ def test_who_evicts_does_not_wait_for_who_waits_for_room(opened, range_server):
     within(lambda: fetcher.hold([int(table.headers[1])]))
 
 
+def test_who_evicts_does_not_wait_for_a_header_that_is_on_its_way(opened, range_server):
+    shards(range_server.folder, 2)
+    fetcher = opened("data.h5").fetcher
+    header = 11  # of the second shard, which a thread fetches, and maybe has to make room for
+    fetcher._fetching.add(header)
+
+    def look() -> None:
+        with fetcher.header_there(1):
+            pass
+
+    with pytest.raises(room.AbsentError):
+        within(look)
+    fetcher._fetching.discard(header)
+
+
 def test_a_chunk_that_another_dataset_evicts_is_fetched_again_for_who_waits(opened, range_server):
     shards(range_server.folder, 2)
     fetcher = opened("data.h5").fetcher
