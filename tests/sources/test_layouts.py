@@ -79,12 +79,14 @@ def test_every_layout_has_a_line_and_an_unknown_one_names_them_all(tmp_path: Pat
 
 def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path) -> None:
     picture(tmp_path / "cat" / "1.png")
-    given: dict[str, Any] = {"labels": ("a",), "image_column": "a", "split_column": "a", "root": Path()}
+    given: dict[str, Any] = {"image_column": "a", "split_column": "a", "root": Path()}
     for name, value in (given | {"masks": "semantic"}).items():
         flag = name.replace("_", "-")
         with pytest.raises(OptionError, match=f"`--{flag}` means nothing to the layout folder; it is for .*manifest"):
-            list_source(tmp_path, options=SourceOptions(**{name: value}))
-    assert len(list_source(tmp_path, options=SourceOptions(masks="none"))) == 1
+            list_source(tmp_path, "folder", options=SourceOptions(**{name: value}))
+    with pytest.raises(OptionError, match=r"`--labels a`: .* `top` .*, `deepest` .* or `none`"):
+        list_source(tmp_path, "folder", options=SourceOptions(labels=("a",)))
+    assert len(list_source(tmp_path, "folder", options=SourceOptions(masks="none"))) == 1
 
 
 @pytest.mark.parametrize(
