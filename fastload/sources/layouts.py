@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +148,7 @@ def list_source(
     layout: str | None = None,
     on_error: OnError = "fail",
     options: SourceOptions | None = None,
+    classes: Collection[str] = (),
 ) -> Listing:
     """Returns the listing of the dataset at path.
 
@@ -157,11 +158,13 @@ def list_source(
         on_error: whether contradictory samples (an annotated image without a file, a dangling link) are an error, or
             are left out and named in `Listing.skipped`.
         options: what the user says about the dataset.
+        classes: names of the classes of a packed file, of which a folder that is added to it may hold one alone.
 
     Raises:
         OptionError: there is no such layout, or it does not use one of the options.
         MissingFileError: there is nothing at path.
-        SourceError: the dataset cannot be packed as it is.
+        SourceError: the dataset cannot be packed as it is; or no layout is recognised, and something in it speaks
+            against a folder of images.
     """
     if layout is not None and layout not in LAYOUTS:
         raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it out.")
@@ -169,7 +172,7 @@ def list_source(
     name = layout or detect_layout(tree)[0]
     options = options or SourceOptions()
     if layout is None and name == "folder" and len(tree.images()):
-        refuse_by_signs(tree)
+        refuse_by_signs(tree, classes=classes)
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
             theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)

@@ -11,7 +11,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +60,12 @@ class Sign:
     folders: frozenset[str] = frozenset()  # those whose files it is about, which need no sign of their own
 
 
-def refuse_by_signs(tree: Tree, further: Iterable[Sign] = ()) -> None:
-    """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images."""
-    found = [*further, *signs_against_folder(tree)]
+def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collection[str] = ()) -> None:
+    """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
+
+    `classes` are known otherwise, so that one of them may be alone.
+    """
+    found = [*further, *signs_against_folder(tree, classes)]
     if not found:
         return
     ways = dict.fromkeys(way for sign in found for way in sign.ways)
@@ -76,8 +79,8 @@ def refuse_by_signs(tree: Tree, further: Iterable[Sign] = ()) -> None:
     )
 
 
-def signs_against_folder(tree: Tree) -> list[Sign]:
-    """Returns what in a tree with images speaks against a folder of images."""
+def signs_against_folder(tree: Tree, classes: Collection[str] = ()) -> list[Sign]:
+    """Returns what in a tree with images speaks against a folder of images; `classes` are known otherwise."""
     folders = ClassFolders.of(tree)
     beside = list(_files_beside(folders))
     told = {folder for sign in beside for folder in sign.folders}
@@ -85,7 +88,7 @@ def signs_against_folder(tree: Tree) -> list[Sign]:
         *beside,
         *_other_folders(folders, told),
         *_splits_or_versions(folders),
-        *_classes_in_doubt(folders),
+        *_classes_in_doubt(folders, classes),
     ]
 
 
@@ -294,7 +297,7 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
         )
 
 
-def _classes_in_doubt(found: ClassFolders) -> Iterator[Sign]:
+def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator[Sign]:
     """Yields what makes it doubtful that the folders are classes: one alone, images that lie deeper, names alike."""
     tree = found.tree
     tops = Counter(top for tops in found.classes.values() for top in tops)
@@ -317,6 +320,8 @@ def _classes_in_doubt(found: ClassFolders) -> Iterator[Sign]:
         )
     elif len(tops) == 1 and len(direct) == len(tree.image_folders) and not any(found.without_images().values()):
         top = next(iter(tops))
+        if key_of(top) in classes:
+            return
         at = next(found.splits[split] for split in found.classes if top in found.classes[split])
         what = (
             "images alone" if top.lower() in IMAGE_FOLDERS else "a class of which the others are missing, or no class"
