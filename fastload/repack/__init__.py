@@ -223,7 +223,7 @@ def append_images(
     with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
         with options.accepting_large(1):
             labels = file.fields.get("labels")
-            classes = labels.attrs.get("names", ()) if labels is not None else ()
+            classes = labels.names if labels is not None else ()
             listing = list_source(source, layout, on_error, options.source, classes)
         listing = with_mask_options(listing, options.masks, source, padded=padded)
     _check_new_keys(file, listing, source)
