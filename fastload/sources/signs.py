@@ -79,6 +79,11 @@ def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collec
     )
 
 
+def not_read(tree: Tree) -> list[str]:
+    """Returns notes on the annotations beside images, where it was asked for a layout that does not read them."""
+    return [f"NOT READ: {sign.seen}. The packed file has none of it." for sign in _files_beside(ClassFolders.of(tree))]
+
+
 def signs_against_folder(tree: Tree, classes: Collection[str] = ()) -> list[Sign]:
     """Returns what in a tree with images speaks against a folder of images; `classes` are known otherwise."""
     folders = ClassFolders.of(tree)

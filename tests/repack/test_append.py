@@ -79,7 +79,7 @@ def test_images_of_several_sizes_and_masks_are_appended_too(tmp_path):
             write(tmp_path / name / f"images/{name}{i}.png", np.full((*shape, 3), i, np.uint8))
             write(tmp_path / name / f"masks/{name}{i}.png", np.full(shape, 255 * (i % 2), np.uint8))
     out = tmp_path / "a.h5"
-    pack_images(tmp_path / "old", out, workers=0, layout="folder")
+    pack_images(tmp_path / "old", out, workers=0)
     append_images(out, tmp_path / "more", workers=0)
     file = read_header(out)
     assert file.num_rows == 12 and file.fields["images"].varied and file.fields["masks"].names == ("0", "255")
