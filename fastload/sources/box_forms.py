@@ -18,7 +18,7 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.images.fit import axis_letter
 from fastload.images.image_header import probe_image
-from fastload.sources.listing import Arrays, Files, Listing, Reader
+from fastload.sources.listing import Arrays, BoxForm, Files, Listing, Reader
 from fastload.system.machine import available_memory
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -81,6 +81,14 @@ class BoxSlots:
             **{name: Column(self.padded(values)) for name, values in marks.items()},
             "num_boxes": Column(self.counts),
         }
+
+
+def sized_boxes(boxes: NDArray[Any], form: BoxForm | Moves) -> NDArray[Any]:
+    """Returns boxes, (..., 4), as x, y, width, height, given as the form says ("auto": they are that already)."""
+    first, second = boxes[..., :2], boxes[..., 2:]
+    if form == "xyxy":
+        return np.concatenate([first, second - first], axis=-1)
+    return np.concatenate([first - second / 2, second], axis=-1) if form == "cxcywh" else boxes
 
 
 def with_box_forms(listing: Listing) -> Listing:

@@ -67,7 +67,8 @@ class Layout:
 
 
 _MASKS = ("masks",)
-_OF_TABLES = ("masks", "labels", "image_column", "split_column")
+_OF_BOXES = ("boxes", "boxes_of")
+_OF_TABLES = ("masks", "labels", "image_column", "split_column", *_OF_BOXES)
 
 LAYOUTS: dict[str, Layout] = {
     "exported": Layout(exported.list_exported, exported.exported_evidence, "export",
@@ -79,13 +80,14 @@ LAYOUTS: dict[str, Layout] = {
     "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
     "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
-        "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS),
+        "Pascal VOC, one year: palette masks, boxes, labels", takes=(*_MASKS, "boxes_of")),
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
     "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
         "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
-        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance",
+        takes=(*_MASKS, *_OF_BOXES)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
     "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",

@@ -232,6 +232,8 @@ def require_unique(keys: Collection[str], where: str) -> None:
 
 
 MasksWanted = Literal["auto", "none", "semantic", "instance"]
+BoxForm = Literal["auto", "xyxy", "xywh", "cxcywh"]
+BoxesOf = Literal["auto", "upright", "stored", "declared"]
 
 
 @dataclass(frozen=True)
@@ -243,10 +245,18 @@ class SourceOptions:
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
     root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
+    # What the four numbers of a box are: two corners, a corner and a size, or the middle and a size; "auto": what the
+    # format says.
+    boxes: BoxForm = "auto"
+    # What boxes, points and polygons were drawn on: the upright image, whatever size the annotations declare; the image
+    # as its file stores it, before the EXIF orientation turns it; an image of the declared size, which has another size
+    # now. "auto": the upright image, and images of another size than declared are refused.
+    boxes_of: BoxesOf = "auto"
 
     def __post_init__(self) -> None:
-        if self.masks not in get_args(MasksWanted):
-            raise OptionError(f"masks={self.masks!r} is not known; accepted: {', '.join(get_args(MasksWanted))}.")
+        for name, accepted in (("masks", MasksWanted), ("boxes", BoxForm), ("boxes_of", BoxesOf)):
+            if (value := getattr(self, name)) not in get_args(accepted):
+                raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(get_args(accepted))}.")
 
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their default, by name."""
