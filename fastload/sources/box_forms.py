@@ -31,6 +31,9 @@ POINTS = ("landmarks", "keypoints")
 UNKNOWN = "unknown"
 """The attribute `coordinates` of a column that cannot be scaled with the image."""
 
+REACH = 1
+"""Pixels by which boxes may reach out of their image: annotations count edges in two ways."""
+
 _LARGE = 2**28  # bytes of boxes by sample from which on their size is looked at
 _PROBED = 64  # images whose size is read: those with the largest coordinates
 
@@ -89,6 +92,29 @@ def sized_boxes(boxes: NDArray[Any], form: BoxForm | Moves) -> NDArray[Any]:
     if form == "xyxy":
         return np.concatenate([first, second - first], axis=-1)
     return np.concatenate([first - second / 2, second], axis=-1) if form == "cxcywh" else boxes
+
+
+def declared_size(height: object, width: object) -> tuple[int, int]:
+    """Returns the height and width that annotations declare, numbers or text; (0, 0) unless both are sizes."""
+    try:
+        size = float(str(height)), float(str(width))
+    except ValueError:
+        return 0, 0
+    whole = all(0 < side < 2**31 and side.is_integer() for side in size)
+    return (int(size[0]), int(size[1])) if whole else (0, 0)
+
+
+def box_fits(boxes: NDArray[Any], form: BoxForm | Moves, sizes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Returns whether boxes, (..., 4), can be of a form: in images of these sizes (width, height), by a pixel, (...).
+
+    The corner that is given itself, or the middle, is not looked at: it lies as well inside as outside in any form.
+    """
+    sized = sized_boxes(boxes, form)
+    low, size = sized[..., :2], sized[..., 2:]
+    ends = boxes[..., 2:] if form == "xyxy" else low + size  # without rounding
+    inside = (low >= np.minimum(boxes[..., :2], 0) - REACH) & (ends <= sizes + REACH)
+    fits: NDArray[np.bool_] = (inside & (size >= 0)).all(axis=-1)
+    return fits
 
 
 def with_box_forms(listing: Listing) -> Listing:
@@ -150,14 +176,10 @@ def _box_form(files: Reader, column: Column) -> tuple[Moves, str]:
     if (boxes == -1).all(axis=2).any():
         return "", "some are -1 throughout"
     boxes[np.isnan(boxes).any(axis=2)] = 0  # an absent box fits both forms as zeros
-    corners = bool((boxes[..., 2:] >= boxes[..., :2]).all())
-    sized = bool((boxes[..., 2:] >= 0).all())
+    corners, sized = (bool(box_fits(boxes, form, np.inf).all()) for form in ("xyxy", "xywh"))
     if corners and sized:
         rows, sizes = _sizes(files, boxes)
-        ends = boxes[rows]
-        # Annotations may end up to a pixel outside of the image.
-        corners = bool((ends[..., 2:] <= sizes + 1).all())
-        sized = bool((ends[..., :2] + ends[..., 2:] <= sizes + 1).all())
+        corners, sized = (bool(box_fits(boxes[rows], form, sizes).all()) for form in ("xyxy", "xywh"))
     if corners == sized:
         return "", f"{'both' if corners else 'neither'} two corners and a corner with a size would fit"
     return ("xyxy" if corners else "xywh"), "as only those lie within the images"

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
-from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
+from fastload.images.decode import upright
+from fastload.images.fit import Target, resample_mask
+from fastload.images.image_header import ImageHeader, check_size, header_of_pixels, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.coco.instances import Instances, join_instances, read_instances
-from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
+from fastload.sources.listing import SPLITS, BoxesOf, Files, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
 _INSTANCES = re.compile(r"(?:^|/)(?:instances_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$")
@@ -99,6 +101,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         notes.append(f"Boxes without area were kept as they are ({thin}).")
     draft.refuse_left_out()
     samples = Samples.in_tree(tree, images, Splits.of(said), columns, by_name=True)
+    samples = replace(samples, declared=np.pad(all_files.sizes, ((0, len(tests)), (0, 0))))
     if options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
     if not drawn or not images:
@@ -107,7 +110,11 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
     jsons = [part.position for part in parts]  # from which the masks are drawn
     samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
-    return replace(samples, masks=_drawn_masks(tree, drawn, all_files, slots, images))
+    masks = replace(_drawn_masks(tree, drawn, all_files, slots, images), drawn=True)
+    if options.boxes_of != "auto":
+        assert isinstance(masks.files, DrawnMasks), "they have just been made"
+        masks = replace(masks, files=UprightMasks(masks.files, tree.files.take(np.array(images)), options.boxes_of))
+    return replace(samples, masks=masks)
 
 
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
@@ -347,3 +354,42 @@ def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], val
     # Only odd or even matters, which 8 bits keep: four times as fast as sums of 64 bits.
     odd = np.cumsum(crossings.astype(np.uint8).reshape(size), axis=1, dtype=np.uint8)[:, :-1] & 1
     np.copyto(mask[top : top + size[0], left : left + size[1] - 1], value, where=odd.view(np.bool_), casting="unsafe")
+
+
+@dataclass(frozen=True, eq=False)
+class UprightMasks:
+    """Draws the masks of images that have another size than their annotations declare, at the size that they have."""
+
+    masks: DrawnMasks  # at the sizes that the annotations declare
+    images: Files
+    drawn_on: BoxesOf  # "upright": the declared size is wrong; "stored": masks are turned; "declared": resized
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns the header of mask i: height and width of the image, and what its masks have."""
+        header = self._image(i)
+        return self.masks.header(i)._replace(height=header.height, width=header.width)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns the mask of image i, (H, W); raises as `DrawnMasks`."""
+        image = self._image(i)
+        if self.drawn_on == "upright":
+            size = np.array([[image.height, image.width]])
+            return replace(self.masks.take(np.array([i])), sizes=size).read(0)
+        mask = self.masks.read(i)
+        if self.drawn_on == "stored":
+            mask = np.ascontiguousarray(upright(mask[..., None], image.orientation)[..., 0])
+        if mask.shape == (image.height, image.width):
+            return mask
+        out = np.empty((image.height, image.width), mask.dtype)
+        resample_mask(mask, Target(image.height, image.width, 1, mask.dtype, "stretch"), out)
+        return out
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> UprightMasks:
+        return replace(self, masks=self.masks.take(indices), images=self.images.take(indices))
+
+    def compact(self) -> UprightMasks:
+        """Returns the same masks without the annotations of others."""
+        return replace(self, masks=self.masks.compact())
+
+    def _image(self, i: int) -> ImageHeader:
+        return probe_image(lambda size: self.images.read_head(i, size))
