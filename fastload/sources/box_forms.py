@@ -120,7 +120,8 @@ def box_fits(boxes: NDArray[Any], form: BoxForm | Moves, sizes: NDArray[Any]) ->
 def with_box_forms(listing: Listing) -> Listing:
     """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.
 
-    Notes say which. Columns whose form is known, in pixels, and datasets without images remain as they are.
+    Also with the sizes that its columns declare for the images. Notes say which. Columns whose form is known, in
+    pixels, and datasets without images remain as they are.
     """
     if listing.files is None:
         return listing
@@ -142,7 +143,34 @@ def with_box_forms(listing: Listing) -> Listing:
         else:
             columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN})
             notes.append(f"Column {name!r} holds coordinates in an unknown form: {why}.")
-    return replace(listing, columns=columns, notes=tuple(notes))
+    declared = listing.declared
+    if declared is None and (found := _declared_by(columns)) is not None:
+        declared, names = found
+        notes.append(f"Columns {names} are taken for the size of the image that boxes were drawn on.")
+    return replace(listing, columns=columns, notes=tuple(notes), declared=declared)
+
+
+def _declared_by(columns: dict[str, Column]) -> tuple[NDArray[np.int64], str] | None:
+    """Returns the sizes of images, int64 (N, 2), by columns such as image_height and image_width, and their names.
+
+    None: there are none beside boxes. Columns of a plain name, height and width, may be sizes of something else, and
+    count only if all boxes lie within.
+    """
+    boxes = [column for column in columns.values() if column.moves in ("xywh", "xyxy")]
+    known = {name.lower(): name for name, column in columns.items() if column.values.ndim == 1}
+    for prefix, short in [(prefix, short) for prefix in ("image_", "img_", "") for short in (False, True)]:
+        names = [f"{prefix}{side[0] if short else side}" for side in ("height", "width")]
+        if not boxes or not known.keys() >= set(names) or (short and not prefix):
+            continue
+        height, width = (columns[known[name]].values for name in names)
+        if height.dtype.kind not in "iu" or width.dtype.kind not in "iu":
+            continue
+        sizes = np.stack([height, width], axis=1).astype(np.int64)
+        limits = np.where(sizes > 0, sizes, np.iinfo(np.int64).max)[:, None, ::-1]
+        four = [np.nan_to_num(box.values.astype(np.float64)).reshape(len(sizes), -1, 4) for box in boxes]
+        if prefix or all(box_fits(each, box.moves, limits).all() for each, box in zip(four, boxes, strict=True)):
+            return sizes, " and ".join(known[name] for name in names)
+    return None
 
 
 _SHOWN = {"points": "points x, y", "xywh": "boxes x, y, width, height", "xyxy": "boxes by two corners"}
