@@ -29,7 +29,6 @@ REACHES_OUT = "reaches out of its image"
 DECLARED = "its annotation declares"
 """Within the reason of an image that has not the size that boxes were drawn on."""
 
-_NEARLY_ALL = 0.99
 _TURNED, _SWAPPED = "its size before EXIF turns it", "the two swapped"
 
 
@@ -166,19 +165,20 @@ def _refuse_other_forms(
         boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
         there = boxes.any(axis=2) & known[:, None]
         out = there & ~box_fits(boxes, "xywh", sizes)
-        for form, what in (("xyxy", "two corners"), ("cxcywh", "the middle and the size")):
+        # Of two corners most boxes right of and below the middle reach out; few do of small boxes that are given by
+        # their middles, which hardly ever leave an image by half their size, so that all of them must fit.
+        for form, what, some, nearly_all in (("xyxy", "two corners", 0.1, 0.99), ("cxcywh", "the middle", 0.01, 1)):
             fitting = int(box_fits(boxes, form, sizes)[there].sum())
-            # Small boxes hardly ever leave an image by half their size: of a middle all must fit, and many not now.
-            needed = _NEARLY_ALL if form == "xyxy" else 1
-            if not out.any() or fitting < needed * there.sum() or (form == "cxcywh" and out.sum() < 0.01 * there.sum()):
+            if not out.any() or out.sum() < some * there.sum() or fitting < nearly_all * there.sum():
                 continue
             sample, box = np.argwhere(out)[0].tolist()
             shown = ", ".join(f"{number:g}" for number in boxes[sample, box].tolist())
             width, height = sizes[sample, 0].tolist()
+            size = " and its size" if form == "cxcywh" else ""
             raise SourceError(
-                f"{source}: boxes in {name} look like {what} of each: as x, y, width, height {int(out.sum())} of "
-                f"{int(there.sum())} reach out of their images (such as {shown} in {listing.keys[sample]}, "
-                f"{width}x{height}), as {what} {fitting} fit. Say `--boxes {form}`; `--boxes xywh` if they are a "
+                f"{source}: boxes in {name} look like {what} of each{size}: as x, y, width, height {int(out.sum())} "
+                f"of {int(there.sum())} reach out of their images (such as {shown} in {listing.keys[sample]}, "
+                f"{width}x{height}), read so {fitting} fit. Say `--boxes {form}`; or `--boxes xywh` if they are a "
                 "corner and a size."
             )
 
