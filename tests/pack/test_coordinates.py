@@ -269,3 +269,33 @@ def test_one_box_of_many_that_reaches_out_is_no_sign_of_another_form(tmp_path: P
         picture(root / f"train/{i}.jpg")
     with pytest.raises(SourceError, match=r"train/3\.jpg: has in boxes a box that reaches out.*--outside-boxes clip"):
         pack_images(root, tmp_path / "a.h5", workers=0)
+
+
+def test_keypoints_go_through_export_packing_and_the_loader_with_their_meaning(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the loader gives tensors")
+    from fastload import FastLoader, PackedDataset
+    from fastload.export import export_file
+    from fastload.transforms import RandomHorizontalFlip
+
+    root = coco(tmp_path / "src")
+    for i in range(4):
+        picture(root / f"train/{i}.jpg")
+    first, again = tmp_path / "a.h5", tmp_path / "b.h5"
+    pack_images(root, first, workers=0, shuffle=False)
+    export_file(first, tmp_path / "out")
+    pack_images(tmp_path / "out", again, workers=0, shuffle=False)
+    with h5py.File(first) as a, h5py.File(again) as b:
+        assert np.array_equal(a["keypoints"][()], b["keypoints"][()])
+        for file in (a, b):
+            attrs = {name: np.asarray(value).tolist() for name, value in file["keypoints"].attrs.items()}
+            assert attrs == {
+                "names": [b"tail", b"left_ear", b"right_ear"], "skeleton": [0, 1, 0, 2], "flip_pairs": [0, 2, 1],
+            }  # fmt: skip
+    pack_images(tmp_path / "out", tmp_path / "c.h5", workers=0, size=(20, 30), fit="stretch")
+    with h5py.File(tmp_path / "c.h5") as file:
+        assert file["keypoints"][0, 0].tolist() == [[3, 2, 2], [11.5, 7.5, 1], [0, 0, 0]]
+    dataset = PackedDataset(again, fields=("images", "boxes", "keypoints"))
+    (batch,) = list(FastLoader(dataset, 4, shuffle=False, workers=1, transform=[RandomHorizontalFlip(1)]))
+    points = batch[2] if isinstance(batch, (tuple, list)) else batch["keypoints"]
+    assert points.dtype == torch.float32 and tuple(points.shape) == (4, 1, 3, 3)
+    assert points[:, 0].tolist() == [[[59 - 6, 4, 2], [0, 0, 0], [59 - 23, 15, 1]]] * 4
