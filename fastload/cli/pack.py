@@ -80,6 +80,14 @@ def pack(
     root: Annotated[
         Any, typer.Option(parser=parse_path, metavar="PATH", help="Folder that a table's paths are relative to.")
     ] = None,
+    boxes: Annotated[
+        Literal["auto", "xyxy", "xywh", "cxcywh"],
+        typer.Option(help="The four numbers of a box: two corners, corner and size, or middle and size."),
+    ] = "auto",
+    boxes_of: Annotated[
+        Literal["auto", "upright", "stored", "declared"],
+        typer.Option(help="Boxes are of the upright image, of the file before EXIF turns it, or of the declared size."),
+    ] = "auto",
     size: Annotated[
         Any, typer.Option(parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.")
     ] = None,

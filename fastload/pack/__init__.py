@@ -53,7 +53,7 @@ from fastload.pack.shards import ShardOptions, ShardPlan, joined_report, pack_sh
 from fastload.pack.survey import Survey, survey_listing
 from fastload.remote.options import Remote
 from fastload.remote.paths import ObjectPath, path_of, requests_as
-from fastload.sources.listing import Listing, MasksWanted, OnError, only_arrays
+from fastload.sources.listing import BoxesOf, BoxForm, Listing, MasksWanted, OnError, only_arrays
 from fastload.sources.mask_classes import MaskSize, with_mask_options
 from fastload.sources.open_tree import open_tree
 from fastload.system.files import output_errors
@@ -86,6 +86,8 @@ def pack_images(
     image_column: str = "",
     split_column: str = "",
     root: str | Path | None = None,
+    boxes: BoxForm = "auto",
+    boxes_of: BoxesOf = "auto",
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     mode: Mode | None = None,
@@ -138,6 +140,12 @@ def pack_images(
         image_column: column of a table that names or holds the images.
         split_column: column of a table that names the split.
         root: folder that a table's paths are relative to.
+        boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners), "xywh" (a corner, width and
+            height), "cxcywh" (the middle, width and height); by default what the format says.
+        boxes_of: which image boxes, points and polygons were drawn on: "upright", as it is packed; "stored", as its
+            file stores it, before its EXIF orientation turns it; "declared", of the size that the annotations declare
+            and that the file has no more, so that they are scaled. By default "upright", and an image of another size
+            than declared is an error, or with on_error "skip" left out.
         size: height and width of every image, one number for a square; by default each image keeps its size.
         fit: "crop": resize to cover, cut the middle out; "pad": resize to fit inside, black around; "stretch".
         mode: "rgb", "gray" or "rgba" converts; by default gray if all images are gray, else RGB.

@@ -60,7 +60,8 @@ class Layout:
 
 
 _MASKS = ("masks",)
-_OF_TABLES = ("masks", "labels", "image_column", "split_column")
+_OF_BOXES = ("boxes", "boxes_of")
+_OF_TABLES = ("masks", "labels", "image_column", "split_column", *_OF_BOXES)
 
 LAYOUTS: dict[str, Layout] = {
     "exported": Layout(exported.list_exported, exported.exported_evidence, "export",
@@ -72,13 +73,14 @@ LAYOUTS: dict[str, Layout] = {
     "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
     "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
-        "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS),
+        "Pascal VOC, one year: palette masks, boxes, labels", takes=(*_MASKS, "boxes_of")),
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
     "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
         "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
-        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance",
+        takes=(*_MASKS, *_OF_BOXES)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
     "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
@@ -90,11 +92,12 @@ LAYOUTS: dict[str, Layout] = {
     "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
         "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
-        "WebDataset: tar shards, a sample's files by their common name", takes=("masks", "labels", "image_column")),
+        "WebDataset: tar shards, a sample's files by their common name",
+        takes=("masks", "labels", "image_column", "boxes_of")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
-        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
+        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, "boxes_of")),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
-        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=_MASKS),
+        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, "boxes_of")),
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
         "YOLO: images/ and labels/ of boxes (or polygons), names in data.yaml"),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",

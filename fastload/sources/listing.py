@@ -122,6 +122,7 @@ class Masks:
     names: tuple[str, ...] = ()  # of the classes, by index; empty if unknown
     ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
+    drawn: bool = False  # whether they are drawn from annotations, at the size that these declare for the image
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""
@@ -146,6 +147,8 @@ class Listing:
     # Root attributes to write instead of packing's own, such as `decoder` for pixels that were decoded earlier.
     attrs: dict[str, Any] = field(default_factory=dict)
     digests: NDArray[np.uint64] | None = None  # uint64 (N,), what the pixels of each row must hash to, if known
+    # int64 (N, 2), height and width of each image by its annotations, 0 if unknown; None if they declare none.
+    declared: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Number of samples, N."""
@@ -164,6 +167,7 @@ class Listing:
             files=None if self.files is None else self.files.take(indices),
             masks=None if self.masks is None else self.masks.take(indices),
             digests=None if self.digests is None else self.digests[indices],
+            declared=None if self.declared is None else self.declared[indices],
         )
 
 
@@ -232,6 +236,8 @@ def require_unique(keys: Collection[str], where: str) -> None:
 
 
 MasksWanted = Literal["auto", "none", "semantic", "instance"]
+BoxForm = Literal["auto", "xyxy", "xywh", "cxcywh"]
+BoxesOf = Literal["auto", "upright", "stored", "declared"]
 
 
 @dataclass(frozen=True)
@@ -243,10 +249,18 @@ class SourceOptions:
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
     root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
+    # What the four numbers of a box are: two corners, a corner and a size, or the middle and a size; "auto": what the
+    # format says.
+    boxes: BoxForm = "auto"
+    # What boxes, points and polygons were drawn on: the upright image, whatever size the annotations declare; the image
+    # as its file stores it, before the EXIF orientation turns it; an image of the declared size, which has another size
+    # now. "auto": the upright image, and images of another size than declared are refused.
+    boxes_of: BoxesOf = "auto"
 
     def __post_init__(self) -> None:
-        if self.masks not in get_args(MasksWanted):
-            raise OptionError(f"masks={self.masks!r} is not known; accepted: {', '.join(get_args(MasksWanted))}.")
+        for name, accepted in (("masks", MasksWanted), ("boxes", BoxForm), ("boxes_of", BoxesOf)):
+            if (value := getattr(self, name)) not in get_args(accepted):
+                raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(get_args(accepted))}.")
 
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their default, by name."""
