@@ -105,7 +105,7 @@ LAYOUTS: dict[str, Layout] = {
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
         "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=_MASKS),
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
-        "YOLO: images/ and labels/ of boxes (or polygons), names in data.yaml"),
+        "YOLO, also Darknet's: images and text files of boxes, polygons or keypoints; data.yaml", takes=("boxes",)),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
         "Images and masks of the same names in sibling folders", takes=_MASKS),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
@@ -201,7 +201,7 @@ _BY_NAME = (
     (re.compile(r".+_gt(Fine|Coarse)_\w+\.(json|png)"), "Cityscapes' annotations"),
 )
 _BY_HEAD = (
-    (".txt", re.compile(rb"\A\s*\d+(\s+-?[\d.eE+-]+){4,}\s*(\n|$)"), "YOLO's boxes"),
+    (".txt", re.compile(rb"\A\s*\d+([ \t]+-?[\d.eE+-]+){4,}\s*(\n|$)"), "YOLO's boxes"),
     (".xml", re.compile(rb"<annotation"), "VOC's annotations"),
     (".json", re.compile(rb'"shapes"'), "LabelMe's annotations"),
     (".json", re.compile(rb'"annotations"'), "annotations as COCO's"),

@@ -90,7 +90,7 @@ def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text", "form"),
     [
-        ("labels/0.txt", "0 0.5 0.5 0.2 0.2\n", "YOLO"),
+        ("0.txt", "0 0.5 0.5 0.2 0.2\n", "YOLO"),
         ("captions_val.json", "{}", "captions"),
         ("train_test_split.txt", "1 0\n", "CUB"),
         ("a/0.xml", "<annotation><object/></annotation>", "VOC"),
@@ -112,6 +112,11 @@ def test_a_table_beside_a_folder_that_was_asked_for_is_said_to_name_images(tmp_p
     assert "NOT READ: the table t.csv. Its column 'file' (e.g. 'a/000.png') names images: " in said
     assert "none" not in said and "`--layout manifest`" in said
     assert list_source(tmp_path, "manifest").keys == ("a/000.png", "a/001.png")
+
+
+def test_whole_numbers_one_a_line_are_no_boxes_of_yolo(tmp_path: Path) -> None:
+    write(make(tmp_path, "a/0.png", "b/1.png") / "ids.txt", "1\n2\n3\n4\n5\n6\n")
+    assert "YOLO" not in notes_of(list_source(tmp_path))
 
 
 def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
