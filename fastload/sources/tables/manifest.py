@@ -114,9 +114,9 @@ class _Rows:
         names = ["label" if words == [name] else name for name in names]
         first = ",".join(str(column[0]) for column in table.rows.columns)
         raise SourceError(
-            f"{self.where}: it has no line of names, so the meaning of its {len(names)} columns is not known. The first "
-            f"line is `{first}`. Put a line before it that names them, perhaps `{','.join(names)}` (boxes by a corner "
-            f"and a size are {','.join(SIZED)}), or name the labels with `--labels`."
+            f"{self.where}: it has no line of names, so the meaning of its {len(names)} columns is not known. The "
+            f"first line is `{first}`. Put a line before it that names them, perhaps `{','.join(names)}` (boxes by a "
+            f"corner and a size are {','.join(SIZED)}), or name the labels with `--labels`."
         )
 
     def leave_out(self, draft: Draft, reasons: dict[int, str], which: str, fix: str) -> None:
