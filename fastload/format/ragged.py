@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Moves = Literal["", "points", "xywh", "xyxy"]
-"""Kind of coordinates in a column, which change when the image is resized: points x, y; boxes as corner and size; boxes
-as two corners. "": no coordinates."""
+Moves = Literal["", "points", "xyv", "xywh", "xyxy"]
+"""Kind of coordinates in a column, which change when the image is resized: points x, y; points with their visibility,
+COCO's 0, 1 or 2; boxes as corner and size; boxes as two corners. "": no coordinates."""
 
 
 @dataclass(frozen=True, eq=False)

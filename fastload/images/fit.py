@@ -5,6 +5,7 @@ Coordinates are pixel edges: the image spans 0 to width and 0 to height, and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.errors import ImageError
+from fastload.format.ragged import Moves
 
 Fit = Literal["crop", "pad", "stretch"]
 
@@ -162,21 +164,20 @@ def axis_letter(name: str) -> str:
 
 
 def moved_coordinates(
-    values: NDArray[Any],
-    moves: Literal["points", "xywh", "xyxy"],
-    sizes: NDArray[Any],
-    target: Target | NDArray[np.int64],
+    values: NDArray[Any], moves: Moves, sizes: NDArray[Any], target: Target | NDArray[np.int64], *, clip: bool = True
 ) -> NDArray[np.float32]:
     """Returns coordinates as they are after `resample_pixels` has resized their images to the target.
 
     Boxes are clipped to the target, so that one outside a crop has no area left; a box of four zeros is padding and
-    stays so. Points may lie outside.
+    stays so. Points may lie outside; one with a visibility then becomes three zeros, as if it were not labelled.
 
     Args:
-        values: (N, ...): points as x, y, x, y, ... along the last axis; boxes of four along it.
-        moves: which of these; boxes are x, y, width, height or two corners.
+        values: (N, ...): points as x, y, x, y, ... along the last axis; points with their visibility of three along
+            it, boxes of four.
+        moves: which of these.
         sizes: (N, 2), height and width of each upright image before.
         target: target of all images; or (N, 2), the height and width to which each is stretched.
+        clip: False keeps what reaches out of the target.
 
     Returns:
         A new array, float32, of the shape of values.
@@ -184,19 +185,75 @@ def moved_coordinates(
     if not values.size:
         return np.zeros(values.shape, np.float32)
     scale, shift, edges = _moves(np.asarray(sizes), target)
-    pairs = np.asarray(values, np.float64).reshape(len(values), -1, 2)
     scale, shift = scale[:, None], shift[:, None]
+    return _with_points(values, moves, lambda points: points * scale + shift, edges if clip else None)
+
+
+def turned_coordinates(
+    values: NDArray[Any], moves: Moves, sizes: NDArray[Any], orientations: NDArray[Any]
+) -> NDArray[np.float32]:
+    """Returns coordinates as they are after images have been turned by their EXIF orientations, as `decode.upright`.
+
+    Args:
+        values, moves: as in `moved_coordinates`.
+        sizes: (N, 2), height and width of each upright image.
+        orientations: (N,), 1 to 8.
+
+    Returns:
+        A new array, float32, of the shape of values.
+    """
+    if not values.size:
+        return np.zeros(values.shape, np.float32)
+    # A point is that of a pixel, of which the first becomes the last; a box ends at edges.
+    ends = np.asarray(sizes, np.float64)[:, None, ::-1] - (moves in ("points", "xyv"))
+    swapped = (orientations >= 5)[:, None, None]
+    mirrored = np.stack([np.isin(orientations, (2, 3, 6, 7)), np.isin(orientations, (3, 4, 7, 8))], 1)[:, None]
+
+    def turned(points: NDArray[np.float64]) -> NDArray[np.float64]:
+        points = np.where(swapped, points[..., ::-1], points)
+        return np.where(mirrored, ends - points, points)
+
+    return _with_points(values, moves, turned, None)
+
+
+def _with_points(
+    values: NDArray[Any],
+    moves: Moves,
+    change: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    edges: NDArray[np.float64] | None,
+) -> NDArray[np.float32]:
+    """Returns coordinates after a change of points, (N, P, 2), such as the corners of boxes.
+
+    `edges` are width and height of the images then, (N or 1, 1, 2), if what reaches out of them is cut off.
+    """
+    numbers = np.asarray(values, np.float64).reshape(len(values), -1, 3 if moves == "xyv" else 2)
     if moves == "points":
-        return (pairs * scale + shift).astype(np.float32).reshape(values.shape)
-    boxes = pairs.reshape(len(values), -1, 2, 2).copy()
+        return change(numbers).astype(np.float32).reshape(values.shape)
+    if moves == "xyv":
+        points, there = change(numbers[..., :2]), numbers[..., 2:] > 0
+        if edges is not None:
+            there = there & inside_image(points, edges)[..., None]
+        points = np.where(there, np.concatenate([points, numbers[..., 2:]], -1), 0)
+        return points.astype(np.float32).reshape(values.shape)
+    boxes = numbers.reshape(len(values), -1, 2, 2).copy()
     padding = ~boxes.any(axis=(2, 3))
     if moves == "xywh":
         boxes[:, :, 1] += boxes[:, :, 0]
-    boxes = np.clip(boxes * scale[:, :, None] + shift[:, :, None], 0, edges)
+    ordered = boxes[:, :, 1] >= boxes[:, :, 0]
+    boxes = change(boxes.reshape(numbers.shape)).reshape(boxes.shape)
+    turned = (ordered & (boxes[:, :, 1] < boxes[:, :, 0]))[:, :, None]
+    boxes = np.where(turned, boxes[:, :, ::-1], boxes)
+    if edges is not None:
+        boxes = np.clip(boxes, 0, edges[:, None])
     if moves == "xywh":
         boxes[:, :, 1] -= boxes[:, :, 0]
     boxes[padding] = 0
     return boxes.astype(np.float32).reshape(values.shape)
+
+
+def inside_image(points: Any, edges: Any) -> Any:
+    """Returns whether points, (..., 2), lie in images of these edges (width, height), by a pixel, bool (...)."""
+    return ((points >= -1) & (points <= edges + 1)).all(-1)
 
 
 def _moves(
@@ -205,7 +262,7 @@ def _moves(
     """Returns scale and shift of x and y for each image, both (N, 2), and the edges to clip boxes at (broadcasting)."""
     if not isinstance(target, Target):
         scale = (target / np.maximum(sizes, 1))[:, ::-1]
-        return scale, np.zeros(scale.shape), target[:, None, None, ::-1].astype(np.float64)
+        return scale, np.zeros(scale.shape), target[:, None, ::-1].astype(np.float64)
     unique, which = np.unique(sizes, axis=0, return_inverse=True)
     scale, shift = np.empty((len(unique), 2)), np.empty((len(unique), 2))
     for at, (height, width) in enumerate(unique.tolist()):
@@ -214,7 +271,7 @@ def _moves(
         scale[at] = part.width / (right - left), part.height / (bottom - top)
         shift[at] = part.left - left * scale[at][0], part.top - top * scale[at][1]
     which = which.reshape(-1)
-    return scale[which], shift[which], np.array([target.width, target.height], np.float64)
+    return scale[which], shift[which], np.array([[[target.width, target.height]]], np.float64)
 
 
 def with_depth(pixels: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

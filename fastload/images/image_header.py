@@ -89,7 +89,7 @@ class ImageHeader(NamedTuple):
     # Pillow's mode of the pixels; with ";16": more than 8 bits, with "+alpha": transparency that the mode lacks.
     kind: str
     frames: int = 1  # frames or pages; only the first is used. Some may be damaged.
-    turned: bool = False  # whether an EXIF orientation turns or mirrors the pixels
+    orientation: int = 1  # EXIF orientation, 1 to 8, which has been applied to height and width
     # EXIF orientation, 1 to 8, of a plain gray or colour JPEG (`scan_jpeg`), which can be packed as it is; else 0.
     jpeg: int = 0
 
@@ -119,7 +119,7 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         check_size(head.height, head.width)
         height, width = upright_size(head.height, head.width, head.orientation)
         channels, kind = (1, "L") if head.components == 1 else (3, "RGB" if head.components == 3 else "CMYK")
-        return ImageHeader(height, width, channels, 8, kind, 1, head.orientation != 1, plain_jpeg(head))
+        return ImageHeader(height, width, channels, 8, kind, 1, head.orientation, plain_jpeg(head))
     while len(data) >= size:
         size *= 16
         data = read_head(size)
@@ -138,7 +138,7 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         except Exception:  # noqa: BLE001 - a damaged later frame may raise anything; the first is good
             frames = 1
         height, width = upright_size(height, width, orientation)
-        return ImageHeader(height, width, channels, bits, kind, frames, orientation != 1, plain_jpeg(head))
+        return ImageHeader(height, width, channels, bits, kind, frames, orientation, plain_jpeg(head))
 
 
 def header_of_pixels(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ImageHeader:

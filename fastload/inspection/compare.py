@@ -18,12 +18,13 @@ from fastload.format.ragged import JPEG, Column
 from fastload.images.decode import decoder_versions
 from fastload.images.decode_part import decode_row
 from fastload.images.fit import Fit, Target
-from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made, with_clipped_boxes
+from fastload.pack.coordinates import as_upright, has_coordinates, with_clipped_boxes, with_moved_coordinates
+from fastload.pack.decisions import RaggedPlan, jpegs_kept_and_made
 from fastload.pack.encode import RowEncoder
 from fastload.pack.pack_options import EncodingOption, PackOptions, is_joined, of_file_options
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import has_coordinates, read_headers, with_moved_coordinates
+from fastload.pack.survey import read_headers
 from fastload.read.checked import CheckedSamples, has_ragged, open_samples
 from fastload.sources.layouts import LAYOUTS, list_source
 from fastload.sources.listing import Listing
@@ -147,7 +148,10 @@ def _compare(
         allowed = 0 if now == then else MAX_LEVELS
         with PackPool(workers) as pool:
             pool.use(listing)
-            listing, tasks = _prepare(file, options, listing, pool, rows, samples)
+            listing, tasks, of_size = _prepare(file, options, listing, pool, rows, samples)
+            for row, sample in zip(rows.tolist(), samples.tolist(), strict=True):
+                if sample in of_size:
+                    changed[row].append(of_size[sample])
             for compared in pool.run(_compare_rows, tasks):
                 for row, found_there in compared:
                     if isinstance(found_there, str):
@@ -181,8 +185,11 @@ def _prepare(
     pool: PackPool,
     rows: NDArray[np.int64],
     samples: NDArray[np.int64],
-) -> tuple[Listing, list[_Task]]:
-    """Returns the listing with coordinates moved as packing moved them, and the tasks of the pool."""
+) -> tuple[Listing, list[_Task], dict[int, str]]:
+    """Returns the listing with coordinates moved as packing moved them, and the tasks of the pool.
+
+    Also sample -> why boxes do not belong to an image of its size.
+    """
     field = file.fields["images"]
     target: Target | None = None
     if not field.varied:
@@ -198,10 +205,13 @@ def _prepare(
         images="ragged",
         masks="rows" if "masks" in file.fields else None,
     )
-    headers, unread = None, dict[int, str]()
+    headers, unread, of_size = None, dict[int, str](), dict[int, str]()
     clips = options.outside_boxes == "clip" and listing.layout != "exported"
-    if has_ragged(file) or ((clips or (target is not None and target.fit)) and has_coordinates(listing)):
+    sized = listing.declared is not None or options.source.boxes_of != "auto"
+    fitted = sized or clips or (target is not None and target.fit)
+    if has_ragged(file) or (fitted and has_coordinates(listing)) or (sized and listing.masks is not None):
         headers, _, unread = read_headers(listing, pool, None, samples)
+        listing, of_size, _ = as_upright(listing, headers, options, file.path)
         listing = with_clipped_boxes(listing, headers) if clips else listing
         listing = with_moved_coordinates(listing, headers, target, options.max_size)
     tasks = []
@@ -210,7 +220,7 @@ def _prepare(
         known = {sample: unread[sample] for sample in some.tolist() if sample in unread}
         here = headers[some] if headers is not None and has_ragged(file) else None
         tasks.append(_Task(file, plan, rows[start : start + _TASK_ROWS], some, here, known))
-    return listing, tasks
+    return listing, tasks, of_size
 
 
 def _compare_rows(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:

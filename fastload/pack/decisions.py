@@ -33,10 +33,6 @@ _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
 Form = Literal["rows", "ragged"]
 """The form of a pixel dataset: rows of one size (N, H, W[, C]), or rows of varying length in one array of bytes."""
 
-_REACH = 1  # pixel by which boxes may reach out of their image: annotations count edges in two ways
-REACHES_OUT = "reaches out of its image"
-"""Why an image whose boxes do so is refused."""
-
 MAX_JPEG_SIDE = 65_500
 """The limit of libjpeg; larger images are stored as pixels."""
 
@@ -347,38 +343,3 @@ def notes_on_encoding(
         rest = "only the masks are compressed" if plan.masks else "nothing is left to compress"
         notes.append(f"Every image is stored as JPEG, which {plan.image_codec.name} makes no smaller: {rest}.")
     return notes
-
-
-def boxes_outside(listing: Listing, headers: NDArray[np.void]) -> dict[int, str]:
-    """Returns {sample: reason} of images with a box that reaches out of them by more than a pixel."""
-    found: dict[int, str] = {}
-    known = headers["height"] > 0
-    sizes = np.stack([headers["width"], headers["height"]], 1)[:, None]
-    for name, column in listing.columns.items():
-        if column.moves not in ("xywh", "xyxy"):
-            continue
-        boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
-        low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if column.moves == "xywh" else 0)
-        outside = ((low < -_REACH) | (high > sizes + _REACH)).any(axis=2) & known[:, None]
-        for sample in np.flatnonzero(outside.any(axis=1)).tolist():
-            box = ", ".join(f"{number:g}" for number in boxes[sample, int(outside[sample].argmax())].tolist())
-            width, height = sizes[sample, 0].tolist()
-            found[sample] = f"has in {name} a box that {REACHES_OUT} ({width}x{height}, width x height): {box}"
-    return found
-
-
-def with_clipped_boxes(listing: Listing, headers: NDArray[np.void]) -> Listing:
-    """Returns the listing with boxes cut to their images; of unknown ones they stay."""
-    columns = dict(listing.columns)
-    sizes = np.stack([headers["width"], headers["height"]], 1).astype(np.float64)
-    sizes[headers["height"] == 0] = np.inf
-    for name, column in listing.columns.items():
-        if column.moves not in ("xywh", "xyxy"):
-            continue
-        boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
-        sized = column.moves == "xywh"
-        corners = boxes[..., :2], boxes[..., 2:] + sized * boxes[..., :2]
-        low, high = (np.clip(corner, 0, sizes[:, None]) for corner in corners)
-        clipped = np.concatenate([low, high - low if sized else high], axis=-1).reshape(column.values.shape)
-        columns[name] = replace(column, values=clipped.astype(column.values.dtype))
-    return replace(listing, columns=columns)

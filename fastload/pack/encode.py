@@ -36,8 +36,10 @@ _SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 _ZEROS = bytes(256)
 """Image data hardly ever holds so many zeros; half of a disk's smallest block."""
 
-HEADERS = np.dtype([("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1"), ("jpeg", "u1")])
-"""The part of an image's header that decides what becomes of it; `jpeg` as in `ImageHeader`."""
+HEADERS = np.dtype(
+    [("height", "<i4"), ("width", "<i4"), ("channels", "u1"), ("bits", "u1"), ("jpeg", "u1"), ("orientation", "u1")]
+)
+"""The part of an image's header that decides what becomes of it; `jpeg` and `orientation` as in `ImageHeader`."""
 
 ROW = np.dtype(
     [
@@ -92,7 +94,7 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
     for at, sample in enumerate(samples.tolist()):
         try:
             header = image_header(sample)
-            if masks is not None and mask_header is not None and masks.present[sample]:
+            if masks is not None and mask_header is not None and masks.present[sample] and not masks.drawn:
                 try:
                     mask = mask_header(sample)
                 except ImageError as exc:
@@ -107,10 +109,11 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
         except (ImageError, OSError) as exc:
             found.reasons[sample] = reason_of(exc)
             continue
-        found.table[at] = (header.height, header.width, header.channels, header.bits, header.jpeg * own)
+        jpeg = header.jpeg * own
+        found.table[at] = (header.height, header.width, header.channels, header.bits, jpeg, header.orientation)
         found.kinds[header.kind] += 1
         found.kinds["frames"] += header.frames > 1
-        found.kinds["turned"] += header.turned
+        found.kinds["turned"] += header.orientation != 1
     return found
 
 

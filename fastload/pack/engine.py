@@ -27,11 +27,12 @@ from fastload.errors import SourceError
 from fastload.format.codecs import NONE
 from fastload.format.header import IMAGES_OFFSET
 from fastload.format.writer import pixel_offsets
+from fastload.pack.coordinates import has_coordinates
 from fastload.pack.journal import Journal, TaskRecord, source_table
 from fastload.pack.pack_options import KEPT, PackJob
 from fastload.pack.pack_worker import PackTask, RowStream, Worker
 from fastload.pack.pool import PackPool
-from fastload.pack.survey import Survey, has_coordinates, unreadable
+from fastload.pack.survey import Survey, unreadable
 from fastload.sources.listing import only_arrays
 from fastload.system.files import output_errors
 

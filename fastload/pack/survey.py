@@ -21,17 +21,24 @@ from fastload.errors import ImageError, OptionError, SourceError
 from fastload.format.codecs import CODEC_CHUNK_BYTES, NONE, Codec, has_zstd, parse_codec
 from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import IMAGES_OFFSET
-from fastload.format.ragged import INDEX_DTYPES, Column, index_names, ragged_offsets
+from fastload.format.ragged import INDEX_DTYPES, index_names, ragged_offsets
 from fastload.format.writer import PixelSpec, chunk_rows_for
-from fastload.images.fit import Target, moved_coordinates
+from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, header_of_pixels
-from fastload.pack.decisions import (
+from fastload.pack.coordinates import (
+    DECLARED,
     REACHES_OUT,
+    as_upright,
+    count_lost_boxes,
+    has_coordinates,
+    ways_out,
+    with_boxes_inside,
+    with_moved_coordinates,
+)
+from fastload.pack.decisions import (
     RaggedPlan,
-    boxes_outside,
     conversions,
     few_of_16_bits,
-    fitted_sizes,
     notes_on_encoding,
     plan_rows,
     row_lengths,
@@ -39,7 +46,6 @@ from fastload.pack.decisions import (
     size_counts,
     source_exceptions,
     too_large,
-    with_clipped_boxes,
 )
 from fastload.pack.encode import HEADERS, SAME_SHAPE, Headers, RowEncoder, announce_samples
 from fastload.pack.pack_options import PackJob, PackOptions, Progress
@@ -213,16 +219,9 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         headers = headers.copy()
         headers[list(deep)] = 0
     reasons |= too_large(headers, listing.keys, options, source)
-    notes = list[str]()
-    if _looks_at_boxes(job):
-        outside, clipped = boxes_outside(listing, headers), options.outside_boxes == "clip"
-        listing = with_clipped_boxes(listing, headers) if clipped else listing  # also by less than a pixel
-        if options.outside_boxes == "refuse":
-            reasons = outside | reasons
-        elif outside:
-            which = first_few([listing.keys[sample] for sample in outside])
-            done = "cut to it" if clipped else "kept"
-            notes.append(f"Boxes that reach out of their image {done} ({len(outside)}): {which}.")
+    listing, of_size, notes = as_upright(listing, headers, options, source)
+    listing, reasons, more = with_boxes_inside(listing, headers, options, source, of_size | reasons)
+    notes += more
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
     if not len(samples) or (reasons and job.on_error == "fail"):
@@ -232,7 +231,10 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     plan = plan_rows(headers[samples], keys, options, source, masks=masks, encoded=encoded)
     _check_masks_and_coordinates(listing, options, source)
     moved = with_moved_coordinates(listing, headers, plan.target, plan.max_size)
-    kept = " (masks, boxes and points count as upright already)" if masks or has_coordinates(listing) else ""
+    kept = ""
+    if masks or has_coordinates(listing):
+        alike = options.source.boxes_of == "stored"
+        kept = " (boxes and points with them)" if alike else " (masks, boxes and points count as upright already)"
     seen = {
         "several frames -> the first": kinds.pop("frames", 0),
         f"EXIF orientation -> upright{kept}": kinds.pop("turned", 0),
@@ -315,7 +317,7 @@ def read_headers(
                 f"same."
             )
         header = header_of_pixels(images.shape, images.dtype)
-        headers[:] = (header.height, header.width, header.channels, header.bits, 0)
+        headers[:] = (header.height, header.width, header.channels, header.bits, 0, 1)
         return Headers(headers, Counter({header.kind: len(listing)}), {})
     kinds: Counter[str] = Counter()
     reasons: dict[int, str] = {}
@@ -329,51 +331,6 @@ def read_headers(
         if progress:
             progress("reading headers", done, len(samples))
     return Headers(headers, kinds, reasons)
-
-
-def with_moved_coordinates(
-    listing: Listing, headers: NDArray[np.void], target: Target | None, max_size: int | None = None
-) -> Listing:
-    """Returns the listing with boxes and points as float32 pixels of the packed images.
-
-    Images become `target`, or at most max_size on their shorter side; what belongs to unknown headers becomes 0.
-    """
-    resized = max_size is not None if target is None else target.fit is not None
-    if not resized or not has_coordinates(listing):
-        return listing
-    sizes = np.stack([headers["height"], headers["width"]], 1)
-    goal = target or fitted_sizes(sizes.astype(np.int64), max_size)
-    known = sizes.min(axis=1) > 0
-    columns = dict(listing.columns)
-    for name, column in columns.items():
-        if column.moves:
-            values = np.zeros(column.values.shape, np.float32)
-            becomes = goal if isinstance(goal, Target) else goal[known]
-            values[known] = moved_coordinates(column.values[known], column.moves, sizes[known], becomes)
-            columns[name] = Column(values, column.attrs, column.moves)
-    return replace(listing, columns=columns)
-
-
-def has_coordinates(listing: Listing) -> bool:
-    return any(column.moves for column in listing.columns.values())
-
-
-def _looks_at_boxes(job: PackJob) -> bool:
-    """Whether boxes are looked at: not those of packed files and exports, which stay what they were."""
-    store = job.options.store
-    return job.listing.layout != "exported" and (store is None or store.kind != "keep")
-
-
-def count_lost_boxes(before: Listing, after: Listing, samples: NDArray[np.int64]) -> int:
-    """Returns how many boxes of these samples had an area before they were moved, and have none now."""
-    lost = 0
-    for name, column in before.columns.items():
-        if column.moves in ("xywh", "xyxy") and after.columns[name] is not column:
-            boxes = (each.values[samples].astype(np.float64) for each in (column, after.columns[name]))
-            sides = (b[..., 2:] - b[..., :2] if column.moves == "xyxy" else b[..., 2:] for b in boxes)
-            was, now = (np.prod(each, axis=-1) for each in sides)
-            lost += int(np.sum((was > 0) & (now <= 0)))
-    return lost
 
 
 def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
@@ -395,4 +352,7 @@ def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
         what = "images do not have the size of their masks" if sized == len(bad) else "masks cannot be used"
     if of_boxes:
         what = "images have boxes that reach out of them" if of_boxes == len(bad) else "samples cannot be used"
+    if of_sizes := [reason for _, reason in bad if DECLARED in reason]:
+        fix = ways_out(of_sizes, job.options.source.boxes_of)
+        what = "images have another size than declared" if len(of_sizes) == len(bad) else "samples cannot be used"
     return f"{job.source}: {len(bad)} of {total} {what}: {shown}{more}. {fix}{left_out}."

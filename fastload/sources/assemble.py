@@ -129,6 +129,7 @@ class Samples:
     columns: dict[str, Column] = field(default_factory=dict)  # fields other than pixels, N rows each
     masks: Masks | None = None  # reads the masks; None if there are none
     rows: NDArray[np.integer[Any]] | None = None  # those that are listed, in order; None: all
+    declared: NDArray[np.int64] | None = None  # sizes of images by their annotations, as in Listing
 
     @classmethod
     def in_tree(
@@ -258,6 +259,7 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
         files=samples.files,
         skipped=tuple(draft.skipped),
         masks=samples.masks,
+        declared=samples.declared,
     )
     if samples.rows is not None:
         listing = listing.take(samples.rows)

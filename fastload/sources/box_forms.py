@@ -31,6 +31,9 @@ POINTS = ("landmarks", "keypoints")
 UNKNOWN = "unknown"
 """The attribute `coordinates` of a column that cannot be scaled with the image."""
 
+REACH = 1
+"""Pixels by which boxes may reach out of their image: annotations count edges in two ways."""
+
 _LARGE = 2**28  # bytes of boxes by sample from which on their size is looked at
 _PROBED = 64  # images whose size is read: those with the largest coordinates
 
@@ -91,10 +94,34 @@ def sized_boxes(boxes: NDArray[Any], form: BoxForm | Moves) -> NDArray[Any]:
     return np.concatenate([first - second / 2, second], axis=-1) if form == "cxcywh" else boxes
 
 
+def declared_size(height: object, width: object) -> tuple[int, int]:
+    """Returns the height and width that annotations declare, numbers or text; (0, 0) unless both are sizes."""
+    try:
+        size = float(str(height)), float(str(width))
+    except ValueError:
+        return 0, 0
+    whole = all(0 < side < 2**31 and side.is_integer() for side in size)
+    return (int(size[0]), int(size[1])) if whole else (0, 0)
+
+
+def box_fits(boxes: NDArray[Any], form: BoxForm | Moves, sizes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Returns whether boxes, (..., 4), can be of a form: in images of these sizes (width, height), by a pixel, (...).
+
+    The corner that is given itself, or the middle, is not looked at: it lies as well inside as outside in any form.
+    """
+    sized = sized_boxes(boxes, form)
+    low, size = sized[..., :2], sized[..., 2:]
+    ends = boxes[..., 2:] if form == "xyxy" else low + size  # without rounding
+    inside = (low >= np.minimum(boxes[..., :2], 0) - REACH) & (ends <= sizes + REACH)
+    fits: NDArray[np.bool_] = (inside & (size >= 0)).all(axis=-1)
+    return fits
+
+
 def with_box_forms(listing: Listing) -> Listing:
     """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.
 
-    Notes say which. Columns whose form is known, in pixels, and datasets without images remain as they are.
+    Also with the sizes that its columns declare for the images. Notes say which. Columns whose form is known, in
+    pixels, and datasets without images remain as they are.
     """
     if listing.files is None:
         return listing
@@ -116,7 +143,34 @@ def with_box_forms(listing: Listing) -> Listing:
         else:
             columns[name] = replace(column, attrs=column.attrs | {"coordinates": UNKNOWN})
             notes.append(f"Column {name!r} holds coordinates in an unknown form: {why}.")
-    return replace(listing, columns=columns, notes=tuple(notes))
+    declared = listing.declared
+    if declared is None and (found := _declared_by(columns)) is not None:
+        declared, names = found
+        notes.append(f"Columns {names} are taken for the size of the image that boxes were drawn on.")
+    return replace(listing, columns=columns, notes=tuple(notes), declared=declared)
+
+
+def _declared_by(columns: dict[str, Column]) -> tuple[NDArray[np.int64], str] | None:
+    """Returns the sizes of images, int64 (N, 2), by columns such as image_height and image_width, and their names.
+
+    None: there are none beside boxes. Columns of a plain name, height and width, may be sizes of something else, and
+    count only if all boxes lie within.
+    """
+    boxes = [column for column in columns.values() if column.moves in ("xywh", "xyxy")]
+    known = {name.lower(): name for name, column in columns.items() if column.values.ndim == 1}
+    for prefix, short in [(prefix, short) for prefix in ("image_", "img_", "") for short in (False, True)]:
+        names = [f"{prefix}{side[0] if short else side}" for side in ("height", "width")]
+        if not boxes or not known.keys() >= set(names) or (short and not prefix):
+            continue
+        height, width = (columns[known[name]].values for name in names)
+        if height.dtype.kind not in "iu" or width.dtype.kind not in "iu":
+            continue
+        sizes = np.stack([height, width], axis=1).astype(np.int64)
+        limits = np.where(sizes > 0, sizes, np.iinfo(np.int64).max)[:, None, ::-1]
+        four = [np.nan_to_num(box.values.astype(np.float64)).reshape(len(sizes), -1, 4) for box in boxes]
+        if prefix or all(box_fits(each, box.moves, limits).all() for each, box in zip(four, boxes, strict=True)):
+            return sizes, " and ".join(known[name] for name in names)
+    return None
 
 
 _SHOWN = {"points": "points x, y", "xywh": "boxes x, y, width, height", "xyxy": "boxes by two corners"}
@@ -150,14 +204,10 @@ def _box_form(files: Reader, column: Column) -> tuple[Moves, str]:
     if (boxes == -1).all(axis=2).any():
         return "", "some are -1 throughout"
     boxes[np.isnan(boxes).any(axis=2)] = 0  # an absent box fits both forms as zeros
-    corners = bool((boxes[..., 2:] >= boxes[..., :2]).all())
-    sized = bool((boxes[..., 2:] >= 0).all())
+    corners, sized = (bool(box_fits(boxes, form, np.inf).all()) for form in ("xyxy", "xywh"))
     if corners and sized:
         rows, sizes = _sizes(files, boxes)
-        ends = boxes[rows]
-        # Annotations may end up to a pixel outside of the image.
-        corners = bool((ends[..., 2:] <= sizes + 1).all())
-        sized = bool((ends[..., :2] + ends[..., 2:] <= sizes + 1).all())
+        corners, sized = (bool(box_fits(boxes[rows], form, sizes).all()) for form in ("xyxy", "xywh"))
     if corners == sized:
         return "", f"{'both' if corners else 'neither'} two corners and a corner with a size would fit"
     return ("xyxy" if corners else "xywh"), "as only those lie within the images"

@@ -122,6 +122,7 @@ class Masks:
     names: tuple[str, ...] = ()  # of the classes, by index; empty if unknown
     ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
+    drawn: bool = False  # whether they are drawn from annotations, at the size that these declare for the image
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""
@@ -146,6 +147,8 @@ class Listing:
     # Root attributes to write instead of packing's own, such as `decoder` for pixels that were decoded earlier.
     attrs: dict[str, Any] = field(default_factory=dict)
     digests: NDArray[np.uint64] | None = None  # uint64 (N,), what the pixels of each row must hash to, if known
+    # int64 (N, 2), height and width of each image by its annotations, 0 if unknown; None if they declare none.
+    declared: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Number of samples, N."""
@@ -164,6 +167,7 @@ class Listing:
             files=None if self.files is None else self.files.take(indices),
             masks=None if self.masks is None else self.masks.take(indices),
             digests=None if self.digests is None else self.digests[indices],
+            declared=None if self.declared is None else self.declared[indices],
         )
 
 

@@ -11,6 +11,7 @@ By default the images with masks are listed, if there are any; with masks="none"
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path
-from fastload.sources.box_forms import BoxSlots
+from fastload.sources.box_forms import BoxSlots, declared_size
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
@@ -79,13 +80,13 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     objects = _read_objects(draft, tree, root, stems, pairs)
     stems = stems if objects is None else list(objects)
     marks = {} if masks else _read_main(tree, root, split_of)
-    names = {item.name for items in (objects or {}).values() for item in items} | {name for _, name in marks}
+    names = {item.name for found in (objects or {}).values() for item in found.items} | {name for _, name in marks}
     others = sorted(names - set(CLASSES))
     classes = tuple(sorted(names)) if others else CLASSES
     draft.note("Classes other than VOC's twenty are there, so that the names are those that occur", others)
     columns = {} if masks else _labels(draft, stems, classes, marks, objects)
     if objects is not None:
-        items = [(row, item) for row, found in enumerate(objects.values()) for item in found]
+        items = [(row, item) for row, found in enumerate(objects.values()) for item in found.items]
         slots = BoxSlots.of(np.array([row for row, _ in items], np.int64), len(objects), draft.where)
         boxes = np.array([item.box for _, item in items], np.float32).reshape(-1, 4)
         number = {name: i for i, name in enumerate(classes)}
@@ -98,7 +99,7 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if unused := len(images) - len(pairs.images):
         draft.notes.append(f"Images that the lists used do not name were left ({unused}).")
     instance = kind == "SegmentationObject"
-    return pairs.samples(
+    samples = pairs.samples(
         stems,
         columns,
         masked=bool(masks),
@@ -106,6 +107,9 @@ def list_voc(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         ignore_index=VOID,
         attrs={"kind": "instance" if instance else "semantic"},
     )
+    if objects is None:
+        return samples
+    return replace(samples, declared=np.array([found.size for found in objects.values()], np.int64).reshape(-1, 2))
 
 
 def _years(tree: Tree) -> dict[str, list[str]]:
@@ -213,8 +217,8 @@ def _read_main(tree: Tree, root: str, split_of: dict[str, str]) -> dict[tuple[st
 
 def _read_objects(
     draft: Draft, tree: Tree, root: str, stems: list[str], pairs: Pairs[str]
-) -> dict[str, list[Item]] | None:
-    """Returns the objects of each image that is listed; None if there are no annotations at all."""
+) -> dict[str, Annotation] | None:
+    """Returns the annotation of each image that is listed; None if there are no annotations at all."""
     annotations = children(tree, f"{root}Annotations/", ".xml")
     annotated = {pairs.splits[stem] for stem in stems if stem in annotations}
     if not annotated:
@@ -222,14 +226,14 @@ def _read_objects(
         return None
     for split in sorted({pairs.splits[stem] for stem in stems} - annotated):
         draft.notes.append(f"The split {split!r} has no annotations: its num_boxes is 0.")
-    objects: dict[str, list[Item]] = {}
+    objects: dict[str, Annotation] = {}
     for stem in stems:
         key, position = key_of(tree.names[pairs.images[stem]]), annotations.get(stem)
         if position is None and pairs.splits[stem] in annotated:
             draft.leave_out(key, f"has no annotation in {key_of(root)}Annotations")
             continue
         try:
-            objects[stem] = [] if position is None else parse_annotation(tree.read_text(position))
+            objects[stem] = Annotation((0, 0), []) if position is None else parse_annotation(tree.read_text(position))
         except ValueError as exc:
             draft.leave_out(key, f"has an annotation, {key_of(tree.names[annotations[stem]])}, that {exc}")
     return objects
@@ -237,14 +241,14 @@ def _read_objects(
 
 def _labels(
     draft: Draft, stems: list[str], classes: tuple[str, ...], marks: dict[tuple[str, str], int],
-    objects: dict[str, list[Item]] | None,
+    objects: dict[str, Annotation] | None,
 ) -> dict[str, Column]:  # fmt: skip
     """Returns the columns of what classes are in each image: by ImageSets/Main, else by the annotations."""
     if marks:
         draft.notes.append("Labels by ImageSets/Main: 0 there means difficult, which is label 0 and difficult 1.")
     elif objects is not None:
         draft.notes.append("Labels by the annotations, as ImageSets/Main has no lists of classes.")
-        items = [(stem, item) for stem, found in objects.items() for item in found]
+        items = [(stem, item) for stem, found in objects.items() for item in found.items]
         marks = {(stem, item.name): 0 for stem, item in items}
         marks |= {(stem, item.name): 1 for stem, item in items if not item.difficult}
     else:
@@ -266,6 +270,13 @@ def _labels(
     }
 
 
+class Annotation(NamedTuple):
+    """What one file says: the size of the image, and its objects, in its order."""
+
+    size: tuple[int, int]  # height, width; 0, 0 if unknown
+    items: list[Item]
+
+
 class Item(NamedTuple):
     """One object in an annotation; its box is x, y, width, height from 0: the whole image is 0, 0, W, H."""
 
@@ -274,8 +285,8 @@ class Item(NamedTuple):
     box: tuple[float, float, float, float]
 
 
-def parse_annotation(data: bytes) -> list[Item]:
-    """Returns the objects of one .xml file, in its order, without their parts (heads, hands, ...).
+def parse_annotation(data: bytes) -> Annotation:
+    """Returns the content of one .xml file, without the parts of objects (heads, hands, ...).
 
     ValueError says what is wrong; the message continues "an annotation that ...".
     """
@@ -304,4 +315,5 @@ def parse_annotation(data: bytes) -> list[Item]:
         if not all(abs(corner) < 1e9 for corner in corners) or right < left or bottom < top:
             raise ValueError(f"has an object ({name[:80]}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
         items.append(Item(name, difficult, (left - 1, top - 1, right - left + 1, bottom - top + 1)))
-    return items
+    size = [root.findtext(f"size/{side}") for side in ("height", "width")]
+    return Annotation(declared_size(*size), items)

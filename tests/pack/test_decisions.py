@@ -32,7 +32,7 @@ from fastload.pack.pack_options import EncodingOption, parse_encoding
 
 
 def headers(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
-    return np.array(list(rows), HEADERS)
+    return np.array([(*row, 1) for row in rows], HEADERS)
 
 
 NAMES = [f"{at}.png" for at in range(9)]

@@ -143,7 +143,7 @@ def test_headers_that_are_damaged_are_read_anew() -> None:
 
 
 def test_headers_are_read_back() -> None:
-    table = np.array([(20, 70_000, 3, 16, 0), (1, 2, 1, 8, 6), (20, 70_000, 3, 16, 0)], HEADERS)
+    table = np.array([(20, 70_000, 3, 16, 0, 1), (1, 2, 1, 8, 6, 6), (20, 70_000, 3, 16, 0, 1)], HEADERS)
     found = Headers(table, Counter({"RGB;16": 3}), {2: "truncated é"})
     again = headers_from_json(headers_to_json(found))
     assert again is not None and np.array_equal(again.table, table) and again[1:] == found[1:]

@@ -190,8 +190,8 @@ def test_folders_of_imagenet_with_the_same_names_are_not_voc(tmp_path: Path) -> 
 def test_the_whole_image_is_0_0_width_height() -> None:
     cat = XML.format(item(" cat ", (1, 1, 8, 6)))
     for text in (cat, cat.replace("<difficult>0</difficult>", "")):
-        assert parse_annotation(text.encode()) == [Item("cat", False, (0, 0, 8, 6))]
-    assert parse_annotation(b"<annotation/>") == []
+        assert parse_annotation(text.encode()).items == [Item("cat", False, (0, 0, 8, 6))]
+    assert parse_annotation(b"<annotation/>") == ((0, 0), [])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
     train2017/000000000009.jpg, val2017/
     annotations/instances_train2017.json, instances_val2017.json      boxes, polygons and run lengths
+    annotations/person_keypoints_train2017.json                        persons with keypoints, where it stands alone
     train/a.jpg, train/_annotations.coco.json                          the same as Roboflow exports it
     test2017/                                                          images without annotations
 
@@ -10,7 +11,9 @@ Boxes are packed as they are; masks are drawn from the polygons only if they are
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,15 +22,20 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
-from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
+from fastload.images.decode import upright
+from fastload.images.fit import Target, resample_mask
+from fastload.images.image_header import ImageHeader, check_size, header_of_pixels, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.coco.instances import Instances, join_instances, read_instances
-from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
+from fastload.sources.keypoints import keypoints_column
+from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
-_INSTANCES = re.compile(r"(?:^|/)(?:instances_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$")
-_OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
+_INSTANCES = re.compile(
+    r"(?:^|/)(?:(?:instances|(?P<keypoints>person_keypoints))_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$"
+)
+_OTHERS = re.compile(r"(?:^|/)((?:captions|stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
 
 _VOID = 255
@@ -47,7 +55,7 @@ class _InstancesFile(NamedTuple):
 
 
 def coco_evidence(tree: Tree) -> list[str]:
-    """Returns the files instances_*.json, or _annotations.coco.json, of a tree."""
+    """Returns the files instances_*.json, person_keypoints_*.json or _annotations.coco.json of a tree."""
     return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _INSTANCES.search(name)]
 
 
@@ -57,7 +65,8 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns: `image_id` int64 (N,), -1 if no file lists the image; `boxes` float32 (N, M, 4) as x, y, width, height from
     0, in the order of the file, also those without area; `box_labels` int64 (N, M), category ids mapped to 0, 1, ... in
     ascending order (attributes `names` and, with the original ids, `category_ids`), -1 behind the last box;
-    `box_crowd` uint8 (N, M); `num_boxes` int64 (N,).
+    `box_crowd` uint8 (N, M); `num_boxes` int64 (N,). Where annotations have keypoints: `keypoints` float32
+    (N, M, K, 3), see `keypoints_column`.
 
     Masks, if asked for, have `ignore_index` 255. Smaller annotations (by `area`) are drawn over larger ones, crowds
     below all others:
@@ -74,10 +83,10 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     notes = draft.notes
     if ignored := [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _OTHERS.search(name)]:
         notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
-    parts = _read_parts(tree, bool(drawn), draft)
+    parts = _read_parts(tree, bool(drawn), draft, options.boxes)
     first = parts[0].instances
     for part in parts[1:]:
-        if (part.instances.category_ids, part.instances.category_names) != (first.category_ids, first.category_names):
+        if part.instances.categories != first.categories:
             raise SourceError(
                 f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
                 "fix the files."
@@ -93,12 +102,16 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
         **slots.columns(all_files.boxes.astype(np.float32), all_files.category, about, box_crowd=all_files.crowd),
     }
+    _check_meaning(draft, all_files, drawn)
+    if all_files.keypoints.shape[1]:
+        columns["keypoints"] = _keypoints(draft, all_files, slots)
     if empty := int((slots.counts == 0).sum()) - len(tests):
         notes.append(f"Images without an annotation were kept ({empty}).")
     if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
         notes.append(f"Boxes without area were kept as they are ({thin}).")
     draft.refuse_left_out()
     samples = Samples.in_tree(tree, images, Splits.of(said), columns, by_name=True)
+    samples = replace(samples, declared=np.pad(all_files.sizes, ((0, len(tests)), (0, 0))))
     if options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
     if not drawn or not images:
@@ -107,7 +120,11 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         notes.append(f"Annotations without a region have a box, and are not in the masks ({without}).")
     jsons = [part.position for part in parts]  # from which the masks are drawn
     samples = samples.made_also_of(tree.sizes[jsons].sum(), tree.mtimes_ns[jsons].max())
-    return replace(samples, masks=_drawn_masks(tree, drawn, all_files, slots, images))
+    masks = replace(_drawn_masks(tree, drawn, all_files, slots, images), drawn=True)
+    if options.boxes_of != "auto":
+        assert isinstance(masks.files, DrawnMasks), "they have just been made"
+        masks = replace(masks, files=UprightMasks(masks.files, tree.files.take(np.array(images)), options.boxes_of))
+    return replace(samples, masks=masks)
 
 
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
@@ -155,17 +172,24 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
     )
 
 
-def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
+def _read_parts(tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm) -> list[_InstancesFile]:
     """Returns the instances files of which images are there; refuses none, and files that contradict each other."""
     position_of = {tree.names[i]: i for i in tree.images().tolist()}
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []
     owner: dict[int, str] = {}
     jsons = [(i, match) for i, name in enumerate(tree.names) if (match := _INSTANCES.search(name))]
+    of_keypoints = [key_of(tree.names[i]) for i, match in jsons if match["keypoints"]]
+    if 0 < len(of_keypoints) < len(jsons):
+        jsons = [(i, match) for i, match in jsons if not match["keypoints"]]
+        draft.notes.append(
+            f"NOT READ: {first_few(of_keypoints)}, as {first_few([key_of(tree.names[i]) for i, _ in jsons], 2)} hold "
+            "all objects of these images. To pack persons with their keypoints instead, move the latter away."
+        )
     if not jsons:
         raise SourceError(
-            f"{tree.given}: there is no instances_*.json. Unpack COCO's annotations into a folder annotations next to "
-            "the folders of images."
+            f"{tree.given}: there is no instances_*.json or person_keypoints_*.json. Unpack COCO's annotations into a "
+            "folder annotations next to the folders of images."
         )
     for position, match in jsons:
         json = key_of(tree.names[position])
@@ -173,7 +197,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
         folder = split_path(tree.names[position])[0]
         above, base = split_path(folder[:-1])
         root = above if base == "annotations" else folder
-        name = match[1] or match[2] or "all"
+        name = match[2] or match[3] or "all"
         stems = dict.fromkeys((name, _YEAR.sub("", name)))
         candidates = [f"{root}{at}{stem}/" for stem in stems for at in ("", "images/")] + [f"{root}images/", root]
         if not folders.intersection(candidates[-2:]) and not any(
@@ -185,10 +209,10 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
         split = SPLITS.get(bare.lower(), key_of(bare))
         if other := next((part.json for part in parts if part.split == split), ""):
             raise SourceError(f"{tree.given}: {other} and {json} are both the split {split!r}. Move one of them away.")
-        instances = read_instances(tree.read_text(position), f"{tree.path / json}", drawn)
-        folder = max(candidates, key=lambda at: sum(at + name in position_of for name in instances.names))
-        rows = np.array([position_of.get(folder + name, -1) for name in instances.names], np.int64)
-        keys = [key_of(folder + name) for name in instances.names]
+        instances = read_instances(tree.read_text(position), f"{tree.path / json}", drawn, boxes)
+        folder, names = _found_names(draft, json, instances.names, candidates, position_of)
+        rows = np.array([position_of.get(folder + name, -1) for name in names], np.int64)
+        keys = [key_of(folder + name) for name in names]
         if not keys:
             raise SourceError(f"{tree.path / json} lists no images. Fetch it again, or move it away.")
         for i, row in enumerate(rows.tolist()):
@@ -216,6 +240,73 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
             "next to the folder annotations, as train2017/ and val2017/."
         )
     return parts
+
+
+def _found_names(
+    draft: Draft, json: str, names: list[str], folders: list[str], position_of: Mapping[str, int]
+) -> tuple[str, list[str]]:
+    """Returns the folder that holds most of the images with these names, and the names as it has them.
+
+    If not all are there, `\\` counts as `/` in the others, and as many of their first parts are left out as finds most,
+    such as those of a path on the machine where the file was written.
+    """
+
+    def spelled(folder: str, cut: int) -> list[str]:
+        return [name if folder + name in position_of else _without_first(name, cut) for name in names]
+
+    def there(folder: str, names: list[str]) -> int:
+        return sum(folder + name in position_of for name in names)
+
+    best = max(folders, key=lambda folder: there(folder, names))
+    found, plain = there(best, names), names
+    deepest = max((name.count("/") + name.count("\\") for name in names), default=0)
+    for cut, folder in itertools.product(range(deepest + 1 if found < len(names) else 0), folders):
+        tried = spelled(folder, cut)
+        if (count := there(folder, tried)) > found:
+            best, plain, found = folder, tried, count
+    if changed := [(old, new) for old, new in zip(names, plain, strict=True) if old != new]:
+        old, new = changed[0]
+        draft.notes.append(f"Names in {json} that no image has were read as those that are there: {old} as {new}.")
+    return best, plain
+
+
+def _without_first(name: str, count: int) -> str:
+    """Returns a path with `/` for `\\`, without `./` and so many first parts, as far as it has them; none with `..`."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    return name if ".." in parts or not parts else "/".join(parts[min(count, len(parts) - 1) :])
+
+
+def _check_meaning(draft: Draft, found: Instances, drawn: str) -> None:
+    """Notes or refuses annotations that are well formed and yet cannot mean what they say."""
+    here = found.image >= 0
+    if found.made_boxes:
+        draft.notes.append(f"Annotations without a bbox got the one around their segmentation ({found.made_boxes}).")
+    if here.any() and found.crowd[here].all():
+        draft.notes.append(f"Every annotation is a crowd (iscrowd 1), of several objects ({int(here.sum())}).")
+        if drawn == "instance":
+            raise SourceError(
+                f"{draft.where}: every annotation is a crowd (iscrowd 1), and those are no instances: masks would be "
+                "void throughout. Write iscrowd 0 for single objects, or say `--masks semantic`."
+            )
+    boxes, sizes = found.boxes[here], found.sizes[found.image[here]]
+    if len(boxes) and boxes.any() and (boxes >= 0).all() and (boxes <= 1).all() and not (sizes == 1).any():
+        raise SourceError(
+            f"{draft.where}: all boxes lie between 0 and 1, as fractions of the image do; COCO's are pixels (first: "
+            f"{', '.join(f'{number:g}' for number in boxes[0].tolist())}). Multiply them by width and height."
+        )
+
+
+def _keypoints(draft: Draft, found: Instances, slots: BoxSlots) -> Column:
+    """Returns the column of keypoints; their names only if all categories have the same."""
+    kinds = found.kinds_of_keypoints
+    names, skeleton = kinds[0] if len(kinds) == 1 else ((), ())
+    column = keypoints_column(slots, found.keypoints, names, skeleton)
+    which = (
+        first_few(names) if names else f"{len(kinds)} categories name them differently" if kinds else "without names"
+    )
+    mirrored = "" if "flip_pairs" in column.attrs else "; which are left and right is not known, so mirrors swap none"
+    draft.notes.append(f"Keypoints of each object: {found.keypoints.shape[1]} ({which}){mirrored}.")
+    return column
 
 
 def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int]:
@@ -347,3 +438,42 @@ def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], val
     # Only odd or even matters, which 8 bits keep: four times as fast as sums of 64 bits.
     odd = np.cumsum(crossings.astype(np.uint8).reshape(size), axis=1, dtype=np.uint8)[:, :-1] & 1
     np.copyto(mask[top : top + size[0], left : left + size[1] - 1], value, where=odd.view(np.bool_), casting="unsafe")
+
+
+@dataclass(frozen=True, eq=False)
+class UprightMasks:
+    """Draws the masks of images that have another size than their annotations declare, at the size that they have."""
+
+    masks: DrawnMasks  # at the sizes that the annotations declare
+    images: Files
+    drawn_on: BoxesOf  # "upright": the declared size is wrong; "stored": masks are turned; "declared": resized
+
+    def header(self, i: int) -> ImageHeader:
+        """Returns the header of mask i: height and width of the image, and what its masks have."""
+        header = self._image(i)
+        return self.masks.header(i)._replace(height=header.height, width=header.width)
+
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns the mask of image i, (H, W); raises as `DrawnMasks`."""
+        image = self._image(i)
+        if self.drawn_on == "upright":
+            size = np.array([[image.height, image.width]])
+            return replace(self.masks.take(np.array([i])), sizes=size).read(0)
+        mask = self.masks.read(i)
+        if self.drawn_on == "stored":
+            mask = np.ascontiguousarray(upright(mask[..., None], image.orientation)[..., 0])
+        if mask.shape == (image.height, image.width):
+            return mask
+        out = np.empty((image.height, image.width), mask.dtype)
+        resample_mask(mask, Target(image.height, image.width, 1, mask.dtype, "stretch"), out)
+        return out
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> UprightMasks:
+        return replace(self, masks=self.masks.take(indices), images=self.images.take(indices))
+
+    def compact(self) -> UprightMasks:
+        """Returns the same masks without the annotations of others."""
+        return replace(self, masks=self.masks.compact())
+
+    def _image(self, i: int) -> ImageHeader:
+        return probe_image(lambda size: self.images.read_head(i, size))

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
+from fastload.sources.box_forms import declared_size, sized_boxes
+from fastload.sources.listing import BoxForm
 from fastload.system.text import text_of
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -45,11 +47,23 @@ class Instances:
     points: NDArray[np.float32]  # x, y, x, y, ...
     runs: NDArray[np.int64]  # (A,), how many of `lengths` each has; 0 throughout if regions are not asked for
     lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
+    keypoints: NDArray[np.float32]  # (A, K, 3), x, y, visibility; K is the most of any annotation, 0 without any
+    # Names and skeleton (pairs of their numbers, from 0) of each kind of keypoints among the categories
+    kinds_of_keypoints: tuple[tuple[tuple[str, ...], tuple[tuple[int, int], ...]], ...] = ()
+    made_boxes: int = 0  # how many annotations have no box but a region, whose bounds are taken
+
+    @property
+    def categories(self) -> tuple[Any, ...]:
+        """All that the file says of its categories."""
+        return self.category_ids, self.category_names, self.kinds_of_keypoints
 
 
-def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
-    """Returns the images, categories and annotations of a file; `where` is its path, which SourceError names."""
-    content = _Content(where, with_regions)
+def read_instances(data: bytes, where: str, with_regions: bool, boxes: BoxForm = "auto") -> Instances:
+    """Returns the images, categories and annotations of a file; `where` is its path, which SourceError names.
+
+    `boxes` is the form of its boxes, x, y, width and height by default.
+    """
+    content = _Content(where, with_regions, boxes)
     add = {"images": content.add_image, "annotations": content.add_annotation, "categories": content.add_category}
     seen = set()
     try:
@@ -82,16 +96,24 @@ def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Ins
     every = np.concatenate(kept)
     number = np.where(every, np.cumsum(every) - 1, -1)
     parts = np.split(number, np.cumsum([len(keep) for keep in kept])[:-1])
+    most = max(file.keypoints.shape[1] for file in files)
     joined: dict[str, Any] = {name: np.concatenate([getattr(file, name) for file in files]) for name in _ARRAYS}
     return replace(
         files[0],
         **joined,
+        keypoints=np.concatenate([with_room(file.keypoints, most) for file in files]),
+        made_boxes=sum(file.made_boxes for file in files),
         names=[file.names[i] for file, keep in zip(files, kept, strict=True) for i in np.flatnonzero(keep).tolist()],
         image_ids=np.concatenate([file.image_ids for file in files])[every],
         sizes=np.concatenate([file.sizes for file in files])[every],
         image=np.concatenate([np.append(part, -1)[file.image] for file, part in zip(files, parts, strict=True)]),
         bad=[],
     )
+
+
+def with_room(keypoints: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Returns keypoints, (A, K, 3), as (A, most, 3)."""
+    return np.pad(keypoints, ((0, 0), (0, most - keypoints.shape[1]), (0, 0)))
 
 
 def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
@@ -136,13 +158,17 @@ def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
 class _Content:
     """A file as it is read. Ids are resolved at the end: in COCO's files categories follow the annotations."""
 
-    def __init__(self, where: str, with_regions: bool) -> None:
-        self._where, self._with_regions = where, with_regions
+    def __init__(self, where: str, with_regions: bool, boxes: BoxForm) -> None:
+        self._where, self._with_regions, self._box_form = where, with_regions, boxes
         self._names: list[str] = []
         self._sizes = array("q")
         self._index: dict[int, int] = {}  # id -> number of an image
         self._categories: dict[int, str] = {}
         self._ids: list[str] = []
+        self._made_boxes = 0
+        self._keypoints = array("f")  # x, y, visibility, x, ...
+        self._with_keypoints: list[tuple[int, int]] = []  # number of an annotation, and of its keypoints
+        self._kinds: dict[int, tuple[tuple[str, ...], tuple[tuple[int, int], ...]]] = {}  # names, skeleton, by category
         # By annotation: image, category, crowd, rings, runs, and height and width of its runs; box and area
         self._integers, self._floats = array("q"), array("d")
         self._ring_sizes, self._points, self._lengths = array("q"), array("f"), array("I")
@@ -152,7 +178,8 @@ class _Content:
         """Returns id and name of an image or category; the name is text that UTF-8 can hold, unlike JSON's."""
         number, value = item.get("id"), item.get(name)
         if not is_int(number) or not isinstance(value, str):
-            raise SourceError(f"{where} has id {number!r:.80} and {name} {value!r:.80}. Fix the file.")
+            why = "" if is_int(number) else f"; {_whole_ids(number)}"
+            raise SourceError(f"{where} has id {number!r:.80} and {name} {value!r:.80}{why}. Fix the file.")
         if number in known:
             raise SourceError(f"{where}: {kind} id {number} occurs a second time, for {value}. Fix the file.")
         return number, text_of(value)
@@ -160,10 +187,11 @@ class _Content:
     def add_image(self, at: int, item: dict[str, Any]) -> None:
         where = f"{self._where}: images[{at}]"
         number, name = self._named(item, where, "file_name", self._index, "image")
-        size = item.get("height", 0), item.get("width", 0)
-        if not all(is_int(side) and 0 <= side < 2**31 for side in size):
+        given = item.get("height") or 0, item.get("width") or 0
+        size = declared_size(*given)
+        if given != (0, 0) and size == (0, 0):
             raise SourceError(
-                f"{where} ({name:.200}) has the height {size[0]!r:.40} and width {size[1]!r:.40}. Fix the file."
+                f"{where} ({name:.200}) has the height {given[0]!r:.40} and width {given[1]!r:.40}. Fix the file."
             )
         self._index[number] = len(self._names)
         self._names.append(name)
@@ -172,29 +200,53 @@ class _Content:
     def add_category(self, at: int, item: dict[str, Any]) -> None:
         number, name = self._named(item, f"{self._where}: categories[{at}]", "name", self._categories, "category")
         self._categories[number] = name
+        if points := item.get("keypoints"):
+            if not isinstance(points, list) or not all(isinstance(point, str) for point in points):
+                raise SourceError(f"{self._where}: categories[{at}] has keypoints that are no names. Fix the file.")
+            bones = item.get("skeleton") or []
+            if not isinstance(bones, list) or not all(_is_bone(bone, len(points)) for bone in bones):
+                raise SourceError(
+                    f"{self._where}: categories[{at}] has a skeleton that is no list of pairs of its {len(points)} "
+                    "keypoints, counted from 1. Fix the file."
+                )
+            self._kinds[number] = tuple(map(text_of, points)), tuple((a - 1, b - 1) for a, b in bones)
 
     def add_annotation(self, number: int, item: dict[str, Any]) -> None:
         name = f"annotation {str(item.get('id', f'number {number}'))[:40]}"
         image, category, box = item.get("image_id"), item.get("category_id"), item.get("bbox")
         try:
-            if not is_int(image):
-                raise ValueError(f"has image id {image!r:.80}")
-            if not is_int(category):
-                raise ValueError(f"has category id {category!r:.80}")
-            if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)) or min(box[2:]) < 0:
+            for kind, value in (("image", image), ("category", category)):
+                if not is_int(value):
+                    raise ValueError(f"has {kind} id {value!r:.80}; {_whole_ids(value)}")
+            region = item.get("segmentation")
+            rings, lengths, size = parse_region(region) if self._with_regions else ([], [], (0, 0))
+            if not box and not region:
+                raise ValueError("has neither a bbox nor a segmentation")
+            if not box:
+                box = bounds_of(*parse_region(region))
+                self._made_boxes += 1
+            elif not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
                 raise ValueError(f"has the box {box!r:.80}")
+            elif self._box_form not in ("auto", "xywh"):
+                box = sized_boxes(np.array(box, np.float64), self._box_form).tolist()
+            if min(box[2:]) < 0:
+                form = "" if self._box_form == "auto" else f", as {self._box_form} of negative size"
+                raise ValueError(f"has the box {item['bbox']!r:.80}{form}")
             area = item.get("area", box[2] * box[3])
             if not is_number(area):
                 raise ValueError(f"has the area {area!r:.80}")
-            crowd = item.get("iscrowd", 0)
-            if crowd not in (0, 1):
+            crowd = item.get("iscrowd")
+            if crowd not in (None, 0, 1):
                 raise ValueError(f"has iscrowd {crowd!r:.80}, expected 0 or 1")
-            rings, lengths, size = parse_region(item.get("segmentation")) if self._with_regions else ([], [], (0, 0))
+            keypoints = _checked_keypoints(item["keypoints"]) if item.get("keypoints") else []
         except ValueError as exc:
             self._bad.append((image, f"{name} {exc}"))
             return
+        if keypoints:
+            self._with_keypoints.append((len(self._ids), len(keypoints) // 3))
+            self._keypoints.extend(keypoints)
         self._ids.append(name)
-        self._integers.extend((image, category, int(crowd), len(rings), len(lengths), *size))
+        self._integers.extend((image, category, int(crowd or 0), len(rings), len(lengths), *size))
         self._floats.extend((*box, area))
         for ring in rings:
             self._points.extend(ring)
@@ -220,6 +272,17 @@ class _Content:
         for row in np.flatnonzero((image < 0) | (category < 0)).tolist():
             which, number = ("image", integers[row, 0]) if image[row] < 0 else ("category", integers[row, 1])
             bad.append((int(image[row]), f"{self._ids[row]} has {which} id {number}, which is not listed"))
+        for at, count in self._with_keypoints:
+            named = len(self._kinds.get(int(integers[at, 1]), ((),))[0])
+            if named and named != count and good[at]:
+                why = f"has {count} keypoints, its category has names for {named}"
+                bad.append((int(image[at]), f"{self._ids[at]} {why}"))
+                good[at] = False
+        keypoints = np.zeros((len(integers), max([0, *(count for _, count in self._with_keypoints)]), 3), np.float32)
+        values, begin = np.array(self._keypoints, np.float32).reshape(-1, 3), 0
+        for at, count in self._with_keypoints:
+            keypoints[at, :count] = values[begin : begin + count]
+            begin += count
         return Instances(
             names=self._names,
             image_ids=np.array(list(self._index), np.int64),
@@ -237,6 +300,9 @@ class _Content:
             points=np.array(self._points, np.float32),
             runs=integers[:, 4],
             lengths=np.array(self._lengths, np.uint32),
+            keypoints=keypoints,
+            kinds_of_keypoints=tuple(dict.fromkeys(self._kinds[number] for number in sorted(self._kinds))),
+            made_boxes=self._made_boxes,
         )
 
 
@@ -261,7 +327,47 @@ def parse_region(value: Any) -> tuple[list[list[float]], list[int], tuple[int, i
     for ring in value or []:
         if not isinstance(ring, list) or len(ring) % 2 or not _are_numbers(ring):
             raise ValueError(f"has the polygon {ring!r:.60}")
+        if len(ring) in (2, 4):
+            also = "; cocoapi takes it for a box x, y, width, height: write out its corners" if len(ring) == 4 else ""
+            raise ValueError(f"has the polygon {ring!r:.60} of {len(ring) // 2} corners, which has no area{also}")
     return value or [], [], (0, 0)
+
+
+def bounds_of(rings: list[list[float]], lengths: list[int], size: tuple[int, int]) -> list[float]:
+    """Returns the box around polygons, or around the pixels of run lengths: x, y, width, height."""
+    if size != (0, 0):
+        ends = np.cumsum(lengths)
+        first, last = (ends - lengths)[1::2], ends[1::2] - 1
+        first, last = first[first <= last], last[first <= last]
+        if not len(first):
+            return [0.0, 0.0, 0.0, 0.0]
+        (left, top), (right, bottom) = divmod(first, size[0]), divmod(last, size[0])
+        whole = bool((left != right).any())  # a run down to the foot of a column goes on at the top of the next
+        low, high = (0, size[0]) if whole else (int(top.min()), int(bottom.max()) + 1)
+        return [float(left.min()), float(low), float(right.max() + 1 - left.min()), float(high - low)]
+    xs, ys = ([number for ring in rings for number in ring[at::2]] for at in (0, 1))
+    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)] if xs else [0.0, 0.0, 0.0, 0.0]
+
+
+def _checked_keypoints(values: Any) -> list[float]:
+    """Returns x, y, visibility, x, ... of an annotation; ValueError continues "annotation 7 ..."."""
+    if not isinstance(values, list) or len(values) % 3 or not _are_numbers(values):
+        count = f" of {len(values)} numbers" if isinstance(values, list) else ""
+        raise ValueError(f"has keypoints{count} that are no triples x, y, visibility: {values!r:.60}")
+    if wrong := [number for number in values[2::3] if number not in (0, 1, 2)]:
+        raise ValueError(f"has a keypoint of visibility {wrong[0]!r:.40}, expected 0, 1 or 2")
+    return values
+
+
+def _is_bone(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(is_int(end) and 1 <= end <= count for end in value)
+
+
+def _whole_ids(value: object) -> str:
+    """Returns why an id is none, as part of a sentence."""
+    plain = isinstance(value, str) and value.strip().lstrip("-").isdigit()
+    write = f": write {value.strip()} without quotes" if plain and isinstance(value, str) else ""
+    return f"ids are whole numbers, those of images, categories and annotations{write}"
 
 
 def decode_counts(counts: str) -> list[int]:

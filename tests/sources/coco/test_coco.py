@@ -171,14 +171,23 @@ def test_images_without_a_file_or_a_list_fail_or_are_skipped(coco: Path) -> None
         ({"bbox": [1, 2, float("nan"), 4]}, r"train2017/000000000009.jpg .* annotation 8 has the box \[1, 2, nan, 4\]"),
         ({"bbox": [1, 2, -3, 4]}, "annotation 8 has the box"),
         ({"bbox": [1, 2, 3]}, "annotation 8 has the box"),
-        ({"bbox": None}, "annotation 8 has the box None"),
+        ({"bbox": None, "segmentation": None}, "annotation 8 has neither a bbox nor a segmentation"),
+        ({"bbox": "1 2 3 4"}, "annotation 8 has the box '1 2 3 4'"),
         ({"bbox": [1, 2, 10**400, 1]}, "annotation 8 has the box"),
         ({"area": "large"}, "annotation 8 has the area 'large'"),
         ({"category_id": 2}, "annotation 8 has category id 2, which is not listed"),
-        ({"category_id": "dog"}, "annotation 8 has category id 'dog'"),
+        ({"category_id": "dog"}, "annotation 8 has category id 'dog'; ids are whole numbers, those of images, categor"),
+        ({"category_id": "18"}, "annotation 8 has category id '18'; ids are whole numbers.*: write 18 without quotes"),
+        ({"category_id": 18.0}, "annotation 8 has category id 18.0; ids are whole numbers"),
         ({"image_id": 999}, "annotation 8 has image id 999, which is not listed"),
         ({"iscrowd": 2}, "annotation 8 has iscrowd 2"),
         ({"segmentation": [[1, 2, 3]]}, "annotation 8 has the polygon"),
+        ({"segmentation": [[1, 2, 5, 7]]}, "has the polygon .1, 2, 5, 7. of 2 corners, which has no area; cocoapi"),
+        ({"segmentation": [SQUARE[0], [1, 2]]}, "annotation 8 has the polygon .1, 2. of 1 corners, which has no area"),
+        ({"segmentation": SQUARE[0]}, "annotation 8 has the polygon 2"),
+        ({"keypoints": [1, 2]}, "annotation 8 has keypoints of 2 numbers that are no triples x, y, visibility"),
+        ({"keypoints": [1, 2, 0.9]}, "annotation 8 has a keypoint of visibility 0.9, expected 0, 1 or 2"),
+        ({"keypoints": "nose"}, "annotation 8 has keypoints that are no triples"),
         ({"segmentation": [[1, 2, float("inf"), 3]]}, "annotation 8 has the polygon"),
         ({"segmentation": [[1, 2, float("nan"), 3]]}, "annotation 8 has the polygon"),
         ({"segmentation": [[1, 2, 10**400, 3]]}, "annotation 8 has the polygon"),
@@ -242,7 +251,7 @@ def test_files_that_contradict_each_other_and_none_are_errors(coco: Path) -> Non
     path = coco / "annotations/instances_val2017.json"
     (coco / "annotations/instances_val2014.json").write_text(path.read_text())
     refused("are both the split 'val'", coco)
-    for path in coco.glob("annotations/instances_*"):
+    for path in [*coco.glob("annotations/instances_*"), *coco.glob("annotations/person_*")]:
         path.unlink()
     refused(r"there is no instances_\*\.json", coco, "coco")
 
