@@ -27,6 +27,7 @@ from fastload.format.ragged import Column
 from fastload.images.image_header import probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path, stem_of
 from fastload.sources.box_forms import BoxSlots
+from fastload.sources.keypoints import keypoints_column
 from fastload.sources.listing import SPLITS, BoxForm, SourceOptions, first_few, in_split_order, split_of_parts
 from fastload.sources.tables.image_tables import in_class_folders, is_table
 from fastload.sources.tree import Tree, key_of
@@ -75,7 +76,8 @@ class _About:
 
     names: tuple[str, ...] = ()  # of the classes
     points: tuple[int, int] = (0, 0)  # keypoints of an object, and numbers of each (2, or 3 with its visibility)
-    points_about: dict[str, Any] = field(default_factory=dict)  # attributes of the column `keypoints`
+    point_names: tuple[str, ...] = ()  # of the keypoints
+    flip_pairs: tuple[int, ...] = ()  # for each keypoint the one that it becomes in a mirrored image
     entries: list[tuple[str, str]] = field(default_factory=list)  # split, and its folder or list of images
     file: str = ""  # the file that says so
 
@@ -161,7 +163,8 @@ def _columns(draft: Draft, about: _About, found: list[tuple[list[_Object], int, 
     if count := about.points[0]:
         points = np.array([one.points for one in every], np.float64).reshape(len(every), count, 3)
         points[..., :2] *= sizes[:, None]
-        columns["keypoints"] = Column(slots.padded(points.astype(np.float32)), about.points_about)
+        named, flips = about.point_names, about.flip_pairs
+        columns["keypoints"] = keypoints_column(slots, points.astype(np.float32), named, flip_pairs=flips)
     if without := int((slots.counts == 0).sum()):
         draft.notes.append(f"Images without an object were kept ({without}).")
     return columns
@@ -530,7 +533,7 @@ def _read_about(draft: Draft, tree: Tree) -> _About:
         about = _About(tuple(by_number[number] for number in range(len(by_number))), file=key_of(tree.names[i]))
         about.entries = _entries(content)
         if content.get("kpt_shape") is not None:
-            about.points, about.points_about = _keypoints(content, tree.where(i))
+            _read_keypoints(about, content, tree.where(i))
         return about
     about = _About()
     files = [(i, name) for i, name in tree.not_images if _CLASS_FILES.fullmatch(name)]
@@ -563,34 +566,24 @@ def _entries(content: dict[str, Any]) -> list[tuple[str, str]]:
     return [(split, str(entry)) for split, value in found for entry in (value if isinstance(value, list) else [value])]
 
 
-def _keypoints(content: dict[str, Any], where: str) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Returns how many keypoints an object has, with how many numbers, and the attributes of their column."""
-    shape, flips = content["kpt_shape"], content.get("flip_idx")
-    if not (
-        isinstance(shape, list)
-        and len(shape) == 2
-        and all(isinstance(n, int) for n in shape)
-        and shape[0] > 0
-        and shape[1] in (2, 3)
-    ):
+def _read_keypoints(about: _About, content: dict[str, Any], where: str) -> None:
+    """Fills in how many keypoints an object has, with how many numbers, their names and pairs."""
+    shape, flips, names = (content.get(key) for key in ("kpt_shape", "flip_idx", "kpt_names"))
+    whole = isinstance(shape, list) and [type(n) for n in shape] == [int, int]
+    if not whole or shape[0] < 1 or shape[1] not in (2, 3):
         raise SourceError(f"{where}: `kpt_shape` is {shape!r}, not [number of keypoints, 2 or 3]. Fix it.")
-    about: dict[str, Any] = {}
+    about.points = shape[0], shape[1]
     if flips is not None:
-        if (
-            not isinstance(flips, list)
-            or sorted(flips, key=str) != sorted(range(shape[0]), key=str)
-            or any(flips[flips[at]] != at for at in flips)
-        ):
+        every = list(range(shape[0]))
+        if not isinstance(flips, list) or sorted(flips, key=str) != sorted(every, key=str):
             raise SourceError(
-                f"{where}: `flip_idx` is {flips!r}, which does not say for each of {shape[0]} keypoints "
-                "which one takes its place when an image is flipped. Fix it."
+                f"{where}: `flip_idx` is {flips!r}, which does not say for each of {shape[0]} keypoints which one it "
+                "becomes in a mirrored image. Fix it."
             )
-        about["flip_pairs"] = [[at, other] for at, other in enumerate(flips) if at < other]
-    names = content.get("kpt_names")
+        about.flip_pairs = () if flips == every else tuple(flips)
     names = next(iter(names.values()), None) if isinstance(names, dict) else names
     if isinstance(names, list) and len(names) == shape[0]:
-        about["names"] = tuple(map(str, names))
-    return (shape[0], shape[1]), about
+        about.point_names = tuple(map(str, names))
 
 
 def _read_yaml(tree: Tree, i: int) -> dict[str, Any]:

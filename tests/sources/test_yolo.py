@@ -254,7 +254,7 @@ def test_keypoints_are_pixels_with_visibility_names_and_pairs(tmp_path: Path) ->
     column = list_source(root).columns["keypoints"]
     assert column.values.shape == (2, 2, 2, 3) and column.values.dtype == np.float32
     assert np.allclose(column.values[0], [[[16, 8, 2], [24, 8, 1]], np.zeros((2, 3))]) and not column.values[1].any()
-    assert column.attrs["names"] == ("l", "r") and np.array_equal(column.attrs["flip_pairs"], [[0, 1]])
+    assert column.attrs == {"names": ("l", "r"), "flip_pairs": (1, 0)} and column.moves == "xyv"
     write(root / "data.yaml", f"kpt_shape: [2, 2]\n{NAMES}")
     write(root / "labels/a.txt", "0 0.5 0.5 0.5 0.5 0.4 0.4 -1 -1\n")
     assert np.allclose(list_source(root).columns["keypoints"].values[0, 0], [[16, 8, 2], [0, 0, 0]])

@@ -73,7 +73,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     nested = {}
     if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):
         cells, classes = table.objects(objects), table.classes.get(objects, ())
-        nested = nested_boxes(objects, cells, table.location, draft, classes)
+        nested = nested_boxes(objects, cells, table.location, draft, classes, options.boxes)
         taken |= {objects} if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
     bad = images.bad if images else {}

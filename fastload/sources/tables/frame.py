@@ -5,7 +5,6 @@ What a column means is decided here for CSV, JSON lines, Parquet, Arrow, named a
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Splits
-from fastload.sources.listing import SPLITS, first_few, free_name
-from fastload.sources.tables.read_table import Values
+from fastload.sources.listing import SPLITS, BoxForm, first_few, free_name
+from fastload.sources.tables.read_table import Values, as_list
 
 LABELS = (
     "label labels target targets class class_id classid class_idx class_index label_id category category_id classes "
@@ -65,6 +64,7 @@ class Frame:
     location: Callable[[int], str] = "row {}".format  # returns the location of a row, for messages
     # int64 (R,), the sample of each row, if several rows are the boxes of one; None: each row is a sample
     sample: NDArray[np.int64] | None = None
+    boxes: BoxForm = "auto"  # what the user says of boxes
 
 
 def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes: list[str]) -> tuple[list[str], str]:
@@ -301,14 +301,10 @@ def _lists_of_text(values: Values) -> Values:
 
     Lists of one length in which a number recurs, as [0, 1, 0], are a numeric array (N, L).
     """
-    cells = values.values.tolist()
-    if values.kind != "text" or not all(cell.startswith("[") and cell.endswith("]") for cell in cells if cell):
+    if values.kind != "text" or not any(cell[:1] == "[" for cell in values.values.tolist()):
         return values
-    try:
-        lists = [ast.literal_eval(cell) if cell else [] for cell in cells]
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return values
-    if not all(isinstance(one, (int, float, str)) for cell in lists for one in cell):
+    lists = [as_list(cell) if cell else [] for cell in values.values.tolist()]
+    if not all(isinstance(cell, list) and all(isinstance(one, (int, float, str)) for one in cell) for cell in lists):
         return values
     made = np.empty(len(lists), object)
     made[:] = lists
@@ -327,7 +323,8 @@ def _tag_mark(values: Values, name: str, where: str) -> str:
     if any("," in cell for cell in cells) and all(map(_DECIMAL_COMMA.fullmatch, cells)):
         example = min(cell for cell in cells if "," in cell)
         raise SourceError(
-            f"{where}: the column {name!r} holds numbers with commas, e.g. {example}, which may be decimals or two classes. Write decimals with points, classes as `1|5`."
+            f"{where}: the column {name!r} holds numbers with commas, e.g. {example}, which may "
+            "be decimals or two classes. Write decimals with points, classes as `1|5`."
         )
     # Names of classes may hold commas: `tench, Tinca tinca`. Tags recur, so that there are fewer of them than cells.
     for mark in ", " if plain_name(name) in ("tags", "labels", "finding_labels") else ",":

@@ -23,7 +23,14 @@ from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_va
 from fastload.sources.box_forms import CORNERS, SIZED
 from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.boxes import OBJECTS, box_columns, columns_with_boxes, nested_boxes, spread_boxes
+from fastload.sources.tables.boxes import (
+    OBJECTS,
+    box_columns,
+    columns_with_boxes,
+    nested_boxes,
+    objects_of_lists,
+    spread_boxes,
+)
 from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.image_tables import NO_HEADER, ImageTable, find_tables, in_class_folders, text_cells
@@ -52,10 +59,14 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     masks = _find_masks(draft, rows, index, sample, table, options)
     splits = Splits.of([rows.split[row] for row in first.tolist()])
     objects = next((name for name in OBJECTS if name in table and sample is None), "")
-    nested = nested_boxes(objects, rows.cells[objects], rows.location, draft) if objects else {}
+    nested = nested_boxes(objects, rows.cells[objects], rows.location, draft, form=options.boxes) if objects else {}
     if nested:
         del table[objects]
-    frame = Frame(table, draft.where, splits, options.labels, rows.location, sample)
+    flat = {name: cells for name, cells in rows.cells.items() if name in table and table[name].values.ndim == 1}
+    if not nested and sample is None and (found := objects_of_lists(flat))[0]:
+        nested = nested_boxes(found[1][0], found[0], rows.location, draft, form=options.boxes)
+        table = {name: values for name, values in table.items() if not nested or name not in found[1]}
+    frame = Frame(table, draft.where, splits, options.labels, rows.location, sample, options.boxes)
     columns, lost = columns_with_boxes(frame, draft)
     if len(rows.cells) > 1 and not {"labels", "targets", "bbox", "boxes"} & columns.keys() and not options.labels:
         rows.refuse_without_header()
@@ -216,7 +227,9 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
     """
     cells, spread = spread_boxes(rows.cells)
     if spread:
-        draft.notes.append(f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height.")
+        draft.notes.append(
+            f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height, or as `--boxes` says."
+        )
         rows = replace(rows, cells=cells)
     unique, first, inverse, counts = np.unique(
         rows.positions, return_index=True, return_inverse=True, return_counts=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import itertools
@@ -288,6 +289,14 @@ def values_of(cells: Sequence[Any]) -> Values:
     if kinds & {list, dict}:
         return other(len(cells))
     return _numbers_or_text([None if cell is None else str(cell) for cell in cells])
+
+
+def as_list(cell: Any) -> Any:
+    """Returns a cell of text that is a list, as Python or JSON writes it, as the list; any other as it is."""
+    if isinstance(cell, str) and cell[:1] == "[" and cell[-1:] == "]":
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(cell)
+    return cell
 
 
 def _as_float(value: float) -> float:
