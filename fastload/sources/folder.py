@@ -110,6 +110,8 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
     hint = "Is it the right folder?"
     if packed := [key_of(name) for name in tree.names if name.lower().endswith((".zip", ".tar"))]:
         hint = f"To pack an archive that lies in it, give the archive itself: {tree.path / packed[0]}."
+        if table := next((key_of(name) for name in tree.names if name.endswith((".csv", ".tsv", ".jsonl"))), ""):
+            hint += f" If {table} names its images: `fastload pack {tree.path / table} OUT.h5 --root {tree.path / packed[0]}`."
     raise SourceError(f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}. {hint}")
 
 

@@ -19,7 +19,9 @@ from fastload.sources.tables.frame import Frame, categories, columns_of, plain_n
 from fastload.sources.tables.read_table import as_list, values_of
 
 OBJECTS = ("objects", "annotations")
-_BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
+"""Usual names of a column of objects, whose fields are boxes and labels."""
+
+BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
 _LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "class")
 _NAMES: dict[Moves, tuple[str, ...]] = {"xyxy": CORNERS, "xywh": SIZED}
 _SAID = {
@@ -76,7 +78,7 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
     """Returns the columns of a table with a column of "[x, y, w, h]" spread to four, and its name ("" if none)."""
     for name, column in cells.items():
         given = [cell for cell in column if cell not in (None, "")]
-        if plain_name(name) not in _BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
+        if plain_name(name) not in BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
             continue
         found = [_FOUR.fullmatch(cell) if isinstance(cell, str) else None for cell in column]
         if sum(map(bool, found)) == len(given):
@@ -99,7 +101,7 @@ def objects_of_lists(cells: dict[str, list[Any]]) -> tuple[list[dict[str, Any]],
         return parsed if all(isinstance(cell, list) for cell in parsed) else []
 
     plain = {plain_name(name): name for name in reversed(list(cells))}
-    for name in [plain[key] for key in _BOX_KEYS if key in plain]:
+    for name in [plain[key] for key in BOX_KEYS if key in plain]:
         boxes = lists(name)
         if not any(boxes) or any(not isinstance(box, list) or len(box) != 4 for cell in boxes for box in cell):
             continue
@@ -159,7 +161,7 @@ def nested_boxes(
         for part in [cell] if several else cell or []:
             if not isinstance(part, dict):
                 return {}
-            box = next((part[key] for key in _BOX_KEYS if key in part), None)
+            box = next((part[key] for key in BOX_KEYS if key in part), None)
             label = next((part[key] for key in _LABEL_KEYS if key in part), None)
             box, label = (box or [], label) if several else ([box], [label])
             if not isinstance(box, list) or not isinstance(label, (list, type(None))):

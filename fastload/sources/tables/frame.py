@@ -147,6 +147,9 @@ def columns_of(frame: Frame, notes: list[str]) -> tuple[dict[str, Column], dict[
             gap = "NaN" if made.values.dtype.kind == "f" else "-1"
             notes.append(f"Column {name!r} lacks {int(values.missing.sum())} values: {gap} there.")
         columns[field_name(name, columns)] = made
+    for name in ignored if not labels else ():
+        if plain_name(name) in LABELS:
+            notes.append(f"NOT READ: labels in column {name!r}, which is {ignored[name]}. Write one class a row.")
     if ignored:
         shown = first_few([f"{name} ({why})" for name, why in ignored.items()], 8)
         notes.append(f"Columns ignored: {shown}.")

@@ -56,6 +56,8 @@ class ImageTable:
 
 def manifest_evidence(tree: Tree) -> list[str]:
     """Returns the tables of a tree that name images that are there, each with an example; or the table given."""
+    if tree.file.lower().endswith(".json"):
+        _refuse_json(tree)
     if tree.file:
         return [tree.file] if tree.file.lower().endswith((*DELIMITED, *JSON_LINES)) else []
     positions = [i for i in _table_positions(tree) if not _is_sample(tree.names[i])]
@@ -94,6 +96,22 @@ def manifest_evidence(tree: Tree) -> list[str]:
             "training images in a table, too."
         )
     return found
+
+
+def _refuse_json(tree: Tree) -> None:
+    """Refuses a file of JSON that holds a table, and says how to write it a row a line; others are left to COCO's."""
+    try:
+        head = tree.files.read_head(0, _HEAD_BYTES).lstrip()
+    except ImageError:
+        return
+    if head[:1] not in (b"[", b"{") or b'"annotations"' in head or b'"images"' in head:
+        return
+    path = tree.path / key_of(tree.file)
+    rows = ".[]" if head[:1] == b"[" else "to_entries[] | {file_name: .key, label: .value}"
+    raise SourceError(
+        f"{path} is JSON as a whole, and a table has a row on each line. Write it so, and give that: "
+        f"`jq -c '{rows}' {path} > {path.with_suffix('.jsonl')}`."
+    )
 
 
 def _is_sample(name: str) -> bool:
@@ -141,10 +159,13 @@ def find_tables(
     if tree.file:
         table = _read(tree, 0, options, index_of(""))
         if table is None:
+            images = index_of("").tree
+            archive = next((key_of(name) for name in images.names if name.lower().endswith((".zip", ".tar"))), "")
+            beside = f" If they lie in {archive}: `--root {images.path / archive}`." if archive else ""
             raise SourceError(
-                f"{tree.path / key_of(tree.file)}: no column names images that lie below {index_of('').tree.path}, by "
-                "path or by name without suffix. Give the folder of the images with `--root`, or the column with "
-                "`--image-column`."
+                f"{tree.path / key_of(tree.file)}: no column names images that lie below {images.path}, by path or by "
+                "name without suffix. Give the folder of the images with `--root`, or the column with "
+                f"`--image-column`; download what only has an address.{beside}"
             )
         return [table]
     tables: list[ImageTable] = []
