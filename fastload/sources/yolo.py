@@ -45,6 +45,10 @@ _CLASS_FILES = re.compile(r"(.*/)?(classes\.txt|[^/]*\.names|_darknet\.labels)")
 _OF_OTHERS = re.compile(r"\.xml$|(^|/)(instances_|_annotations\.coco)[^/]*\.json$", re.IGNORECASE)
 _IS_DATASET = re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val|path)\s*:", re.MULTILINE)
 
+_SIX_COLUMNS = (
+    r". If the last is a confidence, remove it: `sed -ri 's/^((\S+\s+){4}\S+)\s+\S+\s*$/\1/' labels/*.txt`. If it is "
+    "an angle, write the four corners"
+)
 _OTHER_FORMATS = (
     (re.compile(r"[A-Za-z_]+( -?[\d.]+){14,15}"), "KITTI's lines have 14 numbers, of which four are corners in pixels"),
     (re.compile(r"(-?[\d.]+[ ,]+){8}\S*[^\d\s.].*"), "DOTA's and ICDAR's lines have eight numbers first, in pixels"),
@@ -325,12 +329,7 @@ class _LabelReader:
         if count == 4:
             return _Object(label, self._box(numbers, self.form), [])
         if count % 2:
-            more = (
-                ". If the last is a confidence, remove it: `sed -ri 's/ +[^ ]+ *$//' labels/*.txt`. If it is an angle, "
-                "write the four corners"
-                if count == 5
-                else ""
-            )
+            more = _SIX_COLUMNS if count == 5 else ""
             raise ValueError(f"has {count} numbers behind the class: neither a box nor the corners of a polygon{more}")
         self.lengths[count] += 1
         box, bounds = numbers[:4], _bounds(numbers[4:])

@@ -35,7 +35,7 @@ from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, pl
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.image_tables import NO_HEADER, ImageTable, find_tables, in_class_folders, text_cells
 from fastload.sources.tables.read_table import Values, values_of
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tree import Tree, is_image, key_of
 
 _LOOKED_AT = 40  # cells of a column, to see what it may be
 
@@ -57,6 +57,9 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     first = np.arange(len(rows.lines)) if sample is None else np.unique(sample, return_index=True)[1]
     table = {name: values_of(cells) for name, cells in rows.cells.items()}
     masks = _find_masks(draft, rows, index, sample, table, options)
+    for name in _further_images(rows, index, table):
+        draft.notes.append(f"NOT READ: the images that column {name!r} names. `--image-column` names those to pack.")
+        del table[name], rows.cells[name]
     splits = Splits.of([rows.split[row] for row in first.tolist()])
     objects = next((name for name in OBJECTS if name in table and sample is None), "")
     nested = nested_boxes(objects, rows.cells[objects], rows.location, draft, form=options.boxes) if objects else {}
@@ -256,6 +259,13 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
                 f"{rows.split[row]} ({rows.location(row)}). An image can be in one."
             )
     return rows, sample
+
+
+def _further_images(rows: _Rows, index: ImageIndex, table: dict[str, Values]) -> list[str]:
+    """Returns the columns that name images of the tree, too."""
+    base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
+    some = {name: rows.texts(name)[:_LOOKED_AT] for name, values in table.items() if values.kind == "text"}
+    return [name for name, cells in some.items() if all(map(is_image, cells)) and base.hits(cells)[0]]
 
 
 def _find_masks(

@@ -127,9 +127,10 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
     lines = list(itertools.islice(stream, _HEAD_ROWS))
     hint = lines[0].strip() if lines else ""
     first = int(hint.lower().startswith("sep=") and len(hint) == 5)  # Excel's line that names the separator
+    quote = "'" if hint[:1] == hint[-1:] == "'" else '"'
     delimiter = hint[-1] if first else _delimiter(lines, path)
     stream.seek(len(lines[0]) if first else 0)
-    reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
+    reader = csv.reader(stream, delimiter=delimiter, quotechar=quote, strict=True, skipinitialspace=True)
     width = 0
     cells: list[Any] = []  # of all rows
     numbers: list[int] = []
