@@ -1,0 +1,364 @@
+"""What in a tree speaks against a folder of images: signs of a structure that class folders or images alone would lose.
+
+Any tree with images is a folder of images, so a layout that is not recognised would be packed as one, with wrong labels
+and without its boxes, masks or splits. `refuse_by_signs` refuses it instead, names what was seen and what would be
+right. Signs are general, never names of datasets. Whoever asks for `--layout folder` knows, and is not asked.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastload.errors import ImageError, SourceError
+from fastload.sources.assemble import stem_of
+from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, share_folders, split_word
+from fastload.sources.listing import first_few
+from fastload.sources.tree import Tree, key_of
+
+_TEXTS = (
+    ".txt",
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".xml",
+    ".yaml",
+    ".yml",
+    ".html",
+    ".htm",
+    ".lst",
+    ".tab",
+)
+_BESIDE = (*_TEXTS, ".mat", ".npy", ".npz", ".pts", ".pkl", ".pickle", ".h5")
+"""Suffixes of files that hold annotations: of texts, which are looked into; and of those that lie one by one image."""
+
+_PART = 0.5  # of files of one suffix that are called like images, from which on they belong to them
+_HEAD = 2**18
+_MOST_READ = 48  # text files that are looked into
+_A_FOLDER = 8  # of them, of one suffix in one folder
+_MOST_VERSIONS = 8  # folders that may be versions of one dataset
+_NAMED = 3  # images that a text names, from which on it is about them
+_TOKENS = re.compile(r"[\s,;|\"'<>()\[\]{}=#]+")
+_CELLS = re.compile(r"[,;|\t\"'<>]+")
+_NUMBER_LINE = re.compile(r"[\d\s.,;eE+-]*\d[\d\s.,;eE+-]*")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One thing in a tree that a folder of images would lose or mistake."""
+
+    seen: str  # what there is, and what it looks like, as the end of a sentence
+    ways: tuple[str, ...] = ()  # commands, or what to do, that would be right
+    folders: frozenset[str] = frozenset()  # those whose files it is about, which need no sign of their own
+
+
+def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collection[str] = ()) -> None:
+    """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
+
+    `classes` are known otherwise, so that one of them may be alone.
+    """
+    found = [*further, *signs_against_folder(tree, classes)]
+    if not found:
+        return
+    ways = dict.fromkeys(way for sign in found for way in sign.ways)
+    tops = sorted({top for tops in ClassFolders.of(tree).classes.values() for top in tops})
+    becomes = f"the classes {first_few(map(key_of, tops), 3)}" if tops else "images without labels"
+    raise SourceError(
+        f"{tree.given}: not packed as a folder of images, which would lose or mistake what is there: "
+        f"{' '.join(f'({i}) {sign.seen}.' for i, sign in enumerate(found, 1))} What would be right: "
+        f"{'; '.join((*ways, ''))}or, if it is no more than a folder of images, `--layout folder`, which packs "
+        f"{becomes}."
+    )
+
+
+def not_read(tree: Tree) -> list[str]:
+    """Returns notes on the annotations beside images, where it was asked for a layout that does not read them."""
+    return [f"NOT READ: {sign.seen}. The packed file has none of it." for sign in _files_beside(ClassFolders.of(tree))]
+
+
+def signs_against_folder(tree: Tree, classes: Collection[str] = ()) -> list[Sign]:
+    """Returns what in a tree with images speaks against a folder of images; `classes` are known otherwise."""
+    folders = ClassFolders.of(tree)
+    beside = list(_files_beside(folders))
+    told = {folder for sign in beside for folder in sign.folders}
+    return [
+        *beside,
+        *_other_folders(folders, told),
+        *_splits_or_versions(folders),
+        *_classes_in_doubt(folders, classes),
+    ]
+
+
+def pack_command(source: str | Path, *options: str) -> str:
+    """Returns a command to show."""
+    return f"`fastload pack {' '.join([shlex.quote(str(source)), 'OUT.h5', *options])}`"
+
+
+def _table_way(tree: Tree) -> str:
+    return (
+        f"a table with the header `file_name,label` (also split, or xmin, ymin, xmax, ymax), a row an image or box: "
+        f"`fastload pack TABLE.csv OUT.h5 --root {shlex.quote(str(tree.path))}`"
+    )
+
+
+def _files_beside(found: ClassFolders) -> Iterator[Sign]:
+    """Yields the files of annotations: one for each image, texts that name images or some classes, lists of numbers."""
+    tree = found.tree
+    others = [(i, name) for i, name in tree.not_images if name.lower().endswith(_BESIDE)]
+    if not others:
+        return
+    names = _Names.of(found)
+    by_suffix: dict[str, list[tuple[int, str]]] = {}
+    for i, name in others:
+        by_suffix.setdefault(Path(name).suffix.lower(), []).append((i, name))
+    texts: list[tuple[int, str]] = []
+    for suffix, files in by_suffix.items():
+        # `a.jpg.json` is called like a.jpg, too.
+        alike = [name for _, name in files if stem_of(name) in names.stems or stem_of(name) in names.bases]
+        if alike and len(alike) >= _PART * len(files) and (len(alike) > 1 or len(names.stems) < 2 * _NAMED):
+            more = f" and {len(alike) - 1} more {suffix} files are" if alike[1:] else " is"
+            yield Sign(
+                f"{key_of(alike[0])}{more} called like images, as annotations of them are "
+                f"({_LOOKS.get(suffix, 'labels or boxes')})",
+                (*_WAYS.get(suffix, ()), _table_way(tree)),
+                _folders_of(alike),
+            )
+        elif suffix == ".mat":
+            mats = [name for _, name in files]
+            yield Sign(
+                f"{first_few(list(map(key_of, mats)), 2)} {'are' if mats[1:] else 'is'} MATLAB's, as labels, boxes or "
+                f"splits are kept",
+                (_table_way(tree),),
+                _folders_of(mats),
+            )
+        elif suffix in _TEXTS:
+            texts += files
+    yield from _texts_beside(tree, texts, names)
+    yield from _same_files(found)
+
+
+def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> Iterator[Sign]:
+    """Yields the texts that name images or some of the classes, and those of numbers alone beside images alone."""
+    seen: Counter[tuple[str, str]] = Counter()
+    kinds: dict[str, dict[str, str]] = {}
+    for i, name in sorted(texts, key=lambda one: (one[1].count("/"), not split_word(stem_of(one[1]))[0], one[1])):
+        place = name.rpartition("/")[0], name[-4:].lower()
+        seen[place] += 1
+        if seen[place] > _A_FOLDER or sum(min(n, _A_FOLDER) for n in seen.values()) > _MOST_READ:
+            continue
+        with suppress(ImageError):
+            head = tree.files.read_head(i, _HEAD)
+            kind, line = names.kind_of(head, whole=len(head) >= int(tree.sizes[i]))
+            if kind:
+                kinds.setdefault(kind, {})[name] = line
+    for kind, found in kinds.items():
+        shown = first_few([f"{key_of(name)} ({line[:60]!r})" for name, line in found.items()], 2)
+        verb = kind if len(found) > 1 else kind.replace("name ", "names ").replace("hold ", "holds ")
+        yield Sign(f"{shown} {verb}", (_table_way(tree),), _folders_of(found))
+
+
+_LOOKS = {".txt": "YOLO's boxes, or captions", ".xml": "VOC's boxes", ".json": "LabelMe's polygons, or tags"}
+_WAYS = {
+    ".xml": ("VOC's own folders, JPEGImages/ and Annotations/, are read: `--layout voc`",),
+    ".txt": ("YOLO's own folders, images/ and labels/, are read: `--layout yolo`",),
+}
+_IMAGES, _SOME, _NUMBERS = (
+    "name images, as a list of splits, labels, boxes or captions does",
+    "name some of the class folders, as a list of splits does",
+    "hold numbers alone, as labels in the order of the images are kept",
+)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names that a text may give images and classes of a tree."""
+
+    bases: set[str]  # `1.jpg`
+    stems: set[str]  # `1`
+    paths: set[str]  # `cat/1`, the last folder and the stem
+    classes: set[str]
+    count: int  # of images
+
+    @classmethod
+    def of(cls, found: ClassFolders) -> _Names:
+        """Returns the names of the images and class folders of a tree."""
+        names = [found.tree.names[i] for i in found.tree.images().tolist()]
+        bases = {name.rpartition("/")[2] for name in names}
+        paths = {"/".join(name.rpartition(".")[0].split("/")[-2:]) for name in names if "/" in name}
+        classes = {top for tops in found.classes.values() for top in tops}
+        return cls(bases, set(map(stem_of, bases)), paths, classes, len(names))
+
+    def image_in(self, name: str) -> str:
+        """Returns the image that a word or cell of a text names, without suffix; "" if it names none."""
+        base, end = name.rpartition("/")[2], "/".join(name.split("/")[-2:])
+        if base in self.bases:
+            return end.rpartition(".")[0]
+        # 17 or cat are too little to be the name of an image in a text; with their folder they are enough.
+        says = len(base) > 3 and any(map(str.isdigit, base))
+        return end if base in self.stems and (says or end in self.paths) else ""
+
+    def kind_of(self, head: bytes, *, whole: bool) -> tuple[str, str]:
+        """Returns what a text is, and the first line that shows it; ("", "") if it is not about these images.
+
+        Of a text about images most lines name one, or one line (as of JSON) many; a manual may mention some.
+        """
+        lines = [line.strip() for line in head.decode("utf-8", "replace").replace("\\", "/").splitlines()]
+        lines = [line for line in (lines if whole else lines[:-1] or lines) if line]
+        images, classes, alone = dict[str, str](), dict[str, str](), 0
+        for line in lines:
+            # A name may have spaces, which also separate: cells are looked up whole, and word by word.
+            cells = [cell.strip() for cell in _CELLS.split(line)]
+            for name in filter(None, map(self.image_in, {*cells, *_TOKENS.split(line)})):
+                images.setdefault(name, line)
+            alone += bool(self.image_in(line))
+            if (first := next(iter(_TOKENS.split(line)), "")) in self.classes:
+                classes.setdefault(first, line)
+        if len(images) >= min(_NAMED, self.count) and (2 * len(images) >= len(lines) or len(lines) == 1):
+            only_names = whole and alone == len(lines) == self.count  # a list of all images says nothing more
+            return ("", "") if only_names else (_IMAGES, next(iter(images.values())))
+        if whole and max(2, len(lines) - 1) <= len(classes) < len(self.classes):
+            return _SOME, next(iter(classes.values()))
+        if not self.classes and len(lines) > 1 and all(map(_NUMBER_LINE.fullmatch, lines)):
+            return _NUMBERS, lines[0]
+        return "", ""
+
+
+def _folders_of(names: Iterable[str]) -> frozenset[str]:
+    """Returns the folders of files, and those above them, which end in `/`."""
+    found = set[str]()
+    for name in names:
+        while (name := name.rpartition("/")[0]) and f"{name}/" not in found:
+            found.add(f"{name}/")
+    return frozenset(found)
+
+
+def _same_files(found: ClassFolders) -> Iterator[Sign]:
+    """Yields files of one name that lie in most of the class folders, beside the images."""
+    tree = found.tree
+    places = Counter(
+        name.rpartition("/")[2] for _, name in tree.not_images if f"{name.rpartition('/')[0]}/" in tree.image_folders
+    )
+    same = [name for name, count in places.items() if count > 1 and count >= _PART * len(tree.image_folders)]
+    if same:
+        yield Sign(
+            f"each folder of images also holds {first_few(map(key_of, same), 3)}: calibration, scenes or labels, which "
+            f"a class has not",
+            (_table_way(tree),),
+        )
+
+
+def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
+    """Yields the folders beside those of images that hold other files alone, but for those `told` already."""
+    others = []
+    for split, names in found.without_images().items():
+        others += [path for name in names if (path := f"{found.splits[split]}{name}/") in found.with_files]
+    if found.named:
+        tops = {f"{path[: path.find('/', len(found.around)) + 1]}" for path in found.with_files - {found.around}}
+        others += sorted(tops - found.with_images)
+    if others := [path for path in dict.fromkeys(others) if path not in told]:
+        tree = found.tree
+        suffixes = Counter(
+            Path(name).suffix.lower() or "no suffix" for _, name in tree.not_images if name.startswith(tuple(others))
+        )
+        what = first_few([f"{count} {suffix}" for suffix, count in suffixes.most_common()], 3)
+        shown, verb = first_few(list(map(key_of, others)), 3), "hold" if others[1:] else "holds"
+        yield Sign(
+            f"{shown} beside folders of images {verb} no image, but {what} files: annotations, or no part of it",
+            (_table_way(tree), "move what is no part of the dataset away"),
+        )
+
+
+def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
+    """Yields sibling folders that hold the same folders, so that their own names are no classes."""
+    for split, at in found.splits.items():
+        inside = {top: below for top in found.classes[split] if (below := found.below(split, top))}
+        if not 1 < len(found.classes[split]) <= _MOST_VERSIONS:
+            continue  # more are classes, each with the same folders in it
+        same = [
+            top
+            for top, folders in inside.items()
+            if any(share_folders(folders, other) for name, other in inside.items() if name != top and len(other) > 1)
+        ]
+        if len(same) < 2:
+            continue
+        words = {split_word(top)[0] for top in same}
+        yield Sign(
+            f"{first_few([key_of(at + top) for top in same], 4)} hold the same folders "
+            f"({first_few(list(map(key_of, inside[same[0]])), 3)}), as "
+            f"{'splits' if len(words) == len(same) and '' not in words else 'splits or versions of one dataset'} do, "
+            f"not classes",
+            (
+                "for splits, folders called train, val and test, and nothing beside them",
+                f"for versions, one of them: {pack_command(found.tree.path / at / same[0])}",
+            ),
+        )
+
+
+def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator[Sign]:
+    """Yields what makes it doubtful that the folders are classes: one alone, images that lie deeper, names alike."""
+    tree = found.tree
+    tops = Counter(top for tops in found.classes.values() for top in tops)
+    if not tops:
+        return
+    direct = [
+        top for split, of in found.classes.items() for top in of if f"{found.splits[split]}{top}/" in tree.image_folders
+    ]
+    if not direct and not any(at in tree.image_folders for at in found.splits.values()):
+        split, at = next((split, at) for split, at in found.splits.items() if found.classes[split])
+        top = next(iter(found.classes[split]))
+        inside = first_few(list(map(key_of, found.below(split, top))), 3)
+        yield Sign(
+            f"no image lies directly in a class folder: {key_of(at + top)}/ holds {inside}, so it is not known which "
+            f"folder is the class",
+            (
+                "`--layout folder --labels top` takes the outermost, `--layout folder --labels deepest` the whole path "
+                "to the image",
+            ),
+        )
+    elif len(tops) == 1 and len(direct) == len(tree.image_folders) and not any(found.without_images().values()):
+        top = next(iter(tops))
+        if key_of(top) in classes:
+            return
+        at = next(found.splits[split] for split in found.classes if top in found.classes[split])
+        what = (
+            "images alone" if top.lower() in IMAGE_FOLDERS else "a class of which the others are missing, or no class"
+        )
+        yield Sign(
+            f"all images lie in one folder, {key_of(at + top)}/: one class, from which nothing can be learned ({what})",
+            ("`--layout folder --labels none` packs them without labels",),
+        )
+    yield from _names_alike(found, set(tops))
+
+
+def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:
+    """Yields names of classes that are one to a reader: they differ in Unicode form, spaces, or case between splits."""
+    for plain, why in ((_composed, "only in their Unicode form or in spaces"), (_folded, "only in case")):
+        groups: dict[str, set[str]] = {}
+        for top in tops:
+            groups.setdefault(plain(top), set()).add(top)
+        for names in groups.values():
+            # `A` and `a` may both be classes, as letters are; not if no split has both.
+            together = plain is _folded and any(len(names & of.keys()) > 1 for of in found.classes.values())
+            if len(names) > 1 and not together:
+                shown = " and ".join(ascii(key_of(name)) for name in sorted(names)[:3])
+                yield Sign(
+                    f"the folders {shown} differ {why}, and would be {len(names)} classes",
+                    ("rename one as the other",),
+                )
+                return
+
+
+def _composed(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
