@@ -317,9 +317,13 @@ def fields_bytes(listing: Listing) -> bytes:
 
 
 def _moves(name: str, column: Column) -> Moves:
-    """Returns how a column moves with its image: "points" or a form of boxes by its name and axes; "" otherwise."""
+    """Returns how a column moves with its image: "points", "xyv" or a form of boxes by its name and axes; else ""."""
     values = column.values
-    if "coordinates" in column.attrs or values.dtype.kind not in "iuf" or values.ndim < 2 or values.shape[-1] % 2:
+    if "coordinates" in column.attrs or values.dtype.kind not in "iuf" or values.ndim < 2:
+        return ""
+    if name == "keypoints" and values.ndim > 2 and values.shape[-1] == 3:
+        return "xyv"
+    if values.shape[-1] % 2:
         return ""
     if name.lower() in BOXES and values.shape[-1] == 4:
         return form_by_names(column.attrs.get("names", ()))

@@ -1,4 +1,4 @@
-"""Draws masks, boxes and landmarks over an image of a preview, and makes the label below it."""
+"""Draws masks, boxes, landmarks and keypoints over an image of a preview, and makes the label below it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Colour = tuple[int, int, int]
 
 MAX_LEGEND = 40
 BOX_FIELDS = ("boxes", "bbox")
-POINT_FIELD = "landmarks"
+POINT_FIELDS = ("landmarks", "keypoints")
 
 _MASK_STRENGTH = 0.5
 _NO_CLASS: Colour = (230, 30, 110)
@@ -44,6 +44,7 @@ class Marks:
     boxes: NDArray[np.float64]  # (M, 4), two corners each
     classes: NDArray[np.int64]  # (M,), of the boxes; -1: none
     points: NDArray[np.float64]  # (P, 2)
+    kinds: NDArray[np.int64]  # (P,), number of each point among those of its object
 
 
 class Entry(NamedTuple):
@@ -59,12 +60,11 @@ def marks_of(
 ) -> list[Marks]:
     """Returns the marks of each row; without fields that belong to another image, or whose form is not known."""
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
-    points_field = file.fields.get(POINT_FIELD)
-    shape = points_field.shape if points_field and points_field.attrs.get("coordinates", "aligned") == "aligned" else ()
-    are_points = (len(shape) == 1 and shape[0] % 2 == 0) or shape[1:] == (2,)
+    point_fields = [name for name in POINT_FIELDS if name in file.fields and _numbers_of_point(file.fields[name])]
     result = []
     for row, mask in zip(rows, masks, strict=True):
-        boxes, classes, points = np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros((0, 2))
+        boxes, classes = np.zeros((0, 4)), np.zeros(0, np.int64)
+        points, kinds = [np.zeros((0, 2))], [np.zeros(0, np.int64)]
         if box_field:
             boxes = np.asarray(hdf5[box_field][row], np.float64).reshape(-1, 4)
             if _box_form(file.fields[box_field]) == "xywh":
@@ -75,9 +75,14 @@ def marks_of(
             real = np.isfinite(boxes).all(axis=1) & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
             real &= (boxes[:, :2] < boxes[:, 2:]).any(axis=1)  # padding is a point
             boxes, classes = boxes[real], classes[real]
-        if are_points:
-            points = np.asarray(hdf5[POINT_FIELD][row], np.float64).reshape(-1, 2)
-        result.append(Marks(mask, boxes, classes, points))
+        for name in point_fields:
+            field = file.fields[name]
+            numbers = np.asarray(hdf5[name][row], np.float64).reshape(-1, _numbers_of_point(field))
+            shown = (numbers[:, 2:] > 0).all(axis=1)  # those that are labelled, where that is said
+            of_object = field.shape[-2] if len(field.shape) > 2 else len(numbers)
+            points.append(numbers[shown, :2])
+            kinds.append(np.flatnonzero(shown) % of_object)
+        result.append(Marks(mask, boxes, classes, np.concatenate(points), np.concatenate(kinds)))
     return result
 
 
@@ -101,7 +106,7 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
         thick = min(right - left, bottom - top) > 12
         colour = class_colour(index) if index >= 0 else _NO_CLASS
         draw.rectangle((left, top, right, bottom), outline=colour, width=2 if thick else 1)
-    for number, (x, y) in enumerate((marks.points * scale).tolist()):
+    for number, (x, y) in zip(marks.kinds.tolist(), (marks.points * scale).tolist(), strict=True):
         if np.isfinite((x, y)).all():
             around = (x - _DOT_RADIUS, y - _DOT_RADIUS, x + _DOT_RADIUS, y + _DOT_RADIUS)
             draw.ellipse(around, fill=class_colour(number), outline=_HALO)
@@ -144,6 +149,16 @@ def _bare_classes(file: PackedFile) -> list[int]:
     unmarked = ("background", "__background__", "0")
     background = [i for i, name in enumerate(field.names) if name.lower() in unmarked]
     return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 256 else [])]
+
+
+def _numbers_of_point(field: Field) -> int:
+    """Returns how many numbers each point has, 2 or, with its visibility, 3; 0 if unknown, or of another image."""
+    shape = field.shape
+    if field.attrs.get("coordinates", "aligned") != "aligned" or not shape:
+        return 0
+    if len(shape) == 1:
+        return 2 if shape[0] % 2 == 0 and (field.name == "landmarks" or shape[0] % 3) else 0
+    return shape[-1] if shape[-1] == 2 or (shape[-1] == 3 and field.name == "keypoints") else 0
 
 
 def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:

@@ -21,7 +21,7 @@ from fastload.images.fit import Target, moved_coordinates, turned_coordinates
 from fastload.pack.decisions import fitted_sizes
 from fastload.pack.pack_options import PackOptions
 from fastload.sources.box_forms import REACH, box_fits
-from fastload.sources.listing import BoxesOf, Listing, first_few
+from fastload.sources.listing import BoxesOf, BoxForm, Listing, first_few
 
 REACHES_OUT = "reaches out of its image"
 """Why an image whose boxes do so is refused."""
@@ -29,7 +29,13 @@ REACHES_OUT = "reaches out of its image"
 DECLARED = "its annotation declares"
 """Within the reason of an image that has not the size that boxes were drawn on."""
 
-_NEARLY_ALL = 0.99
+# Form, in words, and which part of boxes must reach out as corner and size, and fit in this form. Given by two corners,
+# most boxes right of or below the middle of an image reach out. Given by their middles, few small ones do; but hardly
+# any leaves an image by half its size either, so that all must fit.
+_OTHER_FORMS: tuple[tuple[BoxForm, str, float, float], ...] = (
+    ("xyxy", "two corners", 0.1, 0.99),
+    ("cxcywh", "the middle", 0.01, 1),
+)
 _TURNED, _SWAPPED = "its size before EXIF turns it", "the two swapped"
 
 
@@ -111,21 +117,19 @@ def _of_other_size(
 
     Boxes on an image of the declared size can be scaled if there is one, and the image was not turned since.
     """
-    sizes, turned = _sizes(headers), headers["orientation"] >= 5
-    there, said = (sizes > 0).all(axis=1), (declared > 0).all(axis=1)
+    sizes = _sizes(headers)
+    turned: NDArray[np.bool_] = np.asarray(headers["orientation"] >= 5)
+    said: NDArray[np.bool_] = np.asarray((declared > 0).all(axis=1))
     stored = np.where(turned[:, None], sizes[:, ::-1], sizes)
 
     def differ(meant: NDArray[np.int64]) -> NDArray[np.bool_]:
-        different: NDArray[np.bool_] = (abs(declared - meant) > tolerance).any(axis=1)
-        return different
+        return np.asarray((abs(declared - meant) > tolerance).any(axis=1))
 
-    swapped = said & ~differ(sizes[:, ::-1])
-    if drawn_on == "declared":
-        wrong = ~said | (swapped & differ(sizes))
-    else:
-        wrong = said & differ(stored if drawn_on == "stored" else sizes)
+    swapped: NDArray[np.bool_] = np.asarray(said & ~differ(sizes[:, ::-1]))
+    other = said & differ(stored if drawn_on == "stored" else sizes)
+    wrong = np.asarray(~said | (swapped & other) if drawn_on == "declared" else other)
     found = dict[int, str]()
-    for sample in np.flatnonzero(wrong & there).tolist():
+    for sample in np.flatnonzero(wrong & (sizes > 0).all(axis=1)).tolist():
         (height, width), (rows, columns) = (stored if drawn_on == "stored" else sizes)[sample], declared[sample]
         how = f", {_TURNED if turned[sample] else _SWAPPED}" if swapped[sample] and drawn_on != "stored" else ""
         size = f"{columns}x{rows}{how}" if said[sample] else "no size"
@@ -166,19 +170,18 @@ def _refuse_other_forms(
         boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
         there = boxes.any(axis=2) & known[:, None]
         out = there & ~box_fits(boxes, "xywh", sizes)
-        for form, what in (("xyxy", "two corners"), ("cxcywh", "the middle and the size")):
+        for form, what, some, nearly_all in _OTHER_FORMS:
             fitting = int(box_fits(boxes, form, sizes)[there].sum())
-            # Small boxes hardly ever leave an image by half their size: of a middle all must fit, and many not now.
-            needed = _NEARLY_ALL if form == "xyxy" else 1
-            if not out.any() or fitting < needed * there.sum() or (form == "cxcywh" and out.sum() < 0.01 * there.sum()):
+            if not out.any() or out.sum() < some * there.sum() or fitting < nearly_all * there.sum():
                 continue
             sample, box = np.argwhere(out)[0].tolist()
             shown = ", ".join(f"{number:g}" for number in boxes[sample, box].tolist())
             width, height = sizes[sample, 0].tolist()
+            size = " and its size" if form == "cxcywh" else ""
             raise SourceError(
-                f"{source}: boxes in {name} look like {what} of each: as x, y, width, height {int(out.sum())} of "
-                f"{int(there.sum())} reach out of their images (such as {shown} in {listing.keys[sample]}, "
-                f"{width}x{height}), as {what} {fitting} fit. Say `--boxes {form}`; `--boxes xywh` if they are a "
+                f"{source}: boxes in {name} look like {what} of each{size}: as x, y, width, height {int(out.sum())} "
+                f"of {int(there.sum())} reach out of their images (such as {shown} in {listing.keys[sample]}, "
+                f"{width}x{height}), read so {fitting} fit. Say `--boxes {form}`; or `--boxes xywh` if they are a "
                 "corner and a size."
             )
 

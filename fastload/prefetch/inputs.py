@@ -116,7 +116,7 @@ class PackedInput:
             if name in COORDINATE_FIELDS and name in file.fields:
                 field = file.fields[name]
                 frame = _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), "")
-                known[name] = coordinates_of(name, field.shape, field.names, frame)
+                known[name] = coordinates_of(name, field.shape, field.names, frame, field.attrs.get("flip_pairs", ()))
         return known
 
     def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:

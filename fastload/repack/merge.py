@@ -125,7 +125,9 @@ def _of_boxes(listing: Listing) -> list[str]:
     return [
         name
         for name, column in listing.columns.items()
-        if "num_boxes" in listing.columns and column.values.ndim > 1 and (name == "boxes" or name.startswith("box_"))
+        if "num_boxes" in listing.columns
+        and column.values.ndim > 1
+        and (name == "boxes" or name.startswith("box_") or (name == "keypoints" and column.values.ndim == 4))
     ]
 
 

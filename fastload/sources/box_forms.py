@@ -215,7 +215,7 @@ def _box_form(files: Reader, column: Column) -> tuple[Moves, str]:
     if (boxes == -1).all(axis=2).any():
         return "", "some are -1 throughout"
     boxes[np.isnan(boxes).any(axis=2)] = 0  # an absent box fits both forms as zeros
-    corners, sized = (bool(box_fits(boxes, form, np.inf).all()) for form in ("xyxy", "xywh"))
+    corners, sized = (bool(box_fits(boxes, form, np.array(np.inf)).all()) for form in ("xyxy", "xywh"))
     if corners and sized:
         rows, sizes = _sizes(files, boxes)
         corners, sized = (bool(box_fits(boxes[rows], form, sizes).all()) for form in ("xyxy", "xywh"))

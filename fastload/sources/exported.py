@@ -171,7 +171,8 @@ def _fields(tree: Tree, sidecar: _Sidecar) -> tuple[dict[str, Column], Splits]:
             raise sidecar.damaged(f"`{name}` is {dtype}, which a packed file never holds")
         values, moves = values_of(name, dtype, *shape), column.get("moves", "")
         last = shape[-1] if shape else 1
-        if moves not in get_args(Moves) or (moves and (dtype.kind not in "iuf" or last % 2)):
+        triples = moves == "xyv"
+        if moves not in get_args(Moves) or (moves and (dtype.kind not in "iuf" or last % (3 if triples else 2))):
             raise sidecar.damaged(f"`{name}` cannot hold coordinates such as {str(moves)[:80]!r}")
         if moves in ("xywh", "xyxy") and last != 4:
             raise sidecar.damaged(f"`{name}` cannot hold boxes, of {last} numbers")

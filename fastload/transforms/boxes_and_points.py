@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 
 from fastload.images.fit import axis_letter
 
-COORDINATE_FIELDS = ("bbox", "boxes", "landmarks")
+COORDINATE_FIELDS = ("bbox", "boxes", "landmarks", "keypoints")
 """Fields of these names hold coordinates in the image, which have to move with it."""
 
-Kind = Literal["xyxy", "xywh", "points"]
+Kind = Literal["xyxy", "xywh", "points", "xyv"]
+
+_PROBES = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+"""Points that are moved along, to see whether an image is mirrored."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +25,34 @@ class Coordinates:
     """How a field holds coordinates in the image.
 
     Attributes:
-        kind: "points": (B, 2 P) or (B, P, 2) as x, y; "xyxy" or "xywh": (B, 4) or (B, M, 4), corners, or a corner and a
-            size. Where an image has several boxes, those of four zeros only fill the row up, and stay so.
+        kind: "points": (B, 2 P) or (B, ..., 2) as x, y; "xyv": (B, ..., K, 3) as x, y and a visibility, of which 0
+            means that there is no point; "xyxy" or "xywh": (B, 4) or (B, M, 4), corners, or a corner and a size. Where
+            an image has several boxes, those of four zeros only fill the row up, and stay so.
         unusable: why its numbers are not pixels of the images as they are packed; empty if they are.
+        flip_pairs: for each of K points the one that it becomes in a mirrored image, such as the other eye; (): itself.
     """
 
     kind: Kind
     unusable: str = ""
+    flip_pairs: tuple[int, ...] = ()
 
 
-def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], frame: str = "") -> Coordinates:
+def coordinates_of(
+    name: str, shape: tuple[int, ...], columns: Sequence[str], frame: str = "", flip_pairs: Any = ()
+) -> Coordinates:
     """Returns how a field of COORDINATE_FIELDS holds a sample's numbers, of a shape, by the names of its columns.
 
-    The frame says why they are not pixels of the packed images; empty if they are.
+    The frame says why they are not pixels of the packed images, empty if they are; `flip_pairs` is the attribute.
     """
+    if name == "keypoints":
+        kind: Kind = "xyv" if len(shape) > 1 and shape[-1] == 3 else "points"
+        flat = len(shape) == 1 and shape[0] % 2 == 0 and shape[0] % 3 > 0
+        if kind == "points" and not flat and not (len(shape) > 1 and shape[-1] == 2):
+            return Coordinates("points", f"a sample's are {shape}, not (..., K, 3) with a visibility or (..., K, 2)")
+        pairs = flip_pairs if isinstance(flip_pairs, tuple) else (flip_pairs,)
+        if pairs and (len(shape) < 2 or sorted(pairs) != list(range(shape[-2]))):
+            return Coordinates(kind, "its attribute `flip_pairs` does not name each of its points once")
+        return Coordinates(kind, frame, pairs)
     words = [column.lower() for column in columns]
     if name == "landmarks":
         flat = len(shape) == 1 and shape[0] % 2 == 0
@@ -57,15 +75,18 @@ def coordinates_of(name: str, shape: tuple[int, ...], columns: Sequence[str], fr
 def as_moved(fields: dict[str, torch.Tensor], coordinates: Mapping[str, Coordinates]) -> dict[str, torch.Tensor]:
     """Returns the coordinates among the fields in the form that transforms move, float32.
 
-    Boxes are corners x1, y1, x2, y2, (B, 4) or (B, M, 4), points (B, P, 2).
+    Boxes are corners x1, y1, x2, y2, (B, 4) or (B, M, 4), points (B, P, 2), behind which three more show how images
+    were turned where points of two sides are to change places.
     """
     moved = {}
     for name, how in coordinates.items():
         if name not in fields:
             continue
         values = fields[name].to(torch.float32)
-        if how.kind == "points":
-            values = values.reshape(len(values), -1, 2)
+        if how.kind in ("points", "xyv"):
+            values = values.reshape(len(values), -1, 2 if how.kind == "points" else 3)[..., :2]
+            if how.flip_pairs:
+                values = torch.cat([values, _on(_PROBES, values.device).expand(len(values), -1, -1)], dim=1)
         elif how.kind == "xywh":
             values = torch.cat([values[..., :2], values[..., :2] + values[..., 2:]], dim=-1)
         moved[name] = values
@@ -78,16 +99,53 @@ def as_handed_over(
     coordinates: Mapping[str, Coordinates],
     size: tuple[int, int],
 ) -> dict[str, torch.Tensor]:
-    """Returns moved coordinates in the form that the fields had, float32; boxes are clamped to (height, width)."""
+    """Returns moved coordinates in the form that the fields had, float32; boxes are clamped to (height, width).
+
+    Points with a visibility that lie outside of the image, by more than a pixel, become three zeros.
+    """
     result = {}
     for name, values in moved.items():
-        kind = coordinates[name].kind
-        if kind != "points":
-            x, y = values[..., 0::2].clamp(0, size[1]), values[..., 1::2].clamp(0, size[0])
-            values = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
-        if kind == "xywh":
+        how, shape = coordinates[name], fields[name].shape
+        if how.kind in ("points", "xyv"):
+            result[name] = _points_handed_over(values, fields[name], how, size).reshape(shape)
+            continue
+        x, y = values[..., 0::2].clamp(0, size[1]), values[..., 1::2].clamp(0, size[0])
+        values = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
+        if how.kind == "xywh":
             values = torch.cat([values[..., :2], values[..., 2:] - values[..., :2]], dim=-1)
-        if kind != "points" and values.ndim == 3:
+        if values.ndim == 3:
             values = values.masked_fill((fields[name] == 0).all(dim=-1, keepdim=True), 0)
-        result[name] = values.reshape(fields[name].shape)
+        result[name] = values.reshape(shape)
     return result
+
+
+def _points_handed_over(
+    values: torch.Tensor, field: torch.Tensor, how: Coordinates, size: tuple[int, int]
+) -> torch.Tensor:
+    """Returns points in the form of a field, (B, P, 2) or, with their visibility, (B, P, 3)."""
+    mirrored = None
+    if how.flip_pairs:
+        values, probes = values[:, :-3], values[:, -3:]
+        (a, b), (c, d) = ((probes[:, at] - probes[:, 0]).unbind(-1) for at in (1, 2))
+        mirrored = (a * d - b * c < 0)[:, None, None, None]
+    if how.kind == "xyv":
+        visibility = field.to(torch.float32).reshape(len(field), -1, 3)[..., 2:]
+        x, y = values[..., :1], values[..., 1:]
+        there = (visibility > 0) & (x >= -1) & (x <= size[1]) & (y >= -1) & (y <= size[0])
+        values = torch.cat([values, visibility], dim=-1).masked_fill(~there, 0)
+    if mirrored is not None:
+        points = values.reshape(len(values), -1, len(how.flip_pairs), values.shape[-1])
+        others = points.index_select(2, _on(_numbers(how.flip_pairs), values.device))
+        values = torch.where(mirrored, others, points)
+    return values
+
+
+@cache
+def _numbers(values: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+@cache
+def _on(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a constant on a device, copied once."""
+    return values.to(device)

@@ -190,6 +190,17 @@ def test_one_box_and_landmarks_are_drawn_where_they_are(tmp_path: Path) -> None:
     assert tuple(found[81, 25]) == class_colour(0) and tuple(found[20, 100]) == class_colour(1)
 
 
+def test_keypoints_are_drawn_where_they_are_labelled_in_the_colour_of_their_number(tmp_path: Path) -> None:
+    points = np.zeros((1, 3, 2, 3), np.float32)
+    points[0, :2] = [[[12, 40, 2], [30, 30, 0]], [[50, 10, 1], [20, 20, 2]]]
+    found = one_image(tmp_path, keypoints=Column(points, {"names": ("nose", "tail")}))
+    assert tuple(found[80, 24]) == tuple(found[20, 100]) == class_colour(0)
+    assert tuple(found[40, 40]) == class_colour(1)
+    assert (found[60, 60] == 200).all() and (found[0, 0] == 200).all()
+    unknown = Column(points, {"coordinates": "unknown"})
+    assert (one_image(tmp_path, keypoints=unknown) == 200).all()
+
+
 def test_places_of_another_image_are_not_drawn(tmp_path: Path) -> None:
     values = np.array([[10, 20, 20, 30]], np.int16)
     for attrs in (

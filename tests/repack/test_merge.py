@@ -61,6 +61,7 @@ def boxed(path: Path, classes: tuple[str, ...], ids: tuple[int, ...], most: int,
         "boxes": Column(box, {"names": ("x", "y", "width", "height")}),
         "box_labels": Column(np.where(there, len(classes) - 1, -1), {"names": classes, "category_ids": ids}),
         "box_crowd": Column(there.astype(np.uint8)),
+        "keypoints": Column(np.tile(box[:, :, None, :3], (1, 1, 2, 1)), {"names": ("a", "b"), "flip_pairs": (1, 0)}),
         "num_boxes": Column(counts),
     }
     return make(path, extra=extra, seed=seed)
@@ -71,6 +72,8 @@ def boxes_in(path: Path) -> dict[bytes, list[tuple[str, list[float], int]]]:
     with h5py.File(path) as file:
         names = file["box_labels"].attrs["names"].astype(str)
         values = [file[name][()] for name in ("key", "num_boxes", "box_labels", "boxes", "box_crowd")]
+        assert np.array_equal(file["keypoints"][()][:, :, 1], file["boxes"][()][..., :3])
+        assert file["keypoints"].attrs["flip_pairs"].tolist() == [1, 0]
     for _, count, labels, boxes, crowd in zip(*values, strict=True):
         assert (labels[count:] == -1).all() and not boxes[count:].any() and not crowd[count:].any()
     return {

@@ -110,3 +110,73 @@ def test_boxes_are_read_by_the_names_of_their_columns_or_not_at_all(columns, kin
 )
 def test_points_are_pairs_or_refused(shape, columns, usable):
     assert bool(coordinates_of("landmarks", shape, columns).unusable) != usable
+
+
+PERSON = [
+    [3, 4, 2],
+    [15, 4, 1],
+    [0, 0, 0],
+    [9, 9, 2],
+]  # nose, left and right eye (not labelled), middle
+PAIRS = (0, 2, 1, 3)
+
+
+def keypoints(transforms, values=((PERSON, [[0, 0, 0]] * 4),) * 2, pairs=PAIRS):
+    fields = {"images": IMAGES, "keypoints": torch.tensor(values, dtype=torch.float32)}
+    how = coordinates_of("keypoints", (2, 4, 3), (), "", pairs)
+    assert how == Coordinates("xyv", "", pairs)
+    draws = Draws(0, 0, np.arange(len(IMAGES)))
+    return apply_transforms(transforms, fields, draws, coordinates={"keypoints": how})["keypoints"]
+
+
+@pytest.mark.parametrize("flip", [FLIP, RandomVerticalFlip(1)])
+def test_a_mirror_swaps_left_and_right_keypoints_and_a_half_turn_none(flip):
+    def there(x, y):
+        return [19 - x, y] if flip is FLIP else [x, 9 - y]
+
+    once = keypoints([flip])
+    assert once[0, 0].tolist() == [[*there(3, 4), 2], [0, 0, 0], [*there(15, 4), 1], [*there(9, 9), 2]]
+    assert not once[:, 1].any(), "padding stays"
+    assert keypoints([flip], pairs=())[0, 0, 1].tolist() == [*there(15, 4), 1]
+    assert keypoints([flip, flip])[0, 0].tolist() == PERSON
+    turned = keypoints([FLIP, RandomVerticalFlip(1)])
+    assert turned[0, 0].tolist() == [[16, 5, 2], [4, 5, 1], [0, 0, 0], [10, 0, 2]]
+
+
+def test_keypoints_that_are_cropped_away_are_not_labelled_any_more():
+    found = keypoints([CenterCrop((10, 10))])  # columns 5 to 15
+    assert found[0, 0].tolist() == [[0, 0, 0], [10, 4, 1], [0, 0, 0], [4, 9, 2]]  # a pixel outside is no difference
+    assert keypoints([CenterCrop((10, 8))])[0, 0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [3, 9, 2]]
+
+
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [RandomResizedCrop((7, 9)), RandomHorizontalFlip()],
+        [RandAugment(num_ops=3, magnitude=20), RandomHorizontalFlip(), RandomVerticalFlip()],
+        [RandomHorizontalFlip(), Resize((20, 40)), RandomVerticalFlip()],
+    ],
+)
+def test_keypoints_lie_where_landmarks_would_and_are_swapped_once_for_each_mirror(transforms):
+    as_landmarks = moved(transforms, "landmarks", [[point[:2] for point in PERSON]] * 2, "points")
+    found = keypoints(transforms)[:, 0]
+    for sample in range(2):
+        swapped = found[sample][list(PAIRS)]
+        fits = []
+        for points in (found[sample], swapped):
+            seen = points[:, 2] > 0
+            fits.append(torch.allclose(points[seen, :2], as_landmarks[sample][seen]))
+        assert any(fits)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pairs", "kind"),
+    [
+        ((5, 17, 3), (), "xyv"), ((17, 3), (), "xyv"), ((17, 2), (), "points"), ((5, 17, 2), (), "points"),
+        ((10,), (), "points"), ((51,), (), None), ((6,), (), None), ((17, 4), (), None),
+        ((4, 3), (0, 2, 1, 3), "xyv"), ((4, 3), (0, 2, 1), None), ((4, 3), (0, 2, 2, 3), None), ((4, 3), "no", None),
+    ],
+)  # fmt: skip
+def test_keypoints_are_triples_or_pairs_with_whole_flip_pairs_or_refused(shape, pairs, kind):
+    how = coordinates_of("keypoints", shape, (), "", pairs)
+    assert (None if how.unusable else how.kind) == kind

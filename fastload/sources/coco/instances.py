@@ -215,9 +215,10 @@ class _Content:
         name = f"annotation {str(item.get('id', f'number {number}'))[:40]}"
         image, category, box = item.get("image_id"), item.get("category_id"), item.get("bbox")
         try:
-            for kind, value in (("image", image), ("category", category)):
-                if not is_int(value):
-                    raise ValueError(f"has {kind} id {value!r:.80}; {_whole_ids(value)}")
+            if not is_int(image):
+                raise ValueError(f"has image id {image!r:.80}; {_whole_ids(image)}")
+            if not is_int(category):
+                raise ValueError(f"has category id {category!r:.80}; {_whole_ids(category)}")
             region = item.get("segmentation")
             rings, lengths, size = parse_region(region) if self._with_regions else ([], [], (0, 0))
             if not box and not region:

@@ -10,7 +10,7 @@ import pytest
 from small_trees import archived, listed, notes_of, picture, refused, refused_or_skipped
 
 from fastload.errors import OptionError
-from fastload.sources.layouts import detect_layout
+from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import Listing, SourceOptions
 
 SEMANTIC, INSTANCE = SourceOptions(masks="semantic"), SourceOptions(masks="instance")
@@ -281,3 +281,123 @@ def test_roboflows_export_has_its_json_next_to_the_images(tmp_path: Path, folder
     listing = listed(root)
     assert listing.split_names == (("train", "val") if len(folders) > 1 else ("all",))
     assert listing.columns["num_boxes"].values.tolist() == [1] * len(folders)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train2017\\{}", ".\\{}", "./{}", "././train2017/{}", "/home/ann/coco/train2017/{}", "C:\\data\\{}", "images/{}"],
+)
+def test_names_of_images_are_found_as_windows_or_another_machine_wrote_them(coco: Path, name: str) -> None:
+    names = [(25, "000000000025.jpg"), (9, "000000000009.jpg"), (30, "000000000030.jpg")]
+    plain = listed(coco)
+    write(coco / "annotations/instances_train2017.json", [(i, name.format(at)) for i, at in names], TRAIN)
+    listing = listed(coco)
+    assert listing.keys == plain.keys and listing.columns["image_id"].values.tolist() == [9, 25, 30, 139, -1]
+    note = next(note for note in listing.notes if "that no image has were read" in note)
+    assert f"{name.format(names[0][1])} as " in note
+    # A name that leads elsewhere is no such name.
+    write(coco / "annotations/instances_train2017.json", [(i, f"../{at}") for i, at in names], TRAIN)
+    refused(r"000000000025.jpg is listed in .*train2017.json, but has no file", coco)
+
+
+def test_a_name_with_a_backslash_that_a_file_has_is_that_file(coco: Path) -> None:
+    (coco / "train2017/000000000025.jpg").rename(coco / "train2017/a\\25.jpg")
+    names = [(25, "a\\25.jpg"), (9, "000000000009.jpg"), (30, "000000000030.jpg")]
+    write(coco / "annotations/instances_train2017.json", names, TRAIN)
+    listing = listed(coco)
+    assert 25 in listing.columns["image_id"].values.tolist() and "were read as" not in notes_of(listing)
+
+
+def test_ids_of_images_are_whole_numbers_which_is_said(coco: Path) -> None:
+    name = "000000000139.jpg"
+    change(coco, "val2017", images=[{"id": "139", "file_name": name}])
+    refused(r"images\[0\] has id '139'.*ids are whole numbers.*: write 139 without quotes", coco)
+    change(coco, "val2017", images=[{"id": "a7", "file_name": name}])
+    refused(r"images\[0\] has id 'a7' and file_name '0+139.jpg'; ids are whole numbers, those of", coco)
+    change(coco, "val2017", images=[{"id": 139, "file_name": name}], annotations=[annotation(7, "139", 1)])  # type: ignore[arg-type]
+    refused("annotation 7 has image id '139'; ids are whole numbers", coco)
+
+
+def test_a_box_that_is_absent_is_that_around_the_region_and_iscrowd_may_be_absent(coco: Path) -> None:
+    runs = {"counts": [34, 3, 7, 3, 113], "size": [10, 16]}  # rows 4 to 6 of columns 3 and 4
+    long = {"counts": [38, 4, 118], "size": [10, 16]}  # over the end of a column
+    without = [annotation(1, 25, 18), annotation(2, 25, 18, runs), annotation(3, 25, 18, long), annotation(4, 25, 1, {
+        "counts": [160], "size": [10, 16]})]  # fmt: skip
+    for one in without:
+        del one["bbox"], one["iscrowd"]
+    without[0] |= {"bbox": [], "iscrowd": None}
+    change(coco, annotations=without)
+    listing = listed(coco)
+    assert listing.columns["boxes"].values[1].tolist() == [[2, 2, 4, 4], [3, 4, 2, 3], [3, 0, 2, 10], [0, 0, 0, 0]]
+    assert not listing.columns["box_crowd"].values.any()
+    assert "without a bbox got the one around their segmentation (4)" in notes_of(listing)
+
+
+def test_annotations_that_are_all_crowds_are_said_and_no_instances(coco: Path) -> None:
+    for split, number in (("train2017", 25), ("val2017", 139)):
+        change(coco, split, annotations=[annotation(1, number, 18, iscrowd=1)])
+    assert "Every annotation is a crowd (iscrowd 1), of several objects (2)" in notes_of(listed(coco))
+    assert mask_of(listed(coco, "semantic"), 1)[3, 3] == 2
+    refused("every annotation is a crowd .iscrowd 1., and those are no instances", coco, options=INSTANCE)
+    change(coco, annotations=TRAIN)
+    assert "Every annotation is a crowd" not in notes_of(listed(coco, "instance"))
+
+
+def test_boxes_as_fractions_are_refused(coco: Path) -> None:
+    for split, number in (("train2017", 25), ("val2017", 139)):
+        change(coco, split, annotations=[annotation(1, number, 18, bbox=[0.25, 0.5, 0.25, 0.125])])
+    refused(r"all boxes lie between 0 and 1, as fractions .*first: 0.25, 0.5, 0.25, 0.125", coco)
+
+
+def test_corners_are_read_as_such_if_that_is_said(coco: Path) -> None:
+    for split, number in (("train2017", 25), ("val2017", 139)):
+        change(coco, split, annotations=[annotation(1, number, 18, bbox=[2, 3, 9, 8])])
+    for form, box in (("xyxy", [2, 3, 7, 5]), ("xywh", [2, 3, 9, 8]), ("cxcywh", [-2.5, -1, 9, 8])):
+        listing = list_source(coco, options=SourceOptions(boxes=form))  # type: ignore[arg-type]
+        assert listing.columns["boxes"].values[1, 0].tolist() == box
+    change(coco, annotations=[annotation(1, 25, 18, bbox=[9, 3, 2, 8])])
+    refused(r"has the box \[9, 3, 2, 8\], as xyxy of negative size", coco, options=SourceOptions(boxes="xyxy"))
+
+
+NAMES = ["nose", "left_eye", "right_eye"]
+PERSON = {"id": 1, "name": "person", "keypoints": NAMES, "skeleton": [[1, 2], [1, 3]]}
+POINTS = [3, 4, 2, 5, 4, 1, 0, 0, 0]
+
+
+def test_keypoints_are_read_where_their_file_stands_alone(coco: Path) -> None:
+    for split in ("train2017", "val2017"):
+        (coco / f"annotations/instances_{split}.json").unlink()
+    persons = [annotation(1, 25, 1, keypoints=POINTS), annotation(2, 25, 1), annotation(3, 9, 1, keypoints=[0] * 9)]
+    names = [(25, "000000000025.jpg"), (9, "000000000009.jpg"), (30, "000000000030.jpg")]
+    write(coco / "annotations/person_keypoints_train2017.json", names, persons, categories=[PERSON])
+    assert detect_layout(coco)[0] == "coco"
+    listing = listed(coco)
+    column = listing.columns["keypoints"]
+    assert column.values.shape == (3 + 1, 2, 3, 3) and column.values.dtype == np.float32 and column.moves == "xyv"
+    assert column.values[1].tolist() == [[[3, 4, 2], [5, 4, 1], [0, 0, 0]], [[0, 0, 0]] * 3]
+    assert column.attrs == {"names": tuple(NAMES), "skeleton": (0, 1, 0, 2), "flip_pairs": (0, 2, 1)}
+    assert listing.columns["num_boxes"].values.tolist() == [1, 2, 0, 0]
+    assert "Keypoints of each object: 3 (nose, left_eye, right_eye)." in notes_of(listing)
+    assert mask_of(listed(coco, "instance"), 1)[3, 3] == 2
+    for wrong, message in (({"keypoints": [1]}, "keypoints that are no names"), ({"skeleton": [[0, 1]]}, "a skeleton")):
+        write(coco / "annotations/person_keypoints_train2017.json", names, persons, categories=[PERSON | wrong])
+        refused(rf"categories\[0\] has {message}", coco)
+    persons[0]["keypoints"] = POINTS[:6]
+    write(coco / "annotations/person_keypoints_train2017.json", names, persons, categories=[PERSON])
+    refused("annotation 1 has 2 keypoints, its category has names for 3", coco)
+
+
+def test_keypoints_beside_all_objects_are_not_read_which_is_said(coco: Path) -> None:
+    notes = notes_of(listed(coco))
+    assert "NOT READ: annotations/person_keypoints_train2017.json, as annotations/instances_train2017.json" in notes
+    assert "move the latter away" in notes and "keypoints" not in listed(coco).columns
+    # Instances may have keypoints of their own, of several kinds.
+    animals = [PERSON, {"id": 18, "name": "dog", "keypoints": ["tail"]}, {"id": 90, "name": "toothbrush"}]
+    dogs = [annotation(1, 25, 1, keypoints=POINTS), annotation(2, 25, 18, keypoints=[7, 8, 2]), annotation(3, 9, 90)]
+    change(coco, annotations=dogs, categories=animals)
+    change(coco, "val2017", categories=animals)
+    column = listed(coco).columns["keypoints"]
+    assert column.values[1, 1].tolist() == [[7, 8, 2], [0, 0, 0], [0, 0, 0]] and column.attrs == {}
+    assert "2 categories name them differently" in notes_of(listed(coco))
+    change(coco, "val2017", categories=[PERSON, *CATEGORIES[2:], CATEGORIES[0]])
+    refused("have different categories", coco)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import SourceError
-from fastload.sources.coco.instances import read_instances
+from fastload.sources.coco.instances import bounds_of, read_instances
 
 CONTENT: dict[str, Any] = {
     "info": {"year": 2017, "nested": [[], {}, [1, {"a": "]"}]]},
@@ -75,3 +75,16 @@ def test_whatever_stands_in_an_image_or_category_it_is_taken_or_named(part: str,
         read_instances(json.dumps(content).encode(), "x.json", True)
     except SourceError as exc:
         assert part in str(exc)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.data())
+def test_the_box_around_runs_is_that_of_their_pixels(height: int, width: int, data: st.DataObject) -> None:
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=height * width, max_size=height * width)))
+    changes = np.flatnonzero(np.diff(mask.astype(int), prepend=0))
+    lengths = np.diff([0, *changes.tolist(), len(mask)]).tolist()
+    columns, rows = np.nonzero(mask.reshape(width, height))
+    box = [0, 0, 0, 0]
+    if len(rows):
+        left, top = columns.min(), rows.min()
+        box = [left, top, columns.max() + 1 - left, rows.max() + 1 - top]
+    assert bounds_of([], lengths, (height, width)) == box
