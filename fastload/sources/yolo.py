@@ -567,7 +567,8 @@ def _entries(content: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _read_keypoints(about: _About, content: dict[str, Any], where: str) -> None:
     """Fills in how many keypoints an object has, with how many numbers, their names and pairs."""
-    shape, flips, names = (content.get(key) for key in ("kpt_shape", "flip_idx", "kpt_names"))
+    shape: Any = content["kpt_shape"]
+    flips, names = content.get("flip_idx"), content.get("kpt_names")
     whole = isinstance(shape, list) and [type(n) for n in shape] == [int, int]
     if not whole or shape[0] < 1 or shape[1] not in (2, 3):
         raise SourceError(f"{where}: `kpt_shape` is {shape!r}, not [number of keypoints, 2 or 3]. Fix it.")

@@ -214,7 +214,7 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
 
 def _column_of_paths(shards: list[Shard], tree: Tree) -> str:
     """Returns the column of a usual name whose texts name images of the tree; "" if there is none."""
-    plain = {plain_name(name): name for name in shards[0].schema.names}
+    plain: dict[str, str] = {plain_name(name): name for name in shards[0].schema.names}
     for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
         values = values_in(shards[:1], candidate)
         if values.kind == "text" and any(_image_index(tree).hits(values.texts()[:_LOOKED_AT])):

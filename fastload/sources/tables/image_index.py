@@ -134,20 +134,20 @@ class ImageIndex:
         if _ADDRESS.match(cell):
             return "is an address: download it first"
         path = _plain(cell)
-        how = ""
+        wrong = ""
         if path.startswith("/") or _DRIVE.match(path):
             if (below := self._below(path)) is not None:
                 return self._paths.get(below, -1)
-            how = "lies outside"
+            wrong = "lies outside"
         elif posixpath.normpath(self.base + path).startswith("../") or posixpath.normpath(self.base + path) == "..":
-            how = "leads out of the folder"
-        if how:
+            wrong = "leads out of the folder"
+        if wrong:
             names = path.split("/")
             end = next((names[at:] for at in range(1, len(names)) if "/".join(names[at:]) in self._paths), [])
             fix = "Give the folder that holds the images, or write paths relative to it."
             if end:
                 fix = f"Write {'/'.join(end)!r}, which is there, and all paths so: relative to the folder."
-            raise SourceError(f"{self.tree.path}: a table names {cell!r}, which {how}. {fix}")
+            raise SourceError(f"{self.tree.path}: a table names {cell!r}, which {wrong}. {fix}")
         for start in (self.base,) if ".." in path else (self.base, ""):
             inside = posixpath.normpath(start + path)
             if inside in self._paths:
