@@ -117,8 +117,10 @@ def box_fits(boxes: NDArray[Any], form: BoxForm | Moves, sizes: NDArray[Any]) ->
     return fits
 
 
-def with_box_forms(listing: Listing) -> Listing:
+def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
     """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.
+
+    `form` is what the user says of boxes whose column does not say it.
 
     Also with the sizes that its columns declare for the images. Notes say which. Columns whose form is known, in
     pixels, and datasets without images remain as they are.
@@ -135,6 +137,15 @@ def with_box_forms(listing: Listing) -> Listing:
         if known or name.lower() not in BOXES + POINTS:
             continue
         is_box = name.lower() in BOXES
+        if is_box and form != "auto" and column.values.ndim > 1 and column.values.shape[-1] == 4:
+            moves: Moves = "xyxy" if form == "xyxy" else "xywh"
+            values = sized_boxes(column.values.astype(np.float32), form) if form == "cxcywh" else column.values
+            attrs = {"names": CORNERS if form == "xyxy" else SIZED} | column.attrs
+            columns[name] = replace(column, values=values, attrs=attrs, moves=moves)
+            notes.append(
+                f"Column {name!r} holds {_SHOWN[moves]}, as asked for{' (by their middle)' * (form == 'cxcywh')}."
+            )
+            continue
         moves, why = _box_form(listing.files, column) if is_box else _point_form(name.lower(), column)
         if moves:
             named = {} if moves == "points" else {"names": CORNERS if moves == "xyxy" else SIZED}

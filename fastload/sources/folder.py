@@ -129,7 +129,10 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
     listed = first_few([f"{count} {suffix}" for suffix, count in found.most_common()])
     hint = "Is it the right folder?"
     if packed := [key_of(name) for name in tree.names if name.lower().endswith((".zip", ".tar"))]:
-        hint = f"To pack an archive that lies in it, give the archive itself: {tree.path / packed[0]}."
+        archive = tree.path / packed[0]
+        hint = f"To pack an archive that lies in it, give the archive itself: {archive}."
+        if table := next((key_of(name) for name in tree.names if name.endswith((".csv", ".tsv", ".jsonl"))), ""):
+            hint += f" If {table} names its images: `fastload pack {tree.path / table} OUT.h5 --root {archive}`."
     raise SourceError(f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}. {hint}")
 
 

@@ -93,13 +93,13 @@ LAYOUTS: dict[str, Layout] = {
         "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
-        takes=("masks", "labels", "image_column", "boxes_of")),
+        takes=("masks", "labels", "image_column", *_OF_BOXES)),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
-        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, "boxes_of")),
+        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
-        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, "boxes_of")),
+        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
-        "YOLO: images/ and labels/ of boxes (or polygons), names in data.yaml"),
+        "YOLO, also Darknet's: images and text files of boxes, polygons or keypoints; data.yaml", takes=("boxes",)),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
         "Images and masks of the same names in sibling folders", takes=_MASKS),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
@@ -189,4 +189,9 @@ def list_source(
         draft.notes += not_read(tree)
     listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
-    return with_box_forms(listing) if LAYOUTS[name].kind == "format" else listing
+    listing = with_box_forms(listing, options.boxes) if LAYOUTS[name].kind == "format" else listing
+    if options.boxes != "auto" and not any(column.moves in ("xywh", "xyxy") for column in listing.columns.values()):
+        raise OptionError(
+            f"{tree.given}: `--boxes {options.boxes}`, but nothing here holds boxes in pixels. Leave it out."
+        )
+    return listing

@@ -18,6 +18,8 @@ from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_
 
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
 
+_SHEETS = (".xlsx", ".xls", ".ods")
+
 _GONE = "is a link to a file that does not exist"
 _WHY_BROKEN = {errno.ENOENT: _GONE, errno.ENOTDIR: _GONE, errno.ELOOP: "is a link that leads back to itself"}
 
@@ -70,6 +72,8 @@ def open_tree(path: str | Path | Tree) -> Tree:
         )
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{path} is a pipe or device. Give a folder, or a file with the same content.")
+    if path.name.lower().endswith(_SHEETS):
+        raise SourceError(f"{path} is a spreadsheet, which is not read. Save it as CSV, and give that.")
     # Imported here: a folder is listed without zipfile, tarfile and lzma.
     from fastload.sources.archives.archive import list_archive
 

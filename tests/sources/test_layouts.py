@@ -108,6 +108,11 @@ def test_annotations_that_a_layout_that_was_asked_for_does_not_read_are_said(
     assert re.search(f"NOT READ: .*{name}", notes_of(list_source(tmp_path, "folder")))
 
 
+def test_whole_numbers_one_a_line_are_no_boxes_of_yolo(tmp_path: Path) -> None:
+    write(make(tmp_path, "a/0.png", "b/1.png") / "ids.txt", "1\n2\n3\n4\n5\n6\n")
+    assert "YOLO" not in notes_of(list_source(tmp_path))
+
+
 def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         for name in ("images/0.png", "labels/0.txt"):

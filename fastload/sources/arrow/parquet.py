@@ -16,18 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
-from fastload.sources.arrow.shards import ArrowTable, Shard, UnpackedImages, translate_errors, values_in
+from fastload.sources.arrow.shards import (
+    ArrowTable,
+    Shard,
+    UnpackedImages,
+    bytes_field,
+    holds_bytes,
+    translate_errors,
+    values_in,
+)
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
-from fastload.sources.tables.boxes import OBJECTS, nested_boxes
+from fastload.sources.tables.boxes import BOX_KEYS, OBJECTS, nested_boxes, objects_of_lists
 from fastload.sources.tables.frame import MASK_COLUMNS, Frame, columns_of, plain_name, splits_by_column
 from fastload.sources.tables.image_index import ImageIndex
-from fastload.sources.tables.image_tables import IMAGE_COLUMNS, split_of_name
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, split_of_name
+from fastload.sources.tables.read_table import is_list
+from fastload.sources.tree import Tree, is_image, key_of
 
 _PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)", re.DOTALL)
+_LOOKED_AT = 40
+# The first bytes of JPEG, PNG, GIF, BMP (of 64 MiB at most), TIFF and WebP as base64
+_BASE64 = re.compile(r"data:image/|/9j/|iVBORw0KGgo|R0lGOD|Qk[0-9]|SUkq|UklGR")
 _FIRST_IMAGES = ("image", "img", "pixel_values", "picture", "photo")
 
 
@@ -40,7 +52,9 @@ def parquet_evidence(tree: Tree) -> list[str]:
         return [key_of(name) for name in names]
     if len(tree.images()) and not names[0].endswith(".arrow"):
         try:
-            if not Shard(tree.path / names[0]).images:
+            shard = Shard(tree.path / names[0])
+            tables = any(is_table(name) for _, name in tree.not_images)
+            if not shard.images and (tables or not _column_of_paths([shard], tree)):
                 return []
         except FastloadError:
             return []
@@ -67,14 +81,23 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
         masks = _read_images(table, mask, tree)
-    if others := [name for name in table.images if name not in (image, mask)]:
-        notes.append(f"Columns ignored: {first_few([f'{name} (more images)' for name in others])}.")
+    lists = [f.name for shard in table.shards for f in shard.schema if _images_inside(f.type)]
+    others = [name for name in dict.fromkeys([*table.images, *lists]) if name not in (image, mask)]
+    if others:
+        notes.append(f"NOT READ: more images in {first_few(others)}. `--image-column` names the column that is packed.")
     taken = {image, mask, split_column, *others}
     nested = {}
     if objects := next((name for name in OBJECTS if name in table.names and name not in taken), ""):
         cells, classes = table.objects(objects), table.classes.get(objects, ())
-        nested = nested_boxes(objects, cells, table.location, draft, classes)
+        nested = nested_boxes(objects, cells, table.location, draft, classes, options.boxes)
         taken |= {objects} if nested else set()
+    lists = [name for name in table.names if name not in taken and name in table.lists]
+    boxes = [name for name in lists if plain_name(name) in BOX_KEYS]
+    if boxes and not nested and table.values(boxes[0]).kind == "other":  # else all images have as many boxes
+        made_of, used = objects_of_lists({name: table.objects(name) for name in lists})
+        classes = table.classes.get(used[-1], ()) if used else ()
+        nested = nested_boxes(used[0], made_of, table.location, draft, classes, options.boxes) if used else {}
+        taken |= set(used) if nested else set()
     values = {name: table.values(name) for name in table.names if name not in taken}
     bad = images.bad if images else {}
     missing = [(table.location(row), why) for row, why in sorted(bad.items())]
@@ -95,6 +118,11 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
     else:
         notes.append("No column holds images: a dataset of columns only.")
+        if arrays := [name for name in columns if plain_name(name) in (*_FIRST_IMAGES, "images", "pixels")]:
+            notes.append(
+                f"Arrays in column {arrays[0]!r} are a field, not images: to pack them as images, save them as uint8 "
+                "with `numpy.save('images.npy', ...)`, and give the folder."
+            )
         sizes = np.full(len(mtimes), sum(column.values[:1].nbytes for column in columns.values()), np.int64)
         samples = Samples(_keys_of([], table), None, sizes, mtimes, splits, columns)
     if masks is not None:  # absent ones get a value that no other holds
@@ -177,13 +205,58 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
         return found[0]
-    plain = {plain_name(name): name for name in table.names}
+    if name := _column_of_paths(table.shards, tree):
+        notes.append(f"Images by the paths in column {name!r}.")
+        return name
+    _refuse_other_images(table, tree)
+    return ""
+
+
+def _column_of_paths(shards: list[Shard], tree: Tree) -> str:
+    """Returns the column of a usual name whose texts name images of the tree; "" if there is none."""
+    plain: dict[str, str] = {plain_name(name): name for name in shards[0].schema.names}
     for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
-        values = values_in(table.shards[:1], candidate)
-        if values.kind == "text" and any(_image_index(tree).hits(values.texts()[:40])):
-            notes.append(f"Images by the paths in column {candidate!r}.")
+        values = values_in(shards[:1], candidate)
+        if values.kind == "text" and any(_image_index(tree).hits(values.texts()[:_LOOKED_AT])):
             return candidate
     return ""
+
+
+def _images_inside(kind: Any) -> bool:
+    """Whether cells of a type are lists of what may be images."""
+    return is_list(kind) and (holds_bytes(kind.value_type) or _images_inside(kind.value_type))
+
+
+def _refuse_other_images(table: ArrowTable, tree: Tree) -> None:
+    """Refuses a table without a column of images that holds them otherwise, and says how to write them."""
+    for name in table.names:
+        shard = next(shard for shard in table.shards if name in shard.schema.names)
+        read = f"import pandas as pd; t = pd.read_parquet({shard.path.name!r})"
+        write = "t.to_parquet('images.parquet')"
+        if _images_inside(shard.schema.field(name).type):
+            raise SourceError(
+                f"{tree.given}: column {name!r} holds lists of images, and a sample here is one image. Write a row for "
+                f"each image: `{read}.explode({name!r}); {write}`; or pick one: `t['image'] = t[{name!r}].str[0]`."
+            )
+        values = values_in([shard], name)
+        cells = [cell for cell in values.texts()[:_LOOKED_AT] if cell] if values.kind == "text" else []
+        if cells and all(re.match(r"https?://", cell) for cell in cells):
+            raise SourceError(
+                f"{tree.given}: no column holds images; {name!r} holds addresses, such as {cells[0][:60]}. Download "
+                f"them first, e.g. `img2dataset --url_list {shard.path.name} --input_format parquet --url_col {name} "
+                "--output_format webdataset`."
+            )
+        if cells and all(_BASE64.match(cell) for cell in cells):
+            decode = f"t['image'] = [base64.b64decode(c.partition(',')[2] or c) for c in t.pop({name!r})]"
+            raise SourceError(
+                f"{tree.given}: column {name!r} holds images as base64 text. Write their bytes: "
+                f"`import base64; {read}; {decode}; {write}`."
+            )
+        if cells and all(map(is_image, cells)):
+            raise SourceError(
+                f"{tree.given}: column {name!r} names images, such as {cells[0]}, and none of them lies below "
+                f"{tree.path}. Put the Parquet files into the folder that the paths begin in, and give that folder."
+            )
 
 
 def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tuple[Splits, str]:
@@ -203,7 +276,13 @@ def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tupl
 def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
     """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree."""
     paths: list[str] = []
-    if name in table.images and not str(table.shards[0].schema.field(name).type).endswith("string"):
+    having = [shard for shard in table.shards if name in shard.schema.names]
+    if lacking := [shard.path for shard in table.shards if shard.num_rows and shard not in having]:
+        raise SourceError(
+            f"{lacking[0]}: there is no column {name!r}, which holds the images in {having[0].path.name}. "
+            "Move this file away if it is no part of the dataset."
+        )
+    if name in table.images and not str(having[0].schema.field(name).type).endswith("string"):
         files, sizes = _stored_images(table.shards, name, tree.path, paths)
     else:
         paths = table.values(name).texts()
@@ -240,6 +319,9 @@ def _stored_images(
     spill = UnpackedImages(sum(shard.num_bytes() for shard in shards), dataset_folder) if parquet else None
     pieces: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     for shard in shards:
+        if name not in shard.schema.names:
+            pieces.append((np.zeros(0, np.int64), np.zeros(0, np.int64)))
+            continue
         here, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for array, base in shard.batches(name):
             with translate_errors(shard.path):
@@ -267,12 +349,16 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
         array = array.storage
     rows = len(array)
     if pa.types.is_struct(array.type):
-        paths += [path or "" for path in pc.struct_field(array, "path").to_pylist()]
-        array = pc.struct_field(array, "bytes")  # null where the struct is
+        names = [array.type.field(i).name for i in range(array.type.num_fields)]
+        path = next((name for name in ("path", "name", "filename", "file_name") if name in names), "")
+        paths += [path or "" for path in pc.struct_field(array, path).to_pylist()] if path else [""] * rows
+        array = pc.struct_field(array, bytes_field(array.type))  # null where the struct is
     else:
         paths += [""] * rows
     if pa.types.is_null(array.type):
         return np.zeros(rows, np.int64), np.zeros(rows, np.int64), None
+    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+        array = array.cast(pa.large_binary())
     valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
     _, ends, data = array.buffers()
     offsets = np.frombuffer(ends, np.int64 if pa.types.is_large_binary(array.type) else np.int32)

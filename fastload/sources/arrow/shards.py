@@ -13,7 +13,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from fastload.sources.tables.read_table import Values, fixed_lists, is_list, not
 from fastload.sources.tree import key_of
 from fastload.system.files import write_all
 
+_LFS = b"version https://git-lfs"
 _BATCH_BYTES = 2**25
 _LIST_BYTES = 2**20  # bytes of a column that are read ahead
 
@@ -144,8 +145,6 @@ class Shard:
 
 def _features_of(schema: Any) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """Returns the columns of images and, by column, names of classes; a struct of bytes and path is an image too."""
-    import pyarrow as pa
-
     try:
         described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -155,9 +154,7 @@ def _features_of(schema: Any) -> tuple[tuple[str, ...], dict[str, tuple[str, ...
         feature = described.get(field.name) if isinstance(described, dict) else None
         said = feature.get("_type", "") if isinstance(feature, dict) else ""
         kind = field.type
-        pair = pa.types.is_struct(kind) and {kind.field(i).name for i in range(kind.num_fields)} >= {"bytes", "path"}
-        binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-        if said == "Image" or ((pair or binary) and said in ("", "Value")):  # not Audio, Video or Pdf
+        if said == "Image" or (holds_bytes(kind) and said in ("", "Value")):  # not Audio, Video or Pdf
             images.append(field.name)
         while isinstance(feature, dict) and "feature" in feature:
             feature = feature["feature"]
@@ -170,6 +167,30 @@ def _features_of(schema: Any) -> tuple[tuple[str, ...], dict[str, tuple[str, ...
         if named and named[0].get("_type") == "ClassLabel":
             classes[field.name] = tuple(map(str, named[0]["names"]))
     return tuple(images), classes
+
+
+_FIELDS = ("bytes", "data", "content", "image", "jpg", "jpeg", "png")
+_HASH_BYTES = 64  # bytes of a fixed number up to which they are a hash or an id
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Whether cells of a type are bytes, or a struct with a field of bytes, as images are stored."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_struct(kind):
+        return bool(bytes_field(kind))
+    if pa.types.is_fixed_size_binary(kind):
+        return bool(kind.byte_width > _HASH_BYTES)
+    return any(fits(kind) for fits in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
+
+
+def bytes_field(kind: Any) -> str:
+    """Returns the field of a struct that holds the bytes of images; "" if there is none. It may be null throughout."""
+    fields = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+    if {"bytes", "path"} <= fields.keys():
+        return "bytes"
+    return next((name for name in _FIELDS if name in fields and holds_bytes(fields[name])), "")
 
 
 @contextmanager
@@ -186,9 +207,16 @@ def translate_errors(path: Path) -> Iterator[None]:
             raise SourceError(
                 f"{path} cannot be opened: too many files are open. Allow more with `ulimit -n`, or close some."
             ) from exc
-        raise SourceError(
-            f"{path} cannot be read: {str(exc).splitlines()[0]}. It is damaged or cut short; fetch it again."
-        ) from exc
+        fix = "It is damaged or cut short; fetch it again."
+        with suppress(OSError, ValueError):
+            if not isinstance(path, ObjectPath) and _begins(path, _LFS):
+                fix = "It is a pointer of Git LFS, without the data: fetch these with `git lfs pull`."
+        raise SourceError(f"{path} cannot be read: {str(exc).splitlines()[0].rstrip('.')}. {fix}") from exc
+
+
+def _begins(path: Path, sign: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(sign)) == sign
 
 
 class UnpackedImages:
@@ -252,7 +280,8 @@ class ArrowTable:
 
     Attributes:
         shards: the files, whose paths in the tree are `files`.
-        names: the columns of all files, of one type in all; `images` are those of them that hold images.
+        names: the columns of all files, of one type in all; `images` are those of them that hold images, `lists` those
+            whose cells are lists.
         classes: column -> names of its classes, of all files; `renumbered` are the columns whose classes differ.
         shard_of: int64 (R,), the file that each row belongs to.
     """
@@ -289,6 +318,7 @@ class ArrowTable:
                         "Give the files of one dataset (one configuration of it)."
                     )
         self.names = list(known)
+        self.lists = {name for name, (kind, _) in known.items() if is_list(kind)}
 
     @property
     def where(self) -> str:
@@ -369,6 +399,8 @@ def values_of_arrow(column: Any, name: str, names: tuple[str, ...] = ()) -> Valu
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
     kind, rows = column.type, len(column)
     if column.null_count == rows or pa.types.is_null(kind):
         return nothing(rows)

@@ -13,19 +13,27 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.sources.assemble import Draft, Splits
-from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots
-from fastload.sources.listing import first_few
+from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, sized_boxes
+from fastload.sources.listing import BoxForm, first_few
 from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
-from fastload.sources.tables.read_table import values_of
+from fastload.sources.tables.read_table import as_list, values_of
 
 OBJECTS = ("objects", "annotations")
-_BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
+"""Usual names of a column of objects, whose fields are boxes and labels."""
+
+BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
 _LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "class")
 _NAMES: dict[Moves, tuple[str, ...]] = {"xyxy": CORNERS, "xywh": SIZED}
-_NUMBER = r"\s*(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)\s*"
-_FOUR = re.compile(rf"\s*[\[(]{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}[\])]\s*")
+_SAID = {
+    "auto": "x, y, width, height",
+    "xywh": "x, y, width, height",
+    "xyxy": "two corners",
+    "cxcywh": "the middle, width, height",
+}
+_NUMBER = r"(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
+_FOUR = re.compile(rf"\s*[\[(]?\s*{_NUMBER}[\s,;]+{_NUMBER}[\s,;]+{_NUMBER}[\s,;]+{_NUMBER}\s*[\])]?\s*")
 
-_FORMS: tuple[tuple[Moves, tuple[str, str, str, str]], ...] = (
+_FORMS: tuple[tuple[BoxForm, tuple[str, str, str, str]], ...] = (
     ("xyxy", CORNERS),
     ("xyxy", ("x_min", "y_min", "x_max", "y_max")),
     ("xyxy", ("x1", "y1", "x2", "y2")),
@@ -36,17 +44,21 @@ _FORMS: tuple[tuple[Moves, tuple[str, str, str, str]], ...] = (
     ("xywh", ("bbox_x", "bbox_y", "bbox_w", "bbox_h")),
     ("xywh", ("bbox_x", "bbox_y", "bbox_width", "bbox_height")),
     ("xywh", ("x_1", "y_1", "width", "height")),
+    ("cxcywh", ("x_center", "y_center", "width", "height")),
+    ("cxcywh", ("center_x", "center_y", "width", "height")),
+    ("cxcywh", ("xc", "yc", "w", "h")),
+    ("cxcywh", ("cx", "cy", "w", "h")),
 )
 
 
-def box_columns(names: Iterable[str]) -> tuple[Moves, tuple[str, ...]]:
-    """Returns the form of the boxes in a table and the four columns that hold them; "" and () if there are none."""
+def box_columns(names: Iterable[str]) -> tuple[BoxForm, tuple[str, ...]]:
+    """Returns the form of the boxes in a table and the four columns that hold them; () if there are none."""
     known = {plain_name(name).removeprefix("bbox_"): name for name in names}
     known |= {plain_name(name): name for name in names}
     for moves, form in _FORMS:
         if all(name in known for name in form):
             return moves, tuple(known[name] for name in form)
-    return "", ()
+    return "auto", ()
 
 
 def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
@@ -66,7 +78,7 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
     """Returns the columns of a table with a column of "[x, y, w, h]" spread to four, and its name ("" if none)."""
     for name, column in cells.items():
         given = [cell for cell in column if cell not in (None, "")]
-        if plain_name(name) not in _BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
+        if plain_name(name) not in BOX_KEYS or not given or {"x", "y", "w", "h"} & set(cells):
             continue
         found = [_FOUR.fullmatch(cell) if isinstance(cell, str) else None for cell in column]
         if sum(map(bool, found)) == len(given):
@@ -76,9 +88,35 @@ def spread_boxes(cells: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], str
     return cells, ""
 
 
+def objects_of_lists(cells: dict[str, list[Any]]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Returns the objects of each row by a column of lists of boxes, as `nested_boxes` takes them, and columns used.
+
+    Lists may be written as text. A column of labels counts if each of its cells has as many as there are boxes. ([],
+    ()) if there is no column of boxes.
+    """
+
+    def lists(name: str) -> list[list[Any]]:
+        """Returns the cells of a column, [] for empty ones; [] if they are no lists."""
+        parsed = [[] if cell in (None, "") else as_list(cell) for cell in cells[name]]
+        return parsed if all(isinstance(cell, list) for cell in parsed) else []
+
+    plain = {plain_name(name): name for name in reversed(list(cells))}
+    for name in [plain[key] for key in BOX_KEYS if key in plain]:
+        boxes = lists(name)
+        if not any(boxes) or any(not isinstance(box, list) or len(box) != 4 for cell in boxes for box in cell):
+            continue
+        for other in [plain[key] for key in (*_LABEL_KEYS, "labels", "classes", "category_ids") if key in plain]:
+            labels = lists(other)
+            if labels and all(len(box) == len(label) for box, label in zip(boxes, labels, strict=True)):
+                pairs = zip(boxes, labels, strict=True)
+                return [{"bbox": box, "category": label} for box, label in pairs], (name, other)
+        return [{"bbox": box} for box in boxes], (name,)
+    return [], ()
+
+
 def boxes_by_sample(
     boxes: NDArray[np.float32],
-    moves: Moves,
+    form: BoxForm | Moves,
     sample: NDArray[np.int64],
     count: int,
     where: str,
@@ -90,9 +128,7 @@ def boxes_by_sample(
     Behind the last label of a sample stands -1. `where` names the table in messages.
     """
     slots = BoxSlots.of(np.where(np.isnan(boxes).any(axis=1), -1, sample), count, where)
-    padded = slots.padded(boxes)
-    if moves == "xyxy":
-        padded[..., 2:] -= padded[..., :2]
+    padded = sized_boxes(slots.padded(boxes), form)
     columns = {"boxes": Column(padded, {"names": SIZED}, "xywh"), "num_boxes": Column(slots.counts)}
     if labels is not None:
         columns["box_labels"] = Column(slots.padded(labels.values, -1), labels.attrs)
@@ -105,11 +141,12 @@ def nested_boxes(
     location: Callable[[int], str],
     draft: Draft,
     classes: tuple[str, ...] = (),
+    form: BoxForm = "auto",
 ) -> dict[str, Column]:
     """Returns the columns of `boxes_by_sample` from a column of objects, as Hugging Face writes them; else {}.
 
     The N cells are {"bbox": [[x, y, w, h], ...], "category": [...]}, or lists of {"bbox": [...], "category": ...};
-    `classes` are names for the categories.
+    `classes` are names for the categories, `form` is what the user says of the boxes.
 
     Raises:
         SourceError: a row has not as many boxes as categories.
@@ -124,7 +161,7 @@ def nested_boxes(
         for part in [cell] if several else cell or []:
             if not isinstance(part, dict):
                 return {}
-            box = next((part[key] for key in _BOX_KEYS if key in part), None)
+            box = next((part[key] for key in BOX_KEYS if key in part), None)
             label = next((part[key] for key in _LABEL_KEYS if key in part), None)
             box, label = (box or [], label) if several else ([box], [label])
             if not isinstance(box, list) or not isinstance(label, (list, type(None))):
@@ -143,13 +180,13 @@ def nested_boxes(
         return {}
     if array.shape != (len(boxes), 4):
         return {}
-    draft.notes.append(f"Boxes by column {name!r}, taken for x, y, width, height.")
+    draft.notes.append(f"Boxes by column {name!r}, taken for {_SAID[form]}.")
     values, column = values_of(labels) if boxes else None, None
     if values is not None and values.kind == "int" and not values.missing.any():
         column = Column(values.values, {"names": classes} if classes else {})
     elif values is not None and values.kind == "text":
         column = categories(values)
-    return boxes_by_sample(array, "xywh", np.array(owners, np.int64), len(cells), draft.where, column)
+    return boxes_by_sample(array, form, np.array(owners, np.int64), len(cells), draft.where, column)
 
 
 def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], dict[int, str]]:
@@ -159,7 +196,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         SourceError: a box is wrong (unless skipped), or box columns of images with several rows hold no numbers; for
             the reasons of `columns_of`.
     """
-    moves, four = box_columns(frame.columns)
+    form, four = box_columns(frame.columns)
+    form = form if frame.boxes == "auto" else frame.boxes
     sides = [frame.columns[name] for name in four]
     if not four or any(side.kind not in ("int", "float") or side.values.ndim > 1 for side in sides):
         if frame.sample is not None:
@@ -169,6 +207,9 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         return columns_of(frame, draft.notes)
     # (R, 4), NaN for empty cells: a row without a box
     boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)
+    if form == "cxcywh":
+        boxes = sized_boxes(boxes, form)
+    moves: Moves = "xyxy" if form == "xyxy" else "xywh"
     wrong = _wrong_boxes(boxes, moves)
     if wrong and draft.on_error == "fail":
         shown = first_few([f"{frame.location(row)} {why}" for row, why in wrong.items()])
@@ -176,7 +217,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
             f"{frame.where}: boxes in {', '.join(four)} that cannot be ({len(wrong)}): {shown}. Fix the rows, or leave "
             "those images out with `--on-error skip`."
         )
-    draft.notes.append(f"Boxes by the columns {', '.join(four)}.")
+    asked = f", taken for {_SAID[form]}" if frame.boxes != "auto" else ""
+    draft.notes.append(f"Boxes by the columns {', '.join(four)}{asked}.")
     rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
     if frame.sample is None:
         boxes[list(wrong)] = 0

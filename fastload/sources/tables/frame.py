@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Splits
-from fastload.sources.listing import SPLITS, first_few, free_name
-from fastload.sources.tables.read_table import Values
+from fastload.sources.listing import SPLITS, BoxForm, first_few, free_name
+from fastload.sources.tables.read_table import Values, as_list
 
 LABELS = (
     "label labels target targets class class_id classid class_idx class_index label_id category category_id classes "
@@ -32,6 +32,9 @@ MASK_COLUMNS = (
     "mask mask_path mask_file mask_file_name mask_filename mask_name mask_id segmentation_path annotation"
 ).split()
 MOST_SPLITS = 64  # most splits that a column names which is not called split
+
+_MANY = 20  # rows from which on it is odd that none shares its label with another
+_DECIMAL_COMMA = re.compile(r"-?\d+(,\d+)?")
 
 MOST_TAGS = 1000  # most different tags in cells of several; more are run lengths or ids
 _TAGS = {"|": re.compile(r"[^|]+(\|[^|]+)*"), ";": re.compile(r"[^;]+(;[^;]+)*"), " ": re.compile(r"\d+( \d+)*")}
@@ -61,6 +64,7 @@ class Frame:
     location: Callable[[int], str] = "row {}".format  # returns the location of a row, for messages
     # int64 (R,), the sample of each row, if several rows are the boxes of one; None: each row is a sample
     sample: NDArray[np.int64] | None = None
+    boxes: BoxForm = "auto"  # what the user says of boxes
 
 
 def splits_by_column(table: CellTable, wanted: str, known: Sequence[str], notes: list[str]) -> tuple[list[str], str]:
@@ -143,6 +147,9 @@ def columns_of(frame: Frame, notes: list[str]) -> tuple[dict[str, Column], dict[
             gap = "NaN" if made.values.dtype.kind == "f" else "-1"
             notes.append(f"Column {name!r} lacks {int(values.missing.sum())} values: {gap} there.")
         columns[field_name(name, columns)] = made
+    for name in ignored if not labels else ():
+        if plain_name(name) in LABELS:
+            notes.append(f"NOT READ: labels in column {name!r}, which is {ignored[name]}. Write one class a row.")
     if ignored:
         shown = first_few([f"{name} ({why})" for name, why in ignored.items()], 8)
         notes.append(f"Columns ignored: {shown}.")
@@ -246,9 +253,29 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
             return Column(np.where(given, values.values, -1).astype(np.int64)), "labels"
         notes.append(f"Targets are the column {name!r}, of floats.")
         return Column(values.values.astype(np.float32)), "targets"
-    mark = _tag_mark(values)
+    values = _lists_of_text(values)
+    mark = _tag_mark(values, name, frame.where)
+    if values.kind == "list" and values.values.ndim > 1:
+        if values.values.dtype.kind == "f":
+            notes.append(f"Targets are the column {name!r}, of lists of floats.")
+            return Column(values.values.astype(np.float32)), "targets"
+        if not np.isin(values.values, (0, 1)).all():
+            raise SourceError(
+                f"{frame.where}: the cells of {name!r} are lists of numbers that recur within a cell, e.g. "
+                f"{values.values[0].tolist()}: neither classes nor a vector of 0 and 1. Name another column with "
+                "`--labels`, or give each number a column of its own."
+            )
+        notes.append(f"Labels are the column {name!r}: vectors of 0 and 1, as they are written.")
+        return Column(values.values.astype(np.uint8)), "labels"
     if values.kind == "list" or mark:
         return _tags(values, mark, name, frame.where, notes), "labels"
+    given_texts = values.values[given].tolist()
+    if len(given_texts) >= _MANY and len(set(given_texts)) == len(given_texts):
+        notes.append(
+            f"CHECK: each of {len(given_texts)} rows has a label of its own in column {name!r}, e.g. "
+            f"{given_texts[0]!r}: ids, or numbers to regress, rather than classes. Name another column with "
+            "`--labels`; numbers to regress are written with a point (31.0)."
+        )
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
         known = np.unique(values.values[given])
@@ -257,6 +284,9 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
         return Column(labels, {"names": values.names} if values.names else {}), "labels"
     column = categories(values)
     notes.append(f"Labels are the column {name!r}: {first_few(column.attrs['names'])}.")
+    marks = ",; " if plain_name(name) == "tags" else ",;"
+    if several := [cell for cell in column.attrs["names"] if any(mark in cell for mark in marks)]:
+        notes.append(f"Cells like {several[0]!r} are one class each; several classes are written `cat|dog`.")
     return column, "labels"
 
 
@@ -269,11 +299,42 @@ def categories(values: Values) -> Column:
     return Column(labels, {"names": tuple(classes)})
 
 
-def _tag_mark(values: Values) -> str:
+def _lists_of_text(values: Values) -> Values:
+    """Returns cells of text that are all lists, as Python or JSON writes them, as the lists; else the values.
+
+    Lists of one length in which a number recurs, as [0, 1, 0], are a numeric array (N, L).
+    """
+    if values.kind != "text" or not any(cell[:1] == "[" for cell in values.values.tolist()):
+        return values
+    lists = [as_list(cell) if cell else [] for cell in values.values.tolist()]
+    if not all(isinstance(cell, list) and all(isinstance(one, (int, float, str)) for one in cell) for cell in lists):
+        return values
+    made = np.empty(len(lists), object)
+    made[:] = lists
+    alike = len({len(cell) for cell in lists}) == 1
+    if alike and any(len(set(cell)) < len(cell) or any(isinstance(one, float) for one in cell) for cell in lists):
+        made = np.array(lists)
+    return Values("list", made, values.missing) if made.dtype.kind in "Oiuf" else values
+
+
+def _tag_mark(values: Values, name: str, where: str) -> str:
     """Returns the character between the tags of cells of text that hold several; "" if they do not."""
-    cells = [cell for cell in values.values.tolist() if cell] if values.kind == "text" else []
+    cells = {cell for cell in values.values.tolist() if cell} if values.kind == "text" else set[str]()
     marks = (mark for mark in _TAGS if any(mark in cell for cell in cells))
-    return next((mark for mark in marks if all(map(_TAGS[mark].fullmatch, cells))), "")
+    if mark := next((mark for mark in marks if all(map(_TAGS[mark].fullmatch, cells))), ""):
+        return mark
+    if any("," in cell for cell in cells) and all(map(_DECIMAL_COMMA.fullmatch, cells)):
+        example = min(cell for cell in cells if "," in cell)
+        raise SourceError(
+            f"{where}: the column {name!r} holds numbers with commas, e.g. {example}, which may "
+            "be decimals or two classes. Write decimals with points, classes as `1|5`."
+        )
+    # Names of classes may hold commas: `tench, Tinca tinca`. Tags recur, so that there are fewer of them than cells.
+    for mark in ", " if plain_name(name) in ("tags", "labels", "finding_labels") else ",":
+        tags = {tag.strip() for cell in cells for tag in cell.split(mark)}
+        if any(mark in cell for cell in cells) and len(tags) < len(cells):
+            return mark
+    return ""
 
 
 def _tags(values: Values, mark: str, name: str, where: str, notes: list[str]) -> Column:
@@ -281,7 +342,7 @@ def _tags(values: Values, mark: str, name: str, where: str, notes: list[str]) ->
     cells: list[Any] = values.values.tolist()
     if mark:
         cells = [[tag.strip() for tag in text.split(mark) if tag.strip()] for text in cells]
-        if mark == " ":
+        if mark in " ," and all(tag.isdecimal() for tags in cells for tag in tags):
             cells = [list(map(int, tags)) for tags in cells]
     try:
         tags = sorted({tag for cell in cells for tag in cell})

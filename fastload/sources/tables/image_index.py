@@ -1,4 +1,7 @@
-"""Finds the file that each cell of a table names: by a path, by the end of a path, or by a name without suffix."""
+"""Finds the file that each cell of a table names: by a path, by the end of a path, or by a name without suffix.
+
+Separators may be `/` or `\\`; upper and lower case, and zeros before a number, may differ where that leaves one file.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import posixpath
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +33,7 @@ class FoundFiles(NamedTuple):
     positions: NDArray[np.int64]  # (R,), position of each file in the tree; -1 for none
     reasons: dict[int, str]  # row -> why there is no file, if more is known than that it is absent
     renamed: int  # number of rows whose file has another suffix than they say
+    loosely: int  # number of rows whose file is written in another case, or with zeros before its number
 
 
 class ImageIndex:
@@ -38,8 +43,12 @@ class ImageIndex:
         self.tree = tree
         self.base = ""  # folder of the table in the tree ("" or ending in `/`), which its paths are relative to
         self.legacy = ""  # 8-bit encoding the table was read with, whose bytes may be those of file names
+        self.loose = (
+            False  # whether numbers without zeros, or names in another case, show which column names the images
+        )
+        self._loosely = 0  # cells since `find` began that only `_LOOSELY` finds
         self._paths: dict[str, int] = {tree.names[i]: i for i in tree.images().tolist()}
-        self._lookups: dict[bool, tuple[dict[str, int], dict[str, list[int]]]] = {}
+        self._lookups: dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]] = {}
 
     def at(self, base: str, legacy: str = "") -> ImageIndex:
         """Returns the index of the same images for a table in another folder or encoding."""
@@ -77,7 +86,8 @@ class ImageIndex:
         # missing file would silently be replaced by one of the same stem.
         rows = [row for row in rows if is_image(cells[row])] if (positions < 0).all() and not reasons else []
         search(rows, [cells[row].rpartition(".")[0] for row in rows])
-        return FoundFiles(positions, reasons, int((positions[rows] >= 0).sum()))
+        loosely, self._loosely = self._loosely, 0
+        return FoundFiles(positions, reasons, int((positions[rows] >= 0).sum()), loosely)
 
     def hits(self, cells: list[str]) -> tuple[int, int]:
         """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
@@ -86,12 +96,19 @@ class ImageIndex:
             path = _plain(cell)
             if not path or _ADDRESS.match(path):
                 continue
+            if self.base + cell in self._paths:
+                whole += 1
+                continue
             below = self._below(path) if path.startswith("/") or _DRIVE.match(path) else path
             if below is None:
                 whole += is_image(cell)  # it names an image outside of the tree, which `find` reports
-            elif any(self._candidates(variant, stems=False) for variant in self._variants(below)):
+            elif any(self._candidates(variant, _whole) for variant in self._variants(below)) or (
+                is_image(below) and self._candidates(below, _whole_loosely)
+            ):
                 whole += 1
-            elif any(self._candidates(bare, stems=True) for bare in self._variants(_stem(below))):
+            elif any(self._candidates(bare, _bare) for bare in self._variants(_stem(below))) or (
+                self.loose and any(self._candidates(_stem(below), how) for how in _LOOSELY)
+            ):
                 stem += 1
         return whole, stem
 
@@ -105,7 +122,7 @@ class ImageIndex:
         lost = np.flatnonzero(positions < 0).tolist()
         cell = cells[lost[0]]
         # Only if no name recurs: else a match might not be the only one.
-        found = self._search(cell, split[lost[0]], masks) if cell and not self._lookup(stems=True)[1] else -1
+        found = self._search(cell, split[lost[0]], masks) if cell and not self._lookup(_bare)[1] else -1
         if isinstance(found, int) and found >= 0 and cell in self.tree.names[found]:
             before, _, after = self.tree.names[found].partition(cell)
             theirs = split_of_parts(before.split("/")[:-1])
@@ -117,26 +134,30 @@ class ImageIndex:
         if _ADDRESS.match(cell):
             return "is an address: download it first"
         path = _plain(cell)
-        how = ""
+        wrong = ""
         if path.startswith("/") or _DRIVE.match(path):
             if (below := self._below(path)) is not None:
                 return self._paths.get(below, -1)
-            how = "lies outside"
+            wrong = "lies outside"
         elif posixpath.normpath(self.base + path).startswith("../") or posixpath.normpath(self.base + path) == "..":
-            how = "leads out of the folder"
-        if how:
-            raise SourceError(
-                f"{self.tree.path}: a table names {cell!r}, which {how}. Give the folder that holds the images, or "
-                "write paths relative to it."
-            )
+            wrong = "leads out of the folder"
+        if wrong:
+            names = path.split("/")
+            end = next((names[at:] for at in range(1, len(names)) if "/".join(names[at:]) in self._paths), [])
+            fix = "Give the folder that holds the images, or write paths relative to it."
+            if end:
+                fix = f"Write {'/'.join(end)!r}, which is there, and all paths so: relative to the folder."
+            raise SourceError(f"{self.tree.path}: a table names {cell!r}, which {wrong}. {fix}")
         for start in (self.base,) if ".." in path else (self.base, ""):
             inside = posixpath.normpath(start + path)
             if inside in self._paths:
                 return self._paths[inside]
-        for variant in self._variants(path):
-            for stems in (False, True):
-                if candidates := self._candidates(variant, stems=stems):
-                    return self._choose(candidates, split, masks)
+        for ways in (_EXACTLY, _LOOSELY):
+            for variant in self._variants(path):
+                for how in ways:
+                    if candidates := self._candidates(variant, how):
+                        self._loosely += ways is _LOOSELY
+                        return self._choose(candidates, split, masks)
         return -1
 
     def _below(self, path: str) -> str | None:
@@ -155,28 +176,30 @@ class ImageIndex:
         raw = [path.encode(self.legacy, "ignore").decode("utf-8", "surrogateescape")] if self.legacy else []
         return variants + raw
 
-    def _candidates(self, path: str, *, stems: bool) -> list[int]:
+    def _candidates(self, path: str, how: Callable[[str], str]) -> list[int]:
+        """Returns the images whose name, as `how` returns it, is that of a path, and whose folder ends with its own."""
         folder, _, base = path.rpartition("/")
-        one, many = self._lookup(stems=stems)
+        one, many = self._lookup(how)
+        base = base if how in _EXACTLY else how(f"{base}." if how is _bare_loosely else base)
         found = sorted(many.get(base) or [one[base]]) if base in one else []
         if not folder or not found:
             return found
         names = self.tree.names
+        if how in _LOOSELY:
+            return [i for i in found if f"/{names[i].rpartition('/')[0]}".lower().endswith(f"/{folder}".lower())]
         return [i for i in found if f"/{names[i].rpartition('/')[0]}".endswith(f"/{folder}")]
 
-    def _lookup(self, *, stems: bool) -> tuple[dict[str, int], dict[str, list[int]]]:
-        """Returns the last image of each name, and all images of each name that recurs."""
-        if stems not in self._lookups:
-            parts = [name.rpartition("/")[2] for name in self._paths]
-            if stems:
-                parts = [part.rpartition(".")[0] for part in parts]
+    def _lookup(self, how: Callable[[str], str]) -> tuple[dict[str, int], dict[str, list[int]]]:
+        """Returns the last image of each name, as `how` returns it, and all images of each name that recurs."""
+        if how not in self._lookups:
+            parts = [how(name.rpartition("/")[2]) for name in self._paths]
             one, many = dict(zip(parts, self._paths.values(), strict=True)), dict[str, list[int]]()
             if len(one) < len(parts):
                 for part, i in zip(parts, self._paths.values(), strict=True):
                     if one[part] != i:
                         many.setdefault(part, [one[part]]).append(i)
-            self._lookups[stems] = one, many
-        return self._lookups[stems]
+            self._lookups[how] = one, many
+        return self._lookups[how]
 
     def _choose(self, candidates: list[int], split: str, masks: bool) -> int | str:
         names = self.tree.names
@@ -198,10 +221,29 @@ class ImageIndex:
 
 def _plain(cell: str) -> str:
     """Returns a cell as a path with `/`, without `./`."""
-    path = cell.strip()
-    if "\\" in path and "/" not in path:
-        path = path.replace("\\", "/")
-    return path.removeprefix("./")
+    return cell.strip().replace("\\", "/").removeprefix("./")
+
+
+def _whole(base: str) -> str:
+    return base
+
+
+def _bare(base: str) -> str:
+    return base.rpartition(".")[0]
+
+
+def _whole_loosely(base: str) -> str:
+    return base.lower()
+
+
+def _bare_loosely(base: str) -> str:
+    stem = base.rpartition(".")[0].lower()
+    return stem.lstrip("0") or "0" if stem.isdecimal() else stem
+
+
+_EXACTLY = (_whole, _bare)
+_LOOSELY = (_whole_loosely, _bare_loosely)
+"""How names of files and cells are compared: the second in each may lack the suffix."""
 
 
 def _stem(name: str) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,9 +28,13 @@ from fastload.sources.tree import Tree, is_image, key_of
 
 IMAGE_COLUMNS = (
     "file_name filename image_path img_path filepath file_path path image_file image_name img_name image_id img_id "
-    "imageid image img file fname name photo photo_id picture image_index id id_code uuid"
+    "imageid image img file fname name photo photo_id picture image_index id id_code uuid "
+    "image_url img_url url"
 ).split()
 """Usual names of the column that names images, likeliest first."""
+
+NO_HEADER = "column_{}"
+"""Name of a column, by its number from 1, in a table without a header."""
 
 METADATA = "metadata"  # stem of Hugging Face's imagefolder tables, in the folder of the images
 
@@ -51,17 +56,21 @@ class ImageTable:
 
 def manifest_evidence(tree: Tree) -> list[str]:
     """Returns the tables of a tree that name images that are there, each with an example; or the table given."""
+    if tree.file.lower().endswith(".json"):
+        _refuse_json(tree)
     if tree.file:
         return [tree.file] if tree.file.lower().endswith((*DELIMITED, *JSON_LINES)) else []
-    positions = _table_positions(tree)
+    positions = [i for i in _table_positions(tree) if not _is_sample(tree.names[i])]
     if not positions or not len(tree.images()):
         return []
-    index = ImageIndex(tree)
+    index, classed = ImageIndex(tree), in_class_folders(tree)
+    index.loose = not classed
     found: list[str] = []
-    named, usual, by_file = 0, False, False
+    named, usual, by_file, splits = 0, False, False, set[str]()
     for i in positions:
         name = tree.names[i]
-        if table := read_head(tree, i, index.at(split_path(name)[0])):
+        here = index.at(split_path(name)[0])
+        if table := read_head(tree, i, here):
             column, cells, count = table
             found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
             named += count
@@ -69,8 +78,8 @@ def manifest_evidence(tree: Tree) -> list[str]:
             by_file |= any(map(is_image, cells[:_LOOKED_AT]))
             if _stem(name) == METADATA:
                 return found
+            splits |= {split_of_name(name)} if split_of_name(name) else _splits_named(here, cells[:_LOOKED_AT])
     # A log or a list of some images may lie next to class folders.
-    classed = in_class_folders(tree) if found else 0
     if classed and not usual and (named < classed or not by_file):
         return []
     if named < classed:
@@ -78,7 +87,44 @@ def manifest_evidence(tree: Tree) -> list[str]:
             f"{tree.given}: two layouts fit: manifest by {first_few(found)}, which names about {named} images, and "
             f"folder by class folders with {classed}. Say which one it is: `--layout manifest` or `--layout folder`."
         )
+    images = [tree.names[i] for i in tree.images().tolist()] if splits == {"test"} else []
+    if rest := [name for name, split in zip(images, folder_splits(images), strict=True) if split in ("train", "val")]:
+        raise SourceError(
+            f"{tree.given}: {first_few(found)} names images of the test split alone, and there are {len(rest)} others, "
+            f"e.g. {key_of(rest[0])}. Say what is meant: `--layout folder` packs all of them by their folders; "
+            f"`fastload pack {tree.path / key_of(tree.names[positions[0]])} OUT.h5` the test images alone; or name the "
+            "training images in a table, too."
+        )
     return found
+
+
+def _refuse_json(tree: Tree) -> None:
+    """Refuses a file of JSON that holds a table, and says how to write it a row a line; others are left to COCO's."""
+    try:
+        head = tree.files.read_head(0, _HEAD_BYTES).lstrip()
+    except ImageError:
+        return
+    if head[:1] not in (b"[", b"{") or b'"annotations"' in head or b'"images"' in head:
+        return
+    path = tree.path / key_of(tree.file)
+    rows = ".[]" if head[:1] == b"[" else "to_entries[] | {file_name: .key, label: .value}"
+    raise SourceError(
+        f"{path} is JSON as a whole, and a table has a row on each line. Write it so, and give that: "
+        f"`jq -c '{rows}' {path} > {path.with_suffix('.jsonl')}`."
+    )
+
+
+def _is_sample(name: str) -> bool:
+    """Whether a table is a sample of what a competition wants, whose labels mean nothing."""
+    return re.sub(r"[^a-z]", "", _stem(name)).startswith("samplesub")
+
+
+def _splits_named(index: ImageIndex, cells: list[str]) -> set[str]:
+    """Returns the splits of the folders that images with these names lie in; "" for none."""
+    with suppress(SourceError):
+        found = index.find(cells, [""] * len(cells)).positions
+        return set(folder_splits([index.tree.names[i] for i in found[found >= 0].tolist()]))
+    return {""}
 
 
 def in_class_folders(tree: Tree) -> int:
@@ -106,10 +152,13 @@ def find_tables(
     if tree.file:
         table = _read(tree, 0, options, index_of(""))
         if table is None:
+            images = index_of("").tree
+            archive = next((key_of(name) for name in images.names if name.lower().endswith((".zip", ".tar"))), "")
+            beside = f" If they lie in {archive}: `--root {images.path / archive}`." if archive else ""
             raise SourceError(
-                f"{tree.path / key_of(tree.file)}: no column names images that lie below {index_of('').tree.path}, by "
-                "path or by name without suffix. Give the folder of the images with `--root`, or the column with "
-                "`--image-column`."
+                f"{tree.path / key_of(tree.file)}: no column names images that lie below {images.path}, by path or by "
+                "name without suffix. Give the folder of the images with `--root`, or the column with "
+                f"`--image-column`; download what only has an address.{beside}"
             )
         return [table]
     tables: list[ImageTable] = []
@@ -129,7 +178,7 @@ def find_tables(
             others.append(f"{key_of(name)} (broken)")
     chosen = [table for table in tables if _stem(table.name) == METADATA]
     if not chosen:
-        samples = [table for table in tables if _stem(table.name).startswith("sample_sub")]
+        samples = [table for table in tables if _is_sample(table.name)]
         chosen = [table for table in tables if table not in samples] or samples
         splits = [table.split for table in chosen]
         if len(chosen) > 1 and ("" in splits or len(set(splits)) < len(splits)):
@@ -202,7 +251,7 @@ def _with_image_column(
             rows = replace(rows, names=tuple(names), columns=[c[1:] for c in rows.columns], lines=rows.lines[1:])
             rows = without_escapes(rows)
         else:
-            names = [f"column_{i}" for i in range(1, len(first) + 1)]
+            names = [NO_HEADER.format(i) for i in range(1, len(first) + 1)]
             rows = replace(rows, names=tuple(names), notes=(*rows.notes, f"{rows.path} has no header."))
     if not rows.lines:
         return None

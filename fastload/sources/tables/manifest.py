@@ -20,14 +20,24 @@ from numpy.typing import NDArray
 
 from fastload.errors import SourceError
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_value
+from fastload.sources.box_forms import CORNERS, SIZED
 from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.tables.boxes import OBJECTS, box_columns, columns_with_boxes, nested_boxes, spread_boxes
+from fastload.sources.tables.boxes import (
+    OBJECTS,
+    box_columns,
+    columns_with_boxes,
+    nested_boxes,
+    objects_of_lists,
+    spread_boxes,
+)
 from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
-from fastload.sources.tables.image_tables import ImageTable, find_tables, text_cells
+from fastload.sources.tables.image_tables import NO_HEADER, ImageTable, find_tables, in_class_folders, text_cells
 from fastload.sources.tables.read_table import Values, values_of
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tree import Tree, is_image, key_of
+
+_LOOKED_AT = 40  # cells of a column, to see what it may be
 
 
 def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -47,13 +57,22 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     first = np.arange(len(rows.lines)) if sample is None else np.unique(sample, return_index=True)[1]
     table = {name: values_of(cells) for name, cells in rows.cells.items()}
     masks = _find_masks(draft, rows, index, sample, table, options)
+    for name in _further_images(rows, index, table):
+        draft.notes.append(f"NOT READ: the images that column {name!r} names. `--image-column` names those to pack.")
+        del table[name], rows.cells[name]
     splits = Splits.of([rows.split[row] for row in first.tolist()])
     objects = next((name for name in OBJECTS if name in table and sample is None), "")
-    nested = nested_boxes(objects, rows.cells[objects], rows.location, draft) if objects else {}
+    nested = nested_boxes(objects, rows.cells[objects], rows.location, draft, form=options.boxes) if objects else {}
     if nested:
         del table[objects]
-    frame = Frame(table, draft.where, splits, options.labels, rows.location, sample)
+    flat = {name: cells for name, cells in rows.cells.items() if name in table and table[name].values.ndim == 1}
+    if not nested and sample is None and (found := objects_of_lists(flat))[0]:
+        nested = nested_boxes(found[1][0], found[0], rows.location, draft, form=options.boxes)
+        table = {name: values for name, values in table.items() if not nested or name not in found[1]}
+    frame = Frame(table, draft.where, splits, options.labels, rows.location, sample, options.boxes)
     columns, lost = columns_with_boxes(frame, draft)
+    if len(rows.cells) > 1 and not {"labels", "targets", "bbox", "boxes"} & columns.keys() and not options.labels:
+        rows.refuse_without_header()
     unlabelled = {int(first[at]): why for at, why in lost.items()}
     rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
     used = np.union1d(named, masks.positions if masks else [])
@@ -94,6 +113,26 @@ class _Rows:
         """Returns how a row is called: as its image."""
         return key_of(self.images[row]) or "a row"
 
+    def refuse_without_header(self) -> None:
+        """Refuses a table that has no header, and says which one it may lack."""
+        table = self.tables[0]
+        if table.rows.names[0] != NO_HEADER.format(1):
+            return
+        kinds = {name: values_of(cells[:_LOOKED_AT]) for name, cells in self.cells.items()}
+        names = [name if name in kinds else "image" for name in table.rows.names]
+        numbers = [kinds[name].kind in ("int", "float") if name in kinds else False for name in names]
+        at = next((at for at in range(len(names) - 3) if all(numbers[at : at + 4])), -1)
+        if at >= 0:
+            names[at : at + 4] = CORNERS
+        words = [name for name in names if name in kinds and kinds[name].kind == "text"]
+        names = ["label" if words == [name] else name for name in names]
+        first = ",".join(str(column[0]) for column in table.rows.columns)
+        raise SourceError(
+            f"{self.where}: it has no line of names, so the meaning of its {len(names)} columns is not known. The "
+            f"first line is `{first}`. Put a line before it that names them, perhaps `{','.join(names)}` (boxes by a "
+            f"corner and a size are {','.join(SIZED)}), or name the labels with `--labels`."
+        )
+
     def leave_out(self, draft: Draft, reasons: dict[int, str], which: str, fix: str) -> None:
         """Leaves out rows for a reason, which is an error unless such may be skipped."""
         found = [(self.key(row), self.location(row), why) for row, why in sorted(reasons.items())]
@@ -120,6 +159,7 @@ def _read_tables(draft: Draft, tree: Tree, options: SourceOptions) -> tuple[_Row
     images = open_tree(options.root or tree.path) if outside else tree
     draft.trees.append(images)
     index = ImageIndex(images)
+    index.loose = bool(tree.file) or (len(images.images()) > 0 and not in_class_folders(images))
     tables = find_tables(draft, tree, options, lambda base: index.at("" if outside else base))
     by = " and ".join(dict.fromkeys(repr(table.image) for table in tables))
     shown = first_few([key_of(table.name) for table in tables])
@@ -160,6 +200,11 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
         if files.renamed:
             whose = key_of(table.name)
             draft.notes.append(f"Rows of {whose} name another suffix than the files have ({files.renamed}).")
+        if files.loosely:
+            draft.notes.append(
+                f"Rows of {key_of(table.name)} name files in another case, or without the zeros before their number "
+                f"({files.loosely}): one file has each name."
+            )
     cells = {name: cells for name, cells in rows.cells.items() if name != split_column}
     rows = replace(rows, cells=cells, split=split, positions=np.array(positions, np.int64))
     rows.leave_out(draft, bad, "rows without their image", "Put the images back, or leave those rows out")
@@ -185,7 +230,9 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
     """
     cells, spread = spread_boxes(rows.cells)
     if spread:
-        draft.notes.append(f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height.")
+        draft.notes.append(
+            f"Column {spread!r} holds boxes in one cell, taken for x, y, width, height, or as `--boxes` says."
+        )
         rows = replace(rows, cells=cells)
     unique, first, inverse, counts = np.unique(
         rows.positions, return_index=True, return_inverse=True, return_counts=True
@@ -193,6 +240,7 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
     if len(unique) == len(inverse):
         return rows, None
     if not box_columns(cells)[1]:
+        rows.refuse_without_header()
         by_image = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
         several = [by_image[k].tolist() for k in np.flatnonzero(counts > 1).tolist()]
         twice = [
@@ -211,6 +259,13 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
                 f"{rows.split[row]} ({rows.location(row)}). An image can be in one."
             )
     return rows, sample
+
+
+def _further_images(rows: _Rows, index: ImageIndex, table: dict[str, Values]) -> list[str]:
+    """Returns the columns that name images of the tree, too."""
+    base = index.at(rows.tables[0].base, rows.tables[0].rows.legacy)
+    some = {name: rows.texts(name)[:_LOOKED_AT] for name, values in table.items() if values.kind == "text"}
+    return [name for name, cells in some.items() if all(map(is_image, cells)) and base.hits(cells)[0]]
 
 
 def _find_masks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import itertools
@@ -126,9 +127,10 @@ def _delimited(text: str, path: str, legacy: str, notes: list[str], head: bool) 
     lines = list(itertools.islice(stream, _HEAD_ROWS))
     hint = lines[0].strip() if lines else ""
     first = int(hint.lower().startswith("sep=") and len(hint) == 5)  # Excel's line that names the separator
+    quote = "'" if hint[:1] == hint[-1:] == "'" else '"'
     delimiter = hint[-1] if first else _delimiter(lines, path)
     stream.seek(len(lines[0]) if first else 0)
-    reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
+    reader = csv.reader(stream, delimiter=delimiter, quotechar=quote, strict=True, skipinitialspace=True)
     width = 0
     cells: list[Any] = []  # of all rows
     numbers: list[int] = []
@@ -288,6 +290,14 @@ def values_of(cells: Sequence[Any]) -> Values:
     if kinds & {list, dict}:
         return other(len(cells))
     return _numbers_or_text([None if cell is None else str(cell) for cell in cells])
+
+
+def as_list(cell: Any) -> Any:
+    """Returns a cell of text that is a list, as Python or JSON writes it, as the list; any other as it is."""
+    if isinstance(cell, str) and cell[:1] == "[" and cell[-1:] == "]":
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(cell)
+    return cell
 
 
 def _as_float(value: float) -> float:

@@ -312,3 +312,97 @@ def test_rows_without_bytes_and_columns_of_paths_are_files_beside_the_table(tmp_
     path = write(tmp_path / "t.parquet", {"file_name": ["b.png", "pictures/a.jpg"], "label": ["x", "y"]})
     listing = list_source(path)
     assert [listing.files.read(i) for i in range(2)] == [b"photo", b"pictures/a.jpg"] and values(listing) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(80),
+        pa.dictionary(pa.int32(), pa.binary()),
+        pa.binary_view(),
+        pa.large_binary(),
+        pa.struct([("bytes", pa.binary())]),
+        pa.struct([("bytes", pa.large_binary()), ("path", pa.large_string())]),
+        pa.struct([("data", pa.binary()), ("name", pa.string())]),
+    ],
+)
+def test_images_are_read_whatever_type_holds_their_bytes(tmp_path: Path, kind: Any) -> None:
+    cells: list[Any] = [bytes([n]) * 80 for n in (1, 2, 3)]
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i).name for i in range(kind.num_fields)]
+        cells = [dict(zip(fields, (cell, f"{cell[0]}.png"), strict=False)) for cell in cells]
+    column = pa.array(cells, pa.binary()).cast(kind) if pa.types.is_dictionary(kind) else pa.array(cells, kind)
+    write(tmp_path / "a.parquet", {"image": column, "label": pa.array(["x", "y", "x"], pa.string_view())})
+    listing = list_source(tmp_path)
+    assert [listing.files.read(i) for i in range(3)] == [bytes([n]) * 80 for n in (1, 2, 3)]
+    assert values(listing) == [0, 1, 0]
+
+
+def test_ids_of_a_fixed_number_of_bytes_are_no_images(tmp_path: Path) -> None:
+    ids = pa.array([bytes(16), bytes(16)], pa.binary(16))
+    write(tmp_path / "a.parquet", {"image": images((b"1", None), (b"2", None)), "hash": ids, "label": [0, 1]})
+    assert "NOT READ" not in notes_of(list_source(tmp_path))
+    write(tmp_path / "a.parquet", {"hash": ids, "label": [0, 1]})
+    assert list_source(tmp_path).files is None
+
+
+def test_further_images_of_a_row_and_nested_labels_are_said_not_to_be_read(tmp_path: Path) -> None:
+    one, two = (b"1", "a.png"), (b"2", "b.png")
+    lists = pa.array([[{"bytes": b"3", "path": "c"}], []], pa.list_(IMAGE))
+    labels = pa.array([{"id": 1}, {"id": 2}])
+    write(
+        tmp_path / "a.parquet", {"left": images(one, two), "right": images(two, one), "views": lists, "label": labels}
+    )
+    said = notes_of(list_source(tmp_path))
+    assert "Images by column 'left'" in said and "NOT READ: more images in right, views. `--image-column`" in said
+    assert "NOT READ: labels in column 'label', which is nested" in said
+    listing = list_source(tmp_path, options=SourceOptions(image_column="right"))
+    assert listing.files.read(0) == b"2" and "more images in left, views" in notes_of(listing)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[{"bytes": b"1", "path": "a"}], []], pa.list_(IMAGE)), "column 'image' holds lists of images"),
+        (pa.array([[b"1", b"2"], [b"3"]]), "column 'image' holds lists of images.*explode"),
+        (["https://x.org/a.jpg", "http://x.org/b.jpg"], "'image' holds addresses.*img2dataset"),
+        (["iVBORw0KGgoAAA", "/9j/4AAQSkZ"], "'image' holds images as base64 text.*b64decode"),
+        (["data:image/png;base64,iVBORw0KGgoAAA"] * 2, "'image' holds images as base64 text"),
+        (["x/a.jpg", "x/b.jpg"], "'image' names images, such as x/a.jpg, and none of them lies below"),
+    ],
+)
+def test_images_in_a_form_that_is_not_read_are_refused_with_the_way_out(
+    tmp_path: Path, column: Any, message: str
+) -> None:
+    write(tmp_path / "a.parquet", {"image": column, "label": [0, 1]})
+    refused(message, tmp_path)
+
+
+def test_paths_in_parquet_beside_the_images_are_read_also_in_a_folder(tmp_path: Path) -> None:
+    make(tmp_path, "x/a.jpg", "x/b.jpg")
+    write(tmp_path / "a.parquet", {"image": ["x/b.jpg", "x/a.jpg"], "label": [0, 1]})
+    listing = list_source(tmp_path)
+    assert listing.layout == "parquet" and [listing.files.read(i) for i in (0, 1)] == [b"x/b.jpg", b"x/a.jpg"]
+
+
+def test_a_file_without_the_column_of_images_is_named_unless_it_is_empty(tmp_path: Path) -> None:
+    write(tmp_path / "data/train-0.parquet", {"image": images((b"1", "a")), "label": [0]})
+    write(tmp_path / "data/train-1.parquet", {"label": pa.array([], pa.int64())})
+    assert len(list_source(tmp_path)) == 1
+    for name in ("a.parquet", "z.parquet"):
+        write(tmp_path / name, {"id": [1, 2]})
+        refused(f"{name}: there is no column 'image', which holds the images in train-0.parquet", tmp_path)
+        (tmp_path / name).unlink()
+    (tmp_path / "data/train-1.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    refused("train-1.parquet cannot be read: .*pointer of Git LFS.*`git lfs pull`", tmp_path)
+
+
+def test_lists_of_boxes_in_columns_of_their_own_are_boxes(tmp_path: Path) -> None:
+    boxes, labels = [[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]], [[1.0, 1.0, 2.0, 2.0]]], pa.array([[0, 1], [1]])
+    meta = features(labels={"feature": {"_type": "ClassLabel", "names": ["cat", "dog"]}, "_type": "Sequence"})
+    image = images((b"1", "a"), (b"2", "b"))
+    write(tmp_path / "a.parquet", {"image": image, "bboxes": boxes, "labels": labels}, meta)
+    listing = list_source(tmp_path, options=SourceOptions(boxes="xyxy"))
+    assert values(listing, "boxes") == [[[1, 2, 2, 2], [5, 6, 2, 2]], [[1, 1, 1, 1], [0] * 4]]
+    assert values(listing, "box_labels") == [[0, 1], [1, -1]]
+    assert listing.columns["box_labels"].attrs["names"] == ("cat", "dog") and "labels" not in listing.columns

@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from small_trees import archived, make, notes_of, refused, refused_or_skipped, values, write
 
-from fastload.errors import MissingExtraError
+from fastload.errors import MissingExtraError, OptionError
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import Listing, SourceOptions
 
@@ -368,3 +369,123 @@ def test_boxes_and_labels_that_cannot_be_leave_their_image_out(abc: Path, text: 
     listing = refused_or_skipped(message, write(abc / "t.csv", text))
     ((name, column),) = [(n, c) for n, c in listing.columns.items() if n != "num_boxes"]
     assert column.values.tolist() == left and "b.jpg" not in listing.keys, name
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "keys", "note"),
+    [
+        ("x/a.jpg x/y/b.jpg", "image,label\nx\\a.jpg,1\nx\\y/b.jpg,2\n", "x/a.jpg x/y/b.jpg", ""),
+        ("x/A.JPG x/b.jpg", "image,label\na.jpg,1\nb.jpg,2\n", "x/A.JPG x/b.jpg", "in another case"),
+        ("x/007.jpg x/010.jpg", "id,label\n7,1\n10,2\n", "x/007.jpg x/010.jpg", "without the zeros"),
+        ("x/a.jpg x/b.jpg", "'image','label'\n'a.jpg','1'\n'b.jpg','2'\n", "x/a.jpg x/b.jpg", ""),
+        ("x/a.jpg z/b.jpg", "image,other,label\nx/a.jpg,z/b.jpg,1\nz/b.jpg,x/a.jpg,2\n", "x/a.jpg z/b.jpg",
+         "NOT READ: the images that column 'other' names"),
+    ],
+)  # fmt: skip
+def test_images_are_found_however_the_table_writes_them(
+    tmp_path: Path, files: str, text: str, keys: str, note: str
+) -> None:
+    root = make(tmp_path, *files.split())
+    write(root / "t.csv", text)
+    for path in (root / "t.csv", root):
+        listing = list_source(path)
+        assert listing.layout == "manifest" and " ".join(listing.keys) == keys and values(listing) == [1, 2]
+        assert note in notes_of(listing) and set(listing.columns) == {"labels"}
+
+
+def test_a_name_that_two_files_have_in_other_cases_is_not_guessed(tmp_path: Path) -> None:
+    root = make(tmp_path, "x/A.jpg", "x/a.JPG", "x/b.jpg")
+    refused(
+        r"a.jpg .line 2 of t.csv.: may be x/A.jpg and x/a.JPG", write(root / "t.csv", "image,label\na.jpg,1\nb.jpg,2\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "labels", "classes"),
+    [
+        ("labels", ("['cat', 'dog']", "['dog']", "[]"), [[1, 1], [0, 1], [0, 0]], ("cat", "dog")),
+        ("labels", ('["cat", "dog"]', '["dog"]', '["cat"]'), [[1, 1], [0, 1], [1, 0]], ("cat", "dog")),
+        ("labels", ("[0, 2]", "[10]", "[]"), [[1, 1, 0], [0, 0, 1], [0, 0, 0]], ("0", "2", "10")),
+        ("label", ("[0, 1, 0]", "[1, 0, 0]", "[0, 0, 1]"), [[0, 1, 0], [1, 0, 0], [0, 0, 1]], ()),
+        ("label", ("cat, dog", "dog", "cat"), [[1, 1], [0, 1], [1, 0]], ("cat", "dog")),
+        ("label", ("0,3,10", "3", "0,10"), [1, 2, 0], ("0,10", "0,3,10", "3")),  # too few to tell
+        ("label", ("tench, Tinca", "goldfish", "tench, Tinca"), [1, 0, 1], ("goldfish", "tench, Tinca")),
+        ("tags", ("a b", "b", "a"), [[1, 1], [0, 1], [1, 0]], ("a", "b")),
+        ("label", ("red car", "car", "red"), [2, 0, 1], ("car", "red", "red car")),
+    ],
+)  # fmt: skip
+def test_cells_of_several_classes_are_vectors(
+    abc: Path, column: str, cells: tuple[str, ...], labels: list[Any], classes: tuple[str, ...]
+) -> None:
+    rows = "".join(
+        f'{name}.jpg,"{cell.replace(chr(34), chr(34) * 2)}"\n' for name, cell in zip("abc", cells, strict=True)
+    )
+    listing = list_source(write(abc / "t.csv", f"image,{column}\n{rows}"))
+    assert values(listing) == labels and listing.columns["labels"].attrs.get("names", ()) == classes
+    assert ("are one class each" in notes_of(listing)) == any("," in name for name in classes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,label\na.jpg,\"1,5\"\nb.jpg,\"2,5\"\n", "numbers with commas, e.g. 1,5, .*or two classes"),
+        ("image,label\na.jpg,\"[3, 3]\"\nb.jpg,\"[2, 3]\"\n", "numbers that recur within a cell, e.g. .3, 3."),
+        ("a.jpg,1,2,cat\nb.jpg,3,4,dog\n", "first line is `a.jpg,1,2,cat`.*`image,column_2,column_3,label`"),
+        ("a.jpg,1,2,3,4,cat\na.jpg,3,4,5,6,dog\n", "no line of names.*perhaps `image,xmin,ymin,xmax,ymax,label`"),
+        ("image,label\nC:\\\\x\\a.jpg,1\n/data/set/b.jpg,1\n", "'C:.*lies outside. Write 'a.jpg', which is there"),
+    ],
+)  # fmt: skip
+def test_what_may_mean_several_things_is_refused(abc: Path, text: str, message: str) -> None:
+    refused(message, write(abc / "t.csv", text))
+
+
+def test_targets_as_lists_and_labels_that_each_row_has_alone(tmp_path: Path) -> None:
+    names = [f"{i:02}.jpg" for i in range(20)]
+    root = make(tmp_path, *names)
+    table = write(root / "t.csv", "image,label\n" + "".join(f"{name},{i * 7}\n" for i, name in enumerate(names)))
+    assert "CHECK: each of 20 rows has a label of its own in column 'label', e.g. 0" in notes_of(list_source(table))
+    write(table, "image,label\n" + "".join(f'{name},"[0.5, {i}]"\n' for i, name in enumerate(names)))
+    assert values(list_source(table), "targets")[:2] == [[0.5, 0], [0.5, 1]]
+
+
+def test_a_sample_submission_and_a_table_of_test_images_are_no_labels_of_the_rest(tmp_path: Path) -> None:
+    root = make(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/4.jpg")
+    write(root / "sampleSubmission.csv", "id,label\n3,0\n4,0\n")
+    assert detect_layout(root)[0] == "folder"
+    write(root / "test.csv", "image\n3.jpg\n4.jpg\n")
+    refused(
+        r"test.csv .* names images of the test split alone, and there are 2 others.*`--layout folder`.*/test.csv OUT",
+        root,
+    )
+    assert list_source(root / "test.csv").keys == ("test/3.jpg", "test/4.jpg")
+    write(root / "train.csv", "image,label\n1.jpg,cat\n2.jpg,dog\n")
+    assert list_source(root).split_names == ("train", "test")
+
+
+def test_lists_of_boxes_in_cells_and_boxes_by_their_middle(abc: Path) -> None:
+    table = write(
+        abc / "t.csv", "image,bboxes,labels\na.jpg,\"[[1, 2, 3, 4], [5, 6, 7, 8]]\",\"['x', 'y']\"\nb.jpg,[],[]\n"
+    )
+    listing = list_source(table)
+    assert values(listing, "boxes") == [[[1, 2, 3, 4], [5, 6, 7, 8]], [[0] * 4] * 2]
+    assert values(listing, "box_labels") == [[0, 1], [-1, -1]] and names(listing, "box_labels") == ("x", "y")
+    assert values(list_source(table, options=SourceOptions(boxes="xyxy")), "boxes")[0][1] == [5, 6, 2, 2]
+    write(table, "image,x_center,y_center,width,height\na.jpg,10,10,4,6\nb.jpg,10,10,4,6\n")
+    assert values(list_source(table), "bbox") == [[8, 7, 4, 6]] * 2
+    write(table, "image,bbox\na.jpg,1 2 3 4\nb.jpg,[1. 2. 3. 4.]\n")
+    assert values(list_source(table), "bbox") == [[1, 2, 3, 4]] * 2
+    write(table, "image,label\na.jpg,1\nb.jpg,2\n")
+    with pytest.raises(OptionError, match="`--boxes xyxy`, but nothing here holds boxes"):
+        list_source(table, options=SourceOptions(boxes="xyxy"))
+
+
+def test_files_that_are_no_tables_yet_say_how_to_make_one(tmp_path: Path) -> None:
+    make(tmp_path, "a.jpg")
+    refused("is a spreadsheet.* Save it as CSV", write(tmp_path / "t.xlsx", "PK"))
+    refused(r"jq -c '\.\[\]' .*t.json > .*t.jsonl", write(tmp_path / "t.json", '[{"image": "a.jpg", "label": 1}]'))
+    refused("to_entries.*file_name: .key", write(tmp_path / "t.json", '{"a.jpg": "cat"}'))
+    (archive := tmp_path / "set").mkdir()
+    archived(make(tmp_path / "other", "b.jpg"), archive / "images.zip")
+    table = write(archive / "t.csv", "image,label\nb.jpg,1\n")
+    refused(r"If they lie in images.zip: `--root .*images.zip`", table)
+    assert values(list_source(table, options=SourceOptions(root=archive / "images.zip"))) == [1]
