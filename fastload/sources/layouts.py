@@ -105,7 +105,7 @@ LAYOUTS: dict[str, Layout] = {
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
         "YOLO: images/ and labels/ of boxes (or polygons), names in data.yaml"),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
-        "Images and masks of the same names in sibling folders", takes=_MASKS),
+        "Images and masks of the same names in sibling folders, or side by side", takes=("masks", "mask_files")),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test"),
 }  # fmt: skip
@@ -129,6 +129,8 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     """
     tree = open_tree(path)
     for kind in get_args(Kind):
+        if kind == "folder" and (doubts := mask_folders.doubtful_pairs(tree)):
+            raise SourceError(f"{tree.given}: {doubts[0]}")
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:

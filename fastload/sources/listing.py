@@ -242,6 +242,7 @@ class SourceOptions:
     labels: tuple[str, ...] = ()  # the columns of a table that are labels; (): found by their usual names
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
+    mask_files: str = ""  # pattern of the paths of masks, where images have several kinds; "": found by their names
     root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
 
     def __post_init__(self) -> None:

@@ -1,9 +1,190 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
-from small_trees import make, picture, refused
+from PIL import Image
+from small_trees import make, notes_of, picture, refused
 
 from fastload.sources.layouts import detect_layout, list_source
+from fastload.sources.listing import SourceOptions
+from fastload.sources.mask_folders import doubtful_pairs
+from fastload.sources.open_tree import open_tree
+
+
+def photo(path: Path, seed: int = 0, size: tuple[int, int] = (24, 32)) -> Path:
+    """An image of many colours, as a photograph has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    shades = np.linspace(0, 190, size[1])[None, :, None] + rng.integers(0, 65, (*size, 3))
+    Image.fromarray(shades.astype(np.uint8)).save(path)
+    return path
+
+
+def mask(path: Path, seed: int = 0, size: tuple[int, int] = (24, 32), mode: str = "L", depth: int = 8) -> Path:
+    """A mask of four areas: numbers, a palette, or colours."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    areas = np.zeros(size, np.uint16 if depth == 16 else np.uint8)
+    areas[4 : 12 + seed % 5, 3:20] = 1
+    areas[14:, 8:] = 2
+    areas[20:, :5] = 7
+    image = Image.fromarray(areas)
+    if mode != "L":
+        image.putpalette([n * 37 % 256 for n in range(768)])
+    (image.convert("RGB") if mode == "RGB" else image).save(path)
+    return path
+
+
+def pairs(root: Path, image: str, of: str, stems: tuple[str, ...] = ("0001", "0002", "0010"), **how: object) -> None:
+    """Photographs, and masks of them unless `of` is empty; `{}` stands for the stem."""
+    for seed, stem in enumerate(stems):
+        photo(root / image.format(stem), seed)
+        if of:
+            mask(root / of.format(stem), seed, **how)  # type: ignore[arg-type]
+
+
+# Names of folders in use, as code that trains on them has them: (where, images and masks, other pictures beside them).
+# `P:` before masks stands for a palette.
+IN_USE = [
+    ("milesial/Pytorch-UNet", [("data/imgs/{}.jpg", "data/masks/{}_mask.gif")], []),
+    ("maobin1996/Unet", [("imgs/{}.jpg", "labels/{}.png")], []),
+    ("open-mmlab/mmsegmentation, Potsdam", [
+        ("img_dir/train/2_10_{}.png", "ann_dir/train/2_10_{}.png"), ("img_dir/val/3_{}.png", "ann_dir/val/3_{}.png")
+    ], []),
+    ("open-mmlab/mmsegmentation, COCO-Stuff", [
+        ("images/train2017/{}.jpg", "annotations/train2017/{}_labelTrainIds.png"),
+        ("images/val2017/{}.jpg", "annotations/val2017/{}_labelTrainIds.png"),
+    ], []),
+    ("open-mmlab/mmsegmentation, DRIVE", [
+        ("images/training/{}_training.png", "annotations/training/{}_manual1.png"),
+        ("images/validation/{}_test.png", "annotations/validation/{}_manual1.png"),
+    ], []),
+    ("wkentaro/labelme", [("JPEGImages/2011_{}.jpg", "P:SegmentationClassPNG/2011_{}.png")],
+     ["SegmentationClassVisualization/2011_{}.jpg", "SegmentationClass/2011_{}.npy"]),
+    ("tensorflow/datasets, Oxford Pets", [("images/Abyssinian_{}.jpg", "annotations/trimaps/Abyssinian_{}.png")], []),
+    ("Cuzyoung/CrossEarth, LoveDA", [
+        ("Train/Rural/images_png/{}.png", "Train/Rural/masks_png/{}.png"),
+        ("Train/Urban/images_png/1{}.png", "Train/Urban/masks_png/1{}.png"),
+        ("Val/Rural/images_png/2{}.png", "Val/Rural/masks_png/2{}.png"),
+    ], []),
+    ("ompugao/dm6190, Semantic Drone", [("original_images/{}.jpg", "label_images_semantic/{}.png")], []),
+    ("stevenwudi/6DVNET, KITTI", [("training/image_2/{}_10.png", "training/semantic/{}_10.png")],
+     ["16:training/instance/{}_10.png", "RGB:training/semantic_rgb/{}_10.png"]),
+    ("supervisely/docs", [("ds0/img/{}.jpg", "ds0/masks_machine/{}.png")], ["RGB:ds0/masks_human/{}.png"]),
+    ("Mud-Fire/LML, Penn-Fudan", [("PNGImages/FudanPed{}.png", "PedMasks/FudanPed{}_mask.png")], []),
+    ("alkynee/Alkynee-AerialSemanticDataset", [
+        ("data/train/images/{}.jpg", "data/train/gray_masks/{}.png"), ("data/val/images/{}.jpg", "data/val/gray_masks/{}.png")
+    ], ["RGB:data/train/rgb_masks/{}.png", "RGB:data/val/rgb_masks/{}.png"]),
+    ("YinYinOvO/SDNet", [
+        ("Train/images/{}.jpg", "Train/masks/{}.png"), ("Test/images/9{}.jpg", "Test/masks/9{}.png")
+    ], ["L:Train/edges/{}.png"]),
+    ("lartpang/MINet", [("ECSSD/Image/{}.jpg", "ECSSD/Mask/{}.png")], []),
+    ("Tennine2077/DIS-SAM", [("DIS-TR/im/1#{}.jpg", "DIS-TR/gt/1#{}.png"), ("DIS-VD/im/{}.jpg", "DIS-VD/gt/{}.png")], []),
+    ("xuebinqin/U-2-Net", [("TDP_IMAGES/{}.jpg", "TDP_MASKS/{}.png")], []),
+    ("kovmartin/DD2424VT191_Group90, ISIC 2018", [
+        ("ISIC2018_Task1-2_Training_Input/ISIC_{}.jpg", "ISIC2018_Task1_Training_GroundTruth/ISIC_{}_segmentation.png")
+    ], []),
+    ("Riya-l209/road-extraction-unet", [
+        ("train_images/{}.png", "train_masks/{}.png"), ("val_images/{}.png", "val_masks/{}.png"),
+        ("test_images/{}.png", "test_masks/{}.png"),
+    ], []),
+    ("Spidartist/mmseg", [("TrainDataset/image/{}.png", "TrainDataset/masks/{}.png")], []),
+    ("divamgupta/image-segmentation-keras", [
+        ("images_prepped_train/{}.png", "annotations_prepped_train/{}.png"),
+        ("images_prepped_test/{}.png", "annotations_prepped_test/{}.png"),
+    ], []),
+    ("diegopenilla/AI_Experiments, fastai's CamVid", [("images/s_{}.png", "labels/s_{}_P.png")], []),
+    ("GeorgeSeif/Semantic-Segmentation-Suite", [
+        ("train/{}.png", "train_labels/{}_L.png"), ("val/{}.png", "val_labels/{}_L.png"), ("test/{}.png", "test_labels/{}_L.png")
+    ], []),
+    ("DeepGlobe roads (`*_sat.jpg`, `*_mask.png` in one folder)", [("train/{}_sat.jpg", "train/{}_mask.png")], []),
+    ("G30rg3ab/Computer-Vision-Project", [
+        ("TrainVal/color/{}.jpg", "TrainVal/label/{}.png"), ("Test/color/{}.jpg", "Test/label/{}.png")
+    ], []),
+    ("RoadAnomaly in mmsegmentation (`images_val`, `labels_masks`)", [
+        ("images_val/{}.jpg", "labels_masks/{}_labels_semantic.png")
+    ], []),
+    ("Potsdam (`2_Ortho_RGB`, `labels_index`)", [("2_Ortho_RGB/top_{}_RGB.tif", "labels_index/top_{}.png")], []),
+    ("UAVid (`seq1/Images`, `seq1/Labels`)", [
+        (f"train/seq{n}/Images/{{}}.png", f"train/seq{n}/Labels/{{}}.png") for n in range(1, 16)
+    ], []),
+    ("Cloth segmentation (`train_imgs/train`, `train_mask/train`)", [
+        ("train_imgs/train/{}.jpg", "train_mask/train/{}.png"), ("val_imgs/val/{}.jpg", "val_mask/val/{}.png"),
+        ("test_imgs/test/{}.jpg", ""),
+    ], []),
+    ("mmsegmentation, a user's (`img`, `labels_fixed`)", [("img/train/{}.jpg", "labels_fixed/train/{}.png")], []),
+    ("DAVIS (`JPEGImages/480p`, `Annotations/480p`)", [
+        (f"JPEGImages/480p/{clip}/{{}}.jpg", f"P:Annotations/480p/{clip}/{{}}.png") for clip in ("bear", "bus", "cows")
+    ], []),
+    ("YouTube-VOS (`JPEGImages`, `Annotations`)", [
+        (f"train/JPEGImages/{clip}/{{}}.jpg", f"P:train/Annotations/{clip}/{{}}.png") for clip in ("003234408d", "0043f083b5")
+    ], []),
+    ("one folder, `x.jpg` and `x_seg.png`", [("x{}.jpg", "x{}_seg.png")], []),
+    ("one folder, `x.jpg` and `x.png`", [("{}.jpg", "{}.png")], []),
+    ("splits below (`img/train`, `lab/train`)", [("img/train/{}.png", "lab/train/{}.png"), ("img/val/{}.png", "lab/val/{}.png")], []),
+    ("splits above (`train/img`, `train/lab`)", [("train/img/{}.png", "train/lab/{}.png"), ("val/img/{}.png", "val/lab/{}.png")], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "folders", "others"), IN_USE, ids=[source for source, _, _ in IN_USE])
+def test_images_and_masks_are_paired_by_their_names_whatever_their_folders_are_called(
+    tmp_path: Path, source: str, folders: list[tuple[str, str]], others: list[str]
+) -> None:
+    expected: dict[str, str] = {}
+    for image, of in folders:
+        of, mode = (of[2:], "P") if of.startswith("P:") else (of, "L")
+        pairs(tmp_path, image, of, mode=mode)
+        expected |= {image.format(stem): of.format(stem) for stem in ("0001", "0002", "0010")}
+    for other in others:
+        how, _, name = other.rpartition(":")
+        for stem in ("0001", "0002", "0010"):
+            path = tmp_path / name.format(stem)
+            if path.suffix == ".npy":
+                make(tmp_path, name.format(stem))
+            elif how:
+                mask(path, mode=how if how == "RGB" else "L", depth=16 if how == "16" else 8)
+            else:
+                photo(path)
+    assert detect_layout(tmp_path)[0] == "mask-folders"
+    listing = list_source(tmp_path)
+    assert set(listing.keys) == set(expected)
+    masks = listing.masks
+    assert masks is not None
+    for row, key in enumerate(listing.keys):
+        assert masks.present[row] == bool(expected[key])
+        if expected[key]:
+            assert masks.files.read(row) == (tmp_path / expected[key]).read_bytes()  # type: ignore[union-attr]
+    split_of = {word: split for word, split in (("train", "train"), ("val", "val"), ("test", "test"))}
+    named = {split for folder, _ in folders for word, split in split_of.items() if word in folder.lower()}
+    assert {*listing.split_names} - {"all"} == named or source.startswith(("ISIC", "kovmartin", "Spidartist", "open"))
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ["face", "face_mask", "other"],
+        ["with_mask", "without_mask"],
+        ["mask", "no_mask"],
+        ["masks", "faces"],
+        ["label", "box", "bag"],
+        [str(digit) for digit in range(10)],
+        ["train/cat", "train/dog", "val/cat", "val/dog"],
+        ["dog", "dog_house"],
+        ["gt", "suv", "coupe"],
+        ["target", "ikea"],
+        ["seg", "other"],
+        [f"class{n}" for n in range(20)],
+        [f"{split}/n0{n}" for split in ("train", "val") for n in range(20)],
+        ["L", "R"],
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_classes_whose_images_have_equal_names_stay_classes(tmp_path: Path, folders: list[str], suffix: str) -> None:
+    for n, folder in enumerate(folders):
+        for stem in ("image_0001", "image_0002", "image_0003"):
+            photo(tmp_path / folder / f"{stem}{suffix}", n)
+    listing = list_source(tmp_path)
+    assert listing.layout == "folder" and len(listing) == 3 * len(folders)
+    assert listing.columns["labels"].attrs["names"] == tuple(sorted({folder.rpartition("/")[2] for folder in folders}))
 
 
 def pictures(root: Path, *names: str) -> Path:
