@@ -378,9 +378,10 @@ class _Search:
             self.seen[i] = _look(self.tree, i)
         return self.seen[i]
 
-    def _far(self, match: Match) -> tuple[bool, int, int]:
+    def _far(self, match: Match) -> tuple[bool, ...] | tuple[int, ...]:
         """Returns a value that is the smaller, the more likely the images of a match are those of its masks."""
-        return self._look(match.files[0][0])[0] != "photo", *match.distance()
+        pictures_of_masks = bool(match.words()[0] & _LESSER - _IMAGE_WORDS)
+        return self._look(match.files[0][0])[0] != "photo", pictures_of_masks, *match.distance()
 
     def _shows(self, match: Match) -> set[Shows]:
         return {self._look(mask)[0] for _, mask in _spread(match.files, _PROBED)}
