@@ -420,7 +420,7 @@ def _list_samples(
         name = layout or detect_layout(tree)[0]
         if name not in LAYOUTS or LAYOUTS[name].decodes:
             pool.start_early()
-        listing = list_source(tree, name, on_error, options.source)
+        listing = list_source(tree, layout, on_error, options.source)
     else:
         listing = list_objects(source, on_error=on_error)
     listing = with_mask_options(listing, options.masks, _name_of(source), padded=options.pads)

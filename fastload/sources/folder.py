@@ -5,18 +5,23 @@
     photos/test/1.jpg               a split without labels: -1, if other splits have them
     photos/1.jpg                    no labels at all
 
-The same in a .zip or .tar; a single folder that holds everything is skipped there.
+The same in a .zip or .tar; a single folder that holds everything is skipped there. Splits may be spelled otherwise
+(`training_set`, `seg_train`) where the folders below say that they are splits. `signs` says what speaks against it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import SourceError
+from fastload.errors import OptionError, SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
@@ -31,6 +36,9 @@ ANNOTATION_FOLDERS = frozenset(
 )
 """Names, in lower case, of such siblings."""
 
+_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?:set|data|images?|imgs?)?")
+_COMMON = 0.5  # part of the smaller of two sets of folders that splits, or versions, of one dataset share
+
 
 def folder_evidence(tree: Tree) -> list[str]:
     """Returns the first images of a tree: any tree with images is a folder of images."""
@@ -41,55 +49,67 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns images in class folders, split by split, class by class, in sorted order.
 
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
-    folders; no such column if no split has class folders.
+    folders; no such column if no split has class folders. `options.labels` may say which folder is the class: ("top",),
+    the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("none",).
 
     Raises:
+        OptionError: `options.labels` is something else.
         SourceError: there is no image; a class is empty; images lie next to class folders, or other folders with
             images next to splits.
     """
+    level = options.labels or ("top",)
+    if level not in (("top",), ("deepest",), ("none",)):
+        raise OptionError(
+            f"`--labels {','.join(level)}`: {tree.given} is a folder of images, whose labels are its folders' names: "
+            "`top` (the outermost, the default), `deepest` (the path to the image) or `none`."
+        )
     draft.leave_out_broken(tree)
     rows = find_images(tree)
     if len(rows) < len(tree.names):
-        draft.note("Ignored, since they are no images by their suffix", tree.others(rows.tolist()))
-    names = [tree.names[i] for i in rows.tolist()]
-    around = folder_around(names, tree.archive)
-    if around:
-        draft.notes.append(f"Everything lies in {key_of(around)}, which is no class.")
-    inside = [name.removeprefix(around) for name in names]
-    folders = _split_folders(draft, tree, around, inside)
-    splits, prefixes = ["all"] * len(names), {"all": around}
-    if folders:
-        split_of = {folder: split for split, folder in folders.items()}
-        splits = [split_of[name.partition("/")[0]] for name in inside]
-        inside = [name.partition("/")[2] for name in inside]
-        prefixes = {split: f"{around}{folder}/" for split, folder in folders.items()}
-    split = Splits.of(splits)
-    number: dict[str, int] = {}  # of each folder, in the order in which they come; "" for none
-    parts = (name.partition("/") for name in inside)
-    numbers = np.array([number.setdefault(top if rest else "", len(number)) for top, _, rest in parts], np.int64)
-    tops = np.array(list(number), object)
-    present = {name: set(tops[np.unique(numbers[split.index == i])]) for i, name in enumerate(split.names)}
+        draft.note("Ignored, since they are no images by their suffix", [key_of(name) for _, name in tree.not_images])
+    found = ClassFolders.of(tree)
+    if found.around:
+        draft.notes.append(f"Everything lies in {key_of(found.around)}, which is no class.")
+    _require_apart(draft, found)
+    split = [next(name for name, at in found.splits.items() if folder.startswith(at)) for folder in tree.image_folders]
+    tops = [folder[len(found.splits[of]) :].rstrip("/") for folder, of in zip(tree.image_folders, split, strict=True)]
+    if level == ("none",):
+        tops = [""] * len(tops)
+    elif level == ("top",):
+        tops = [top.partition("/")[0] for top in tops]
+    present = {name: {top for top, of in zip(tops, split, strict=True) if of == name} for name in found.splits}
     for name, here in present.items():
         if "" in here and len(here) > 1:
-            images = zip(inside, splits, strict=True)
-            direct = [key_of(image) for image, of in images if of == name and "/" not in image]
+            at = found.splits[name]
+            direct = [key_of(tree.names[i][len(at) :]) for i in tree.image_folders[at].tolist()]
             raise SourceError(
-                f"{_place(tree, prefixes[name])}: images lie next to class folders ({len(direct)}): "
-                f"{first_few(direct)}. Move each into its class, or away: their class is not known."
+                f"{_place(tree, at)}: images lie next to class folders ({len(direct)}): {first_few(direct)}. Move each "
+                "into its class, or away: their class is not known."
             )
-    classes = _classes(draft, tree, prefixes, {name: here - {""} for name, here in present.items()})
-    index = {name: i for i, name in enumerate(classes)}
-    labels = np.array([index.get(top, -1) for top in number], np.int64)[numbers]
-    order = np.lexsort((labels, split.index))  # stable: within a class, the order of the tree remains
+    classes = _classes(draft, found, {name: here - {""} for name, here in present.items()})
+    number = {name: i for i, name in enumerate(classes)}
+    counts = [len(images) for images in tree.image_folders.values()]
+    labels = np.repeat(np.array([number.get(top, -1) for top in tops], np.int64), counts)
+    splits = Splits.of(split)
+    splits = Splits(np.repeat(splits.index, counts), splits.names)
+    images = np.concatenate(list(tree.image_folders.values()))
+    order = np.lexsort((labels, splits.index))  # stable: within a class, the order of the tree remains
     shown = tuple(map(key_of, classes))
     said = f"classes by folder ({len(shown)}): {first_few(shown)}."
     if not shown:
-        said = "images without class folders, so without labels."
-    if folders:
-        said += f" Splits: {', '.join(f'{split} (folder {key_of(folder)})' for split, folder in folders.items())}."
+        said = "images without class folders, so without labels." if level == ("top",) else "images, without labels."
+    if found.named:
+        folders = ", ".join(f"{name} (folder {key_of(top)})" for name, top in found.named.items())
+        said += f" Splits: {folders}."
     draft.title = f"Layout folder: {said}"
+    if shown and all(name.isdecimal() for name in shown) and [*map(int, shown)] != [*range(len(shown))]:
+        at = next(i for i, name in enumerate(shown) if int(name) != i)
+        draft.notes.append(
+            f"Labels are not the numbers that folders are called by: they count the sorted names from 0, so that "
+            f"{shown[at]} is {at}; `names` has them."
+        )
     columns = {"labels": Column(labels[order], {"names": shown})} if classes else {}
-    return Samples.in_tree(tree, rows[order], Splits(split.index[order], split.names), columns)
+    return Samples.in_tree(tree, images[order], Splits(splits.index[order], splits.names), columns)
 
 
 def find_images(tree: Tree) -> NDArray[np.int64]:
@@ -113,71 +133,188 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
     raise SourceError(f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}. {hint}")
 
 
-def folder_around(names: list[str], archive: bool) -> str:
-    """Returns the innermost folder (ending in `/`) that holds everything and is neither split nor class; "" if none."""
+@dataclass(frozen=True, eq=False)
+class ClassFolders:
+    """A tree of images as class folders: what holds everything, and the splits below it."""
+
+    tree: Tree
+    around: str  # the innermost folder (ending in `/`) that holds all images and is neither split nor class; "" if none
+    named: dict[str, str]  # split -> its folder in `around`, without `/`; empty if there are no splits
+    splits: dict[str, str]  # split -> the folder (ending in `/`, or "") whose folders are its classes
+
+    @classmethod
+    def of(cls, tree: Tree) -> ClassFolders:
+        """Returns how a tree with images reads; of two folders that are the same split the first counts."""
+        around = folder_around(tree)
+        tops = folders_in(tree, around)
+        folders = _loose_splits(tree, around, tops) or exact_splits(tops)
+        found = {split: top for top, split in reversed(folders.items())}
+        named = {split: found[split] for split in SPLIT_ORDER if split in found}
+        splits = {split: _unwrapped(tree, f"{around}{top}/") for split, top in named.items()}
+        return cls(tree, around, named, splits or {"all": around})
+
+    @cached_property
+    def classes(self) -> dict[str, dict[str, list[str]]]:
+        """For each split, the folders with images (ending in `/`) in or below each class folder."""
+        found: dict[str, dict[str, list[str]]] = {split: {} for split in self.splits}
+        for folder in self.tree.image_folders:
+            split = next((split for split, at in self.splits.items() if folder.startswith(at)), "")
+            if split and (top := folder[len(self.splits[split]) :].partition("/")[0]):
+                found[split].setdefault(top, []).append(folder)
+        return found
+
+    def without_images(self) -> dict[str, list[str]]:
+        """Returns, for each split, the names of the folders in it that hold no image, and are no class of another."""
+        found, classes = {}, {top for tops in self.classes.values() for top in tops}
+        for split, at in self.splits.items():
+            below = [folder[len(at) :] for folder in self.tree.folders if folder.startswith(at)]
+            found[split] = [name for name in below if name and "/" not in name and name not in classes]
+        return found
+
+    @cached_property
+    def with_images(self) -> set[str]:
+        """The folders that have any image in or below them; each ends in `/`."""
+        return _with_parents(self.tree.image_folders)
+
+    @cached_property
+    def with_files(self) -> set[str]:
+        """The folders in `around` that have any file in or below them; each ends in `/`."""
+        return _with_parents([folder for folder in self.tree.spans if folder.startswith(self.around)])
+
+    def below(self, split: str, top: str) -> list[str]:
+        """Returns the names of the folders directly in a class folder in or below which images lie, sorted."""
+        begin = len(self.splits[split]) + len(top) + 1
+        return sorted({folder[begin:].partition("/")[0] for folder in self.classes[split][top]} - {""})
+
+
+def _with_parents(folders: Collection[str]) -> set[str]:
+    """Returns paths of folders, which end in `/`, and those of the folders that hold them."""
+    found = set[str]()
+    for folder in folders:
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder[: folder.rfind("/", 0, -1) + 1]
+    return found
+
+
+def folders_in(tree: Tree, folder: str) -> list[str]:
+    """Returns the names of the folders in a folder (ending in `/`, or "") in or below which images lie, sorted."""
+    below = {name[len(folder) :].partition("/")[0] for name in tree.image_folders if name.startswith(folder)}
+    return sorted(below - {""})
+
+
+def folder_around(tree: Tree) -> str:
+    """Returns the innermost folder (ending in `/`) that holds all images and is neither split nor class; "" if none."""
     around = ""
-    while True:
-        tops = {name[len(around) :].partition("/")[0] for name in names}
-        top = next(iter(tops))
-        below = f"{around}{top}/"
-        if len(tops) > 1 or top.lower() in SPLITS or not all(name.startswith(below) for name in names):
-            return around
+    while around not in tree.image_folders and len(tops := folders_in(tree, around)) == 1:
+        below = f"{around}{tops[0]}/"
         # The outermost folder of an archive only wraps it. Any other counts only if it holds folders and no images:
         # with images in it, it is a single class, as for torchvision.
-        if not (archive and not around) and any("/" not in name[len(below) :] for name in names):
-            return around
+        wraps = tree.archive and not around
+        if tops[0].lower() in SPLITS or (below in tree.image_folders and not wraps):
+            break
         around = below
+    return around
 
 
-def _split_folders(draft: Draft, tree: Tree, around: str, inside: list[str]) -> dict[str, str]:
-    """Returns split -> its folder below `around`; empty if there are no splits."""
-    tops = sorted({name.partition("/")[0] for name in inside if "/" in name})
-    found: dict[str, str] = {}
-    where = _place(tree, around)
-    for top in tops:
-        if (name := SPLITS.get(top.lower())) and found.setdefault(name, top) != top:
-            raise SourceError(
-                f"{where}: the folders {found[name]} and {top} are both the split {name!r}. Merge them, or rename one."
-            )
-    if not found:
-        return found
-    shown = first_few(sorted(found.values()))
-    if outside := [key_of(top) for top in tops if top.lower() not in SPLITS]:
+def exact_splits(names: Collection[str]) -> dict[str, str]:
+    """Returns folder -> split of those folders that are called as a split is."""
+    return {name: SPLITS[name.lower()] for name in names if name.lower() in SPLITS}
+
+
+def split_word(name: str) -> tuple[str, str]:
+    """Returns the split that is a word of a folder's name (`seg_train`, `Final_Test`), and the name without it.
+
+    "" if there is none, or several.
+    """
+    words = re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
+    found = [(SPLITS[match[1]], word) for word in words if (match := _WORD.fullmatch(word.lower()))]
+    if len(found) != 1:
+        return "", name
+    return found[0][0], " ".join(word for word in words if word != found[0][1]).lower()
+
+
+def share_folders(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether two folders hold folders of the same names, or most of those of the smaller."""
+    common = len(set(one) & set(other))
+    return common > 0 and common >= _COMMON * min(len(one), len(other))
+
+
+def _loose_splits(tree: Tree, around: str, tops: list[str]) -> dict[str, str]:
+    """Returns folder -> split of folders that are splits spelled otherwise; {} unless all of them are.
+
+    They are where the folders in them are the same, or where nothing else in their names differs.
+    """
+    words = {top: split_word(top) for top in tops}
+    if len(tops) < 2 or not all(split for split, _ in words.values()) or around in tree.image_folders:
+        return {}
+    if len({split for split, _ in words.values()}) < len(tops):
+        return {}
+    inside = {top: folders_in(tree, _unwrapped(tree, f"{around}{top}/")) for top in tops}
+    classed = [folders for folders in inside.values() if folders]
+    same = len(classed) > 1 and all(share_folders(classed[0], other) for other in classed[1:])
+    if same or len({rest for _, rest in words.values()}) == 1:
+        return {top: split for top, (split, _) in words.items()}
+    return {}
+
+
+def _unwrapped(tree: Tree, folder: str) -> str:
+    """Returns a split's folder, or the only folder in it where that is called `images` or as the split itself."""
+    while folder not in tree.image_folders and len(inside := folders_in(tree, folder)) == 1:
+        if inside[0].lower() not in {*IMAGE_FOLDERS, folder[:-1].rpartition("/")[2].lower()}:
+            break
+        folder += f"{inside[0]}/"
+    return folder
+
+
+def _require_apart(draft: Draft, found: ClassFolders) -> None:
+    """Refuses images beside splits, in other folders or in none; notes splits without an image."""
+    if not found.named:
+        return
+    tree, where, shown = found.tree, _place(found.tree, found.around), first_few(sorted(found.named.values()))
+    outside = [top for top in folders_in(tree, found.around) if top not in found.named.values()]
+    if twice := exact_splits(outside):
+        top, split = next(iter(twice.items()))
         raise SourceError(
-            f"{where}: the folders {shown} look like splits, but there are images in {first_few(outside)} too. Move "
-            f"those away; or, if all of them are classes, rename {min(found.values())} so that it is not taken for a "
-            "split."
+            f"{where}: the folders {key_of(found.named[split])} and {key_of(top)} are both the split {split!r}. Merge "
+            "them, or rename one."
         )
-    if direct := [key_of(name) for name in inside if "/" not in name]:
+    if outside:
+        first = min(found.named.values())
+        raise SourceError(
+            f"{where}: the folders {shown} look like splits, but there are images in "
+            f"{first_few(map(key_of, outside))} too. Move those away; or, if all of them are classes, rename {first} "
+            "so that it is not taken for a split."
+        )
+    if found.around in tree.image_folders:
+        direct = [key_of(tree.names[i][len(found.around) :]) for i in tree.image_folders[found.around].tolist()]
         raise SourceError(
             f"{where}: images lie next to the splits {shown} ({len(direct)}): {first_few(direct)}. Move each into a "
             "split, or away."
         )
-    below = [folder.removeprefix(around) for folder in tree.folders if folder.startswith(around)]
-    empty = [key_of(name) for name in below if name.lower() in SPLITS and name not in tops]
+    below = [folder.removeprefix(found.around) for folder in tree.folders if folder.startswith(found.around)]
+    empty = [key_of(name) for name in below if name.lower() in SPLITS and name not in found.named.values()]
     draft.note("Folders of splits without an image were ignored", empty)
-    return {split: found[split] for split in SPLIT_ORDER if split in found}
 
 
-def _classes(draft: Draft, tree: Tree, folders: dict[str, str], present: dict[str, set[str]]) -> list[str]:
-    """Returns the sorted names of the class folders of all splits; [] for none.
-
-    `folders` maps split -> its folder, `present` split -> names of the folders in it that hold images.
-    """
+def _classes(draft: Draft, found: ClassFolders, present: dict[str, set[str]]) -> list[str]:
+    """Returns the sorted names of all class folders, given those of each split that hold images; [] for none."""
     classes = sorted(set().union(*present.values()))
     if not classes:
         return []
-    known, annotations = set(classes), set[str]()
-    for split, folder in folders.items():
-        below = [name.removeprefix(folder) for name in tree.folders if name.startswith(folder)]
-        empty = [key_of(name) for name in below if name and "/" not in name and name not in known]
-        annotations |= {name for name in empty if name.lower() in ANNOTATION_FOLDERS}
-        empty = [name for name in empty if name not in annotations]
+    annotations, others = set[str](), list[str]()
+    for split, names in found.without_images().items():
+        at = found.splits[split]
+        annotations |= {key_of(name) for name in names if name.lower() in ANNOTATION_FOLDERS}
+        names = [name for name in names if name.lower() not in ANNOTATION_FOLDERS]
+        others += [f"{key_of(at + name)}/" for name in names if f"{at}{name}/" in found.with_files]
+        empty = [key_of(name) for name in names if f"{at}{name}/" not in found.with_files]
         if empty and present[split]:
             raise SourceError(
-                f"{_place(tree, folder)}: class folders without an image ({len(empty)}): {first_few(empty)}. Remove "
-                "them, or put their images back: a class that nothing belongs to cannot be learned."
+                f"{_place(found.tree, at)}: class folders without an image ({len(empty)}): {first_few(empty)}. Remove "
+                "these empty folders, or put their images back: a class that nothing belongs to cannot be learned."
             )
+    draft.note("NOT READ: folders without an image, but with other files, beside the classes", others)
     if annotations and len(classes) == 1 and classes[0].lower() in IMAGE_FOLDERS:
         beside = first_few(sorted(annotations))
         draft.notes.append(f"{key_of(classes[0])} is no class, as it lies next to {beside}.")

@@ -35,6 +35,7 @@ from fastload.sources.coco import coco
 from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
+from fastload.sources.signs import refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex
@@ -107,7 +108,7 @@ LAYOUTS: dict[str, Layout] = {
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
         "Images and masks of the same names in sibling folders, or side by side", takes=("masks", "mask_files")),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
-        "A folder a class, with or without train, val and test"),
+        "A folder a class, with or without train, val and test", takes=("labels",)),
 }  # fmt: skip
 
 _NO_INSTANCES = {
@@ -169,6 +170,8 @@ def list_source(
     tree = open_tree(path)
     name = layout or detect_layout(tree)[0]
     options = options or SourceOptions()
+    if layout is None and name == "folder" and len(tree.images()):
+        refuse_by_signs(tree)
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
             theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)

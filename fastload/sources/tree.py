@@ -76,6 +76,25 @@ class Tree:
         return found
 
     @cached_property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Where the files directly in each folder begin and end in names; folders end in `/`, "" is the top."""
+        found: dict[str, tuple[int, int]] = {}
+        begin, folder = 0, ""
+        for i, name in enumerate(self.names):
+            if not name.startswith(folder) or "/" in name[len(folder) :]:
+                found[folder] = begin, i
+                begin, folder = i, name[: name.rfind("/") + 1]
+        found[folder] = begin, len(self.names)
+        return {folder: span for folder, span in found.items() if span[0] < span[1]}
+
+    @cached_property
+    def image_folders(self) -> dict[str, NDArray[np.int64]]:
+        """The positions in names of the images directly in each folder that has any, in walk order."""
+        ends = np.searchsorted(self._images, list(self.spans.values()))
+        places = zip(self.spans, ends.tolist(), strict=True)
+        return {folder: self._images[first:last] for folder, (first, last) in places if first < last}
+
+    @cached_property
     def not_images(self) -> list[tuple[int, str]]:
         """Positions and names of the other files, in walk order: layouts look for their own files only among these."""
         return [(i, self.names[i]) for i in np.setdiff1d(np.arange(len(self.names)), self._images).tolist()]
@@ -150,9 +169,15 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
+_OF_SYSTEMS = frozenset(
+    "__macosx @eadir #recycle #snapshot $recycle.bin recycler lost+found __pycache__ thumbs.db desktop.ini".split()
+) | {"system volume information"}
+"""Names, in lower case, of what operating systems, file servers and Python leave among a user's files."""
+
+
 def is_hidden(part: str) -> bool:
-    """Whether a file or folder is passed over by its name: .DS_Store, .ipynb_checkpoints, ._photo.jpg, __MACOSX, ..."""
-    return part.startswith(".") or part == "__MACOSX"
+    """Whether a file or folder is passed over by its name: .DS_Store, ._photo.jpg, __MACOSX, @eaDir, Thumbs.db, ..."""
+    return part.startswith(".") or part.lower() in _OF_SYSTEMS
 
 
 def walk_order(name: str) -> tuple[str, str]:

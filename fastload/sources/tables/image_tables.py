@@ -11,7 +11,7 @@ from typing import Any
 
 from fastload.errors import ImageError, SourceError
 from fastload.sources.assemble import Draft, split_path, stem_of
-from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, folder_around
+from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.tables.frame import LABELS, plain_name
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
@@ -83,18 +83,11 @@ def manifest_evidence(tree: Tree) -> list[str]:
 
 def in_class_folders(tree: Tree) -> int:
     """Returns how many images lie in class folders by the folders' names: several siblings, none called images."""
-    names = [tree.names[i] for i in tree.images().tolist()]
-    around = folder_around(names, tree.archive)
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        top, _, rest = name[len(around) :].partition("/")
-        split = top if rest and top.lower() in SPLITS else ""
-        groups.setdefault(split, []).append(rest if split else name[len(around) :])
-    count = 0
-    for inside in groups.values():
-        tops = {name.partition("/")[0].lower() if "/" in name else "" for name in inside}
-        if len(tops) > 1 and tops.isdisjoint({"", *IMAGE_FOLDERS, *ANNOTATION_FOLDERS}):
-            count += len(inside)
+    found, count = ClassFolders.of(tree), 0
+    for split, at in found.splits.items():
+        classes = {top.lower() for top in found.classes[split]}
+        if at not in tree.image_folders and len(classes) > 1 and classes.isdisjoint(IMAGE_FOLDERS | ANNOTATION_FOLDERS):
+            count += sum(len(tree.image_folders[at]) for folders in found.classes[split].values() for at in folders)
     return count
 
 
