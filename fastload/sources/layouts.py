@@ -35,7 +35,7 @@ from fastload.sources.coco import coco
 from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.signs import refuse_by_signs
+from fastload.sources.signs import Sign, refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex
@@ -130,8 +130,6 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     """
     tree = open_tree(path)
     for kind in get_args(Kind):
-        if kind == "folder" and (doubts := mask_folders.doubtful_pairs(tree)):
-            raise SourceError(f"{tree.given}: {doubts[0]}")
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:
@@ -171,7 +169,7 @@ def list_source(
     name = layout or detect_layout(tree)[0]
     options = options or SourceOptions()
     if layout is None and name == "folder" and len(tree.images()):
-        refuse_by_signs(tree)
+        refuse_by_signs(tree, [Sign(doubt.seen, doubt.ways) for doubt in mask_folders.doubtful_pairs(tree)])
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
             theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)

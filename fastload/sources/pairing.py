@@ -34,8 +34,8 @@ _MASK_WORDS = frozenset(
     "target targets l".split()
 )
 _IMAGE_WORDS = frozenset(
-    "image images im img imgs input inputs photo photos picture pictures pic pics rgb original originals frame frames sat "
-    "jpegimages pngimages".split()
+    "image images im img imgs input inputs photo photos picture pictures pic pics rgb original originals frame frames "
+    "sat jpegimages pngimages".split()
 )
 # Of several masks of an image, those with such a word are not the first choice.
 _LESSER = frozenset(
@@ -53,10 +53,11 @@ _MANY = 12  # folders side by side, above which they are classes or sequences, a
 _MOST_GROUPS = 48
 _MOST_ENDS = 8  # groups in one folder, above which beginnings or ends of names tell no kinds of images apart
 _SAMPLED = 24  # names of a group that are looked at
-_AGREE, _AGREE_BY_NAME = 0.75, 0.25  # part of the sampled stems of the smaller group that the other one must have
+_AGREE, _AGREE_BY_NAME = 0.75, 0.5  # part of the sampled stems of the smaller group that the other one must have
 _PROBED = 3  # files of a group that are read
 _FEW = 64  # values in a mask, at most
 _FLAT = 0.7  # part of the neighbouring pixels of a mask that are equal, at least
+_LARGE = 2**16  # pixels
 _ROWS = 64  # rows of an image that are looked at
 _BLURRED = 0.95  # part of the pixels of a mask in JPEG that have one of four values
 _STRAY, _STRAYS = 0.01, 3  # part, and number, of the images at the top that may belong to no pair
@@ -159,11 +160,11 @@ class Match(NamedTuple):
 class Doubt(NamedTuple):
     """Pairs that are likely, but not certain."""
 
-    seen: str  # a sentence
-    ways: list[str]  # what to do, one of them; commands in backticks
+    seen: str  # what there is, as the end of a sentence
+    ways: tuple[str, ...]  # what to do, one of them; commands in backticks
 
     def __str__(self) -> str:
-        return f"{self.seen} {'; or '.join(self.ways)}."
+        return f"{self.seen}. What would be right: {'; or '.join(self.ways)}."
 
 
 @dataclass
@@ -320,6 +321,9 @@ class _Search:
             for n, name in enumerate(few.sample):
                 if (at := self._find(many, few, name, mine, theirs)) is not None:
                     pairs.append(at)
+                    # The first file rules out most: classes may all have the same names.
+                    if not self._named(mask) and self._look(at[0 if few is mask else 1])[0] == "photo":
+                        return None
                 elif n == 2 and not pairs:
                     break
             if len(pairs) > (len(best.files) if best else 0):
@@ -396,12 +400,11 @@ class _Search:
         matches = sorted(matches, key=rank)
         first, *rest = matches
         if rest and rank(rest[0]) == rank(first):
-            shown = [match.mask.shown for match in matches]
-            self.pairing.unclear.append(Doubt(
-                f"{first.image.shown} has several kinds of masks: {first_few(shown)}.",
-                [f"say which to pack, `--mask-files '{match.mask.glob}'`" for match in matches[:2]]
-                + ["pack the images without, `--layout mask-folders --masks none`"],
-            ))  # fmt: skip
+            shown = first_few([match.mask.shown for match in matches])
+            ways = [f"`--mask-files '{match.mask.glob}'`" for match in matches[:2]]
+            none = "`--layout mask-folders --masks none`, which packs the images without"
+            seen = f"{first.image.shown} has several kinds of masks, {shown}, and it is not known which are meant"
+            self.pairing.unclear.append(Doubt(seen, (*ways, none)))
         self.pairing.passed += [match.mask.shown for match in rest]
         self.pairing.colours |= "colours" in self._shows(first)
         image, mask = first.image, first.mask
@@ -431,49 +434,33 @@ class _Search:
         strays = max(_STRAYS, _STRAY * sum(match.image.count for match in paired))
         if any(group.pattern for group in rest) or sum(group.count for group in rest) > strays:
             shown, one = first_few([group.shown for group in rest]), paired[0]
-            self.pairing.doubts.append(
-                Doubt(
-                    f"{one.image.shown} and {one.mask.shown} are images and their masks, but there are images in "
-                    f"{shown} too, which belong to no mask.",
-                    [
-                        f"to pack the pairs and leave {shown} out, `--layout mask-folders`",
-                        f"move {shown} away",
-                        "to pack all of them as photographs in classes, `--layout folder`",
-                    ],
-                )
+            seen = (
+                f"{one.image.shown} and {one.mask.shown} are images and their masks, but {shown} beside them has none"
             )
+            leave = f"`--layout mask-folders`, which packs the pairs and leaves {shown} out"
+            self.pairing.doubts.append(Doubt(seen, (leave, f"move {shown} away, if it is no part of the dataset")))
 
     def _without_pairs(self, photos: list[Match]) -> None:
         """Notes what looks like pairs by its names."""
         if photos:
-            one = photos[0]
-            self.pairing.doubts.append(
-                Doubt(
-                    f"{one.image.shown} and {one.mask.shown} hold images of equal names, and are called like images "
-                    "and masks, but both show photographs.",
-                    [
-                        f"to pack {one.image.shown} alone, give that folder itself",
-                        "to pack all of them as classes, `--layout folder`",
-                        "for pairs of photographs, `pack_images(dataset)` with a dataset of your own",
-                    ],
+            image, mask = photos[0].image.shown, photos[0].mask.shown
+            seen = f"{image} and {mask} have names as of images and masks, and equal files, but both show photographs"
+            own = "for pairs of photographs, a dataset of your own: `pack_images(dataset, 'OUT.h5')`"
+            self.pairing.doubts.append(Doubt(seen, (f"to pack {image} alone, give that folder itself", own)))
+            return
+        for mask in filter(self._named, self.groups):
+            beside = next((group for group in self.groups if self._is_beside(group, mask)), None)
+            if beside and self._look(self._at(mask.sample[0]))[0] in ("mask", "colours"):
+                a, b = (key_of(split_path(group.sample[0])[1]) for group in (beside, mask))
+                seen = (
+                    f"{mask.shown} looks like masks of the images in {beside.shown}, but names do not agree "
+                    f"({a} and {b}), or each image has several"
                 )
-            )
-        for mask in filter(self._named, self.groups) if not photos else ():
-            images = [group for group in self.groups if self._is_beside(group, mask)]
-            if images and self._look(self._at(mask.sample[0]))[0] in ("mask", "colours"):
-                a, b = (key_of(split_path(group.sample[0])[1]) for group in (images[0], mask))
+                name = "give each image one mask of its name; all masks may have one beginning or end more"
                 self.pairing.doubts.append(
-                    Doubt(
-                        f"{mask.shown} looks like masks of the images in {images[0].shown}, but their names do not "
-                        f"agree ({a}, {b}), or there are several masks for each image.",
-                        [
-                            "give each image one mask of its name; all masks may have one beginning or end more",
-                            f"to pack {images[0].shown} without, give that folder itself",
-                            "to pack all of them as photographs in classes, `--layout folder`",
-                        ],
-                    )
+                    Doubt(seen, (name, f"to pack {beside.shown} alone, give that folder itself"))
                 )
-                break
+                return
 
     def _is_beside(self, image: Group, mask: Group) -> bool:
         """Whether a group is called like images, and lies where another, called like masks, has its own."""
@@ -590,8 +577,11 @@ def _look(tree: Tree, i: int) -> tuple[Shows, tuple[int, int]]:
     """Returns what file i shows, and its height and width; "" and (0, 0) if it cannot be read."""
     try:
         lossy = tree.names[i].lower().endswith(_LOSSY)
-        with pillow_silenced(), open_image(tree.files.read(i)) as image:
+        data = tree.files.read(i)
+        with pillow_silenced(), open_image(data) as image:
             size = image.height, image.width
+            if image.format == "PNG" and len(data) > size[0] * size[1] > _LARGE:
+                return "photo", size  # masks are compressed further; decoding this one would take long
             image.draft(None, (256, 256))  # a JPEG is decoded smaller
             if image.mode == "1":
                 return "mask", size

@@ -72,13 +72,15 @@ IN_USE = [
     ("supervisely/docs", [("ds0/img/{}.jpg", "ds0/masks_machine/{}.png")], ["RGB:ds0/masks_human/{}.png"]),
     ("Mud-Fire/LML, Penn-Fudan", [("PNGImages/FudanPed{}.png", "PedMasks/FudanPed{}_mask.png")], []),
     ("alkynee/Alkynee-AerialSemanticDataset", [
-        ("data/train/images/{}.jpg", "data/train/gray_masks/{}.png"), ("data/val/images/{}.jpg", "data/val/gray_masks/{}.png")
+        (f"data/{split}/images/{{}}.jpg", f"data/{split}/gray_masks/{{}}.png") for split in ("train", "val")
     ], ["RGB:data/train/rgb_masks/{}.png", "RGB:data/val/rgb_masks/{}.png"]),
     ("YinYinOvO/SDNet", [
         ("Train/images/{}.jpg", "Train/masks/{}.png"), ("Test/images/9{}.jpg", "Test/masks/9{}.png")
     ], ["L:Train/edges/{}.png"]),
     ("lartpang/MINet", [("ECSSD/Image/{}.jpg", "ECSSD/Mask/{}.png")], []),
-    ("Tennine2077/DIS-SAM", [("DIS-TR/im/1#{}.jpg", "DIS-TR/gt/1#{}.png"), ("DIS-VD/im/{}.jpg", "DIS-VD/gt/{}.png")], []),
+    ("Tennine2077/DIS-SAM", [
+        ("DIS-TR/im/1#{}.jpg", "DIS-TR/gt/1#{}.png"), ("DIS-VD/im/{}.jpg", "DIS-VD/gt/{}.png")
+    ], []),
     ("xuebinqin/U-2-Net", [("TDP_IMAGES/{}.jpg", "TDP_MASKS/{}.png")], []),
     ("kovmartin/DD2424VT191_Group90, ISIC 2018", [
         ("ISIC2018_Task1-2_Training_Input/ISIC_{}.jpg", "ISIC2018_Task1_Training_GroundTruth/ISIC_{}_segmentation.png")
@@ -94,7 +96,7 @@ IN_USE = [
     ], []),
     ("diegopenilla/AI_Experiments, fastai's CamVid", [("images/s_{}.png", "labels/s_{}_P.png")], []),
     ("GeorgeSeif/Semantic-Segmentation-Suite", [
-        ("train/{}.png", "train_labels/{}_L.png"), ("val/{}.png", "val_labels/{}_L.png"), ("test/{}.png", "test_labels/{}_L.png")
+        (f"{split}/{{}}.png", f"{split}_labels/{{}}_L.png") for split in ("train", "val", "test")
     ], []),
     ("DeepGlobe roads (`*_sat.jpg`, `*_mask.png` in one folder)", [("train/{}_sat.jpg", "train/{}_mask.png")], []),
     ("G30rg3ab/Computer-Vision-Project", [
@@ -116,12 +118,16 @@ IN_USE = [
         (f"JPEGImages/480p/{clip}/{{}}.jpg", f"P:Annotations/480p/{clip}/{{}}.png") for clip in ("bear", "bus", "cows")
     ], []),
     ("YouTube-VOS (`JPEGImages`, `Annotations`)", [
-        (f"train/JPEGImages/{clip}/{{}}.jpg", f"P:train/Annotations/{clip}/{{}}.png") for clip in ("003234408d", "0043f083b5")
+        (f"train/JPEGImages/{clip}/{{}}.jpg", f"P:train/Annotations/{clip}/{{}}.png") for clip in ("0032a", "0043f")
     ], []),
     ("one folder, `x.jpg` and `x_seg.png`", [("x{}.jpg", "x{}_seg.png")], []),
     ("one folder, `x.jpg` and `x.png`", [("{}.jpg", "{}.png")], []),
-    ("splits below (`img/train`, `lab/train`)", [("img/train/{}.png", "lab/train/{}.png"), ("img/val/{}.png", "lab/val/{}.png")], []),
-    ("splits above (`train/img`, `train/lab`)", [("train/img/{}.png", "train/lab/{}.png"), ("val/img/{}.png", "val/lab/{}.png")], []),
+    ("splits below (`img/train`, `lab/train`)", [
+        ("img/train/{}.png", "lab/train/{}.png"), ("img/val/{}.png", "lab/val/{}.png")
+    ], []),
+    ("splits above (`train/img`, `train/lab`)", [
+        ("train/img/{}.png", "train/lab/{}.png"), ("val/img/{}.png", "val/lab/{}.png")
+    ], []),
 ]  # fmt: skip
 
 
@@ -230,7 +236,6 @@ def test_a_split_without_masks_is_filled_with_255(tmp_path: Path) -> None:
         ["mask/1.jpg", "no_mask/1.jpg"],  # classes
         ["with_mask/1.jpg", "without_mask/1.jpg"],
         ["images/1.jpg", "labels/1.txt"],  # YOLO
-        ["images/1.jpg", "masks/2.png"],
         ["train/images/1.jpg", "train/masked/1.jpg"],
     ],
 )
@@ -239,3 +244,93 @@ def test_what_only_looks_like_pairs_is_left_to_others(tmp_path: Path, names: lis
     pictures(tmp_path, *[name for name in names if not name.endswith("txt")])
     assert detect_layout(tmp_path)[0] == "folder"
     refused("no image has a mask of the same name", tmp_path, "mask-folders")
+
+
+def trees(root: Path, kind: str) -> Path:
+    """Images and masks of which it is not certain which belong to which."""
+    if kind == "names that do not agree":
+        pairs(root, "images/{}.jpg", "")
+        mask(root / "masks/x.png")
+        mask(root / "masks/y.png")
+    elif kind == "several masks of each image":  # as the Data Science Bowl of 2018 has them
+        for n in range(15):
+            photo(root / f"id{n}/images/id{n}.png", n)
+            mask(root / f"id{n}/masks/{n * 7919 % 997:x}.png")
+            mask(root / f"id{n}/masks/{n * 104729 % 991:x}.png", 1)
+    elif kind == "a third folder":
+        pairs(root, "images/{}.jpg", "masks/{}.png")
+        pairs(root, "other/{}.jpg", "")
+    elif kind == "two kinds of masks":
+        pairs(root, "images/{}.jpg", "masks/{}.png")
+        pairs(root, "images/{}.jpg", "labels/{}.png")
+    elif kind == "two kinds of masks by their ends":
+        pairs(root, "rgb/{}_rgb.png", "gt/{}_gt_labelIds.png")
+        pairs(root, "rgb/{}_rgb.png", "gt/{}_gt_labelTrainIds.png")
+    elif kind == "photographs of photographs":
+        pairs(root, "input/{}.jpg", "")
+        pairs(root, "target/{}.jpg", "")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen", "way"),
+    [
+        (
+            "names that do not agree",
+            r"masks/ looks like masks of the images in images/.*\(0001.jpg and x.png\)",
+            "one mask",
+        ),
+        ("several masks of each image", r"\*/masks/ looks like masks .* or each image has several", "one mask"),
+        (
+            "a third folder",
+            "images/ and masks/ are images and their masks, but other/ beside",
+            "`--layout mask-folders`",
+        ),
+        ("two kinds of masks", "several kinds of masks, labels/, masks/", r"`--mask-files 'labels/\*'`"),
+        ("two kinds of masks by their ends", "several kinds of masks", r"`--mask-files 'gt/\*_labelTrainIds.\*'`"),
+        ("photographs of photographs", "input/ and target/ .* but both show photographs", "give that folder itself"),
+    ],
+)
+def test_likely_pairs_that_are_not_certain_are_refused_with_what_would_be_right(
+    tmp_path: Path, kind: str, seen: str, way: str
+) -> None:
+    trees(tmp_path, kind)
+    refused(f"{seen}.*{way}", tmp_path)
+    assert len(doubtful_pairs(open_tree(tmp_path))) == 1
+    assert list_source(tmp_path, "folder").masks is None
+
+
+def test_commands_of_a_refusal_pack_what_they_say(tmp_path: Path) -> None:
+    listing = list_source(trees(tmp_path / "third", "a third folder"), "mask-folders")
+    assert len(listing) == 3 and "Ignored images outside the pairs of folders (3): other/0001.jpg" in notes_of(listing)
+    root = trees(tmp_path / "kinds", "two kinds of masks")
+    refused("has several kinds of masks", root, "mask-folders")
+    assert list_source(root, "mask-folders", options=SourceOptions(masks="none")).masks is None
+    for name in ("labels", "masks"):
+        listing = list_source(root, "mask-folders", options=SourceOptions(mask_files=f"{name}/*"))
+        assert listing.keys == ("images/0001.jpg", "images/0002.jpg", "images/0010.jpg") and listing.masks is not None
+        assert listing.masks.files.read(2) == (root / name / "0010.png").read_bytes()  # type: ignore[union-attr]
+    root = trees(tmp_path / "ends", "two kinds of masks by their ends")
+    listing = list_source(root, "mask-folders", options=SourceOptions(mask_files="*_labelIds.png"))
+    assert listing.masks is not None and listing.keys[0] == "rgb/0001_rgb.png"
+    assert listing.masks.files.read(0) == (root / "gt/0001_gt_labelIds.png").read_bytes()  # type: ignore[union-attr]
+    refused("no mask fits `--mask-files gone/", root, "mask-folders", options=SourceOptions(mask_files="gone/*"))
+
+
+def test_of_several_kinds_of_masks_names_in_use_choose(tmp_path: Path) -> None:
+    pairs(tmp_path, "images/{}.jpg", "semantic_masks/{}.png")
+    pairs(tmp_path, "images/{}.jpg", "instance_masks/{}.png")
+    listing = list_source(tmp_path)
+    assert listing.masks is not None
+    assert listing.masks.files.read(0) == (tmp_path / "semantic_masks/0001.png").read_bytes()  # type: ignore[union-attr]
+    assert "`--mask-files` chooses (1): instance_masks/" in notes_of(listing)
+
+
+def test_many_folders_of_classes_with_masks_are_paired_folder_by_folder(tmp_path: Path) -> None:
+    for n in range(15):
+        pairs(tmp_path, f"class{n}/{{}}.png", f"class{n}_mask/{{}}.png", stems=("0001", "0002"))
+    listing = list_source(tmp_path)
+    assert listing.layout == "mask-folders" and len(listing) == 30
+    assert listing.masks is not None
+    row = listing.keys.index("class3/0002.png")
+    assert listing.masks.files.read(row) == (tmp_path / "class3_mask/0002.png").read_bytes()  # type: ignore[union-attr]
