@@ -212,12 +212,6 @@ class Pairs(Generic[K]):
                 draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
         return kept
 
-    def note_others(self, draft: Draft) -> None:
-        """Notes the images of the tree that belong to no pair."""
-        used = {*self.images.values(), *self.masks.values()}
-        others = [key_of(self.tree.names[i]) for i in self.tree.images().tolist() if i not in used]
-        draft.note("Ignored images outside the pairs of folders", others)
-
     def samples(
         self,
         keys: Collection[K],

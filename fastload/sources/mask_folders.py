@@ -14,8 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Pairs, Samples, fill_value, split_path, values_in_masks
+from fastload.sources.assemble import Draft, Samples, fill_value, stem_of, values_in_masks
 from fastload.sources.listing import SourceOptions, first_few
+from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_paired
 from fastload.sources.pairing import Doubt, Pairing, files_of, find_pairs, split_of_folder
 from fastload.sources.tree import Tree, key_of
 
@@ -59,54 +60,43 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     """
     draft.leave_out_broken(tree)
     found = find_pairs(tree, options.mask_files)
-    masked = options.masks != "none"
-    if masked and found.unclear:
-        raise SourceError(f"{tree.given}: {first_few(map(str, found.unclear), 1)}")
-    if not found.pairs:
-        why = f"no mask fits `--mask-files {options.mask_files}`" if options.mask_files else "no image has a mask"
-        doubts = "".join(f" {doubt}" for doubt in found.doubts)
-        raise SourceError(
-            f"{tree.given}: {why} of the same name in a sibling folder, as images/a.jpg and masks/a.png, or beside it, "
-            f"as a.jpg and a_mask.png. The names of masks may have one beginning or end in common.{doubts}"
-        )
-    pairs, twice = _pair(tree, found)
-    if twice:
-        raise SourceError(
-            f"{tree.given}: files that differ only in their suffix, so that pairs are ambiguous ({len(twice)}): "
-            f"{first_few(twice)}. Move one of each away."
-        )
-    kept = pairs.complete(draft)
+    if options.masks != "none" and found.unclear:
+        raise SourceError(f"{tree.given}: {found.unclear[0]}")
     draft.note("NOT READ: other masks, or pictures of them; `--mask-files` chooses", found.passed)
-    pairs.note_others(draft)
-    if not masked:
-        return pairs.samples(kept, masked=False)
-    at = np.array([pairs.masks.get(key, -1) for key in kept], np.int64)
-    if without := sorted(pairs.splits_without_masks()):
-        draft.notes.append(f"Splits without masks: {', '.join(without)}.")
+    fits = f"no mask fits `--mask-files {options.mask_files}`" if options.mask_files else "no image has a mask"
+    doubts = "".join(f" {doubt}" for doubt in found.doubts)
+    absent = (
+        f"{fits} of the same name in a sibling folder, as images/a.jpg and masks/a.png, or beside it, as a.jpg and "
+        f"a_mask.png. The names of masks may have one beginning or end in common.{doubts}"
+    )
+    spec = Paired((MaskKind(_MASKS),), absent, notes_others=True, meaning=_meaning)
+    return list_paired(draft, tree, options, spec, _found(tree, found))
+
+
+_MASKS = "masks"
+
+
+def _meaning(draft: Draft, tree: Tree, kind: MaskKind, positions: list[int]) -> tuple[tuple[str, ...], int | None]:
+    """Returns no names of classes, and the value for absent masks; notes values that masks hold."""
+    at = np.array(positions, np.int64)
     fill = fill_value(draft, tree.files.take(np.maximum(at, 0)), at >= 0)
     if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
         draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}.")
-    return pairs.samples(kept, ignore_index=fill)
+    return (), fill
 
 
-def _pair(tree: Tree, found: Pairing) -> tuple[Pairs[tuple[str, ...]], list[str]]:
-    """Returns the pairs, by the images' folder and what the stems share; and files that are there a second time."""
-    images, masks = dict[tuple[str, ...], int](), dict[tuple[str, ...], int]()
-    splits, twice = dict[tuple[str, ...], str](), list[str]()
-
-    def add(to: dict[tuple[str, ...], int], key: tuple[str, ...], i: int) -> None:
-        if to.setdefault(key, i) != i:
-            twice.append(f"{key_of(tree.names[to[key]])} and {key_of(tree.names[i])}")
-
-    for match in found.pairs:
+def _found(tree: Tree, pairing: Pairing) -> Found:
+    """Returns the images and masks of a pairing, by the images' folder and what their stems share."""
+    found = Found({}, {}, {_MASKS: {}})
+    for match in pairing.pairs:
         for place, i in files_of(tree, match.image):
-            add(images, (match.image.places[place], match.image_core(tree.names[i])), i)
+            add_file(tree, found.images, (match.image.places[place], match.image_core(tree.names[i])), i)
         for place, i in files_of(tree, match.mask):
             folder = match.image.places.get(place, match.mask.places[place])
-            add(masks, (folder, match.mask_core(tree.names[i])), i)
-    for group in found.without:
+            add_file(tree, found.masks[_MASKS], (folder, match.mask_core(tree.names[i])), i)
+    for group in pairing.without:
         for place, i in files_of(tree, group):
-            add(images, (group.places[place], split_path(tree.names[i])[1]), i)
-    split_of = {folder: split_of_folder(folder) or "all" for folder in {folder for folder, _ in images}}
-    splits = {key: split_of[key[0]] for key in images}
-    return Pairs(tree, images, masks, splits), twice
+            add_file(tree, found.images, (group.places[place], stem_of(tree.names[i])), i)
+    split_of = {folder: split_of_folder(folder) or "all" for folder in {folder for folder, _ in found.images}}
+    found.splits.update({key: split_of[key[0]] for key in found.images})
+    return found
