@@ -122,6 +122,8 @@ class Masks:
     names: tuple[str, ...] = ()  # of the classes, by index; empty if unknown
     ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
+    # Red, green, blue and name of each class, if masks are colours and a list of these lies beside them.
+    palette: tuple[tuple[int, int, int, str], ...] = ()
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""

@@ -11,11 +11,14 @@ a.jpg, a_mask.png                                in one folder
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
-from fastload.errors import SourceError
+from fastload.errors import ImageError, OptionError, SourceError
 from fastload.sources.assemble import Draft, Samples, fill_value, stem_of, values_in_masks
 from fastload.sources.listing import SourceOptions, first_few
+from fastload.sources.mask_classes import Palette, parse_palette
 from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_paired
 from fastload.sources.pairing import Doubt, Pairing, files_of, find_pairs, split_of_folder
 from fastload.sources.tree import Tree, key_of
@@ -69,11 +72,13 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
         f"{fits} of the same name in a sibling folder, as images/a.jpg and masks/a.png, or beside it, as a.jpg and "
         f"a_mask.png. The names of masks may have one beginning or end in common.{doubts}"
     )
-    spec = Paired((MaskKind(_MASKS),), absent, notes_others=True, meaning=_meaning)
+    palette = _palette(draft, tree) if found.colours and options.masks != "none" else ()
+    spec = Paired((MaskKind(_MASKS, palette=palette),), absent, notes_others=True, meaning=_meaning)
     return list_paired(draft, tree, options, spec, _found(tree, found))
 
 
 _MASKS = "masks"
+_LARGEST_PALETTE = 2**16  # bytes
 
 
 def _meaning(draft: Draft, tree: Tree, kind: MaskKind, positions: list[int]) -> tuple[tuple[str, ...], int | None]:
@@ -83,6 +88,23 @@ def _meaning(draft: Draft, tree: Tree, kind: MaskKind, positions: list[int]) -> 
     if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
         draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}.")
     return (), fill
+
+
+def _palette(draft: Draft, tree: Tree) -> Palette:
+    """Returns the classes of a list of colours at the top, or one folder below, and notes it; () for none."""
+    for i, name in tree.not_images:
+        if name.count("/") < 2 and name.lower().endswith((".csv", ".txt")) and tree.sizes[i] < _LARGEST_PALETTE:
+            with suppress(OptionError, ImageError):
+                palette = parse_palette(tree.files.read(i), tree.where(i))
+                draft.notes.append(
+                    f"Masks are colours, of the {len(palette)} classes in {key_of(name)}; `--palette FILE` gives "
+                    "others, and with it `--ignore-index NAME` says which means no class."
+                )
+                return palette
+    draft.notes.append(
+        "Masks are colours: `--palette FILE` must say which is which class, in lines such as `128,0,0,building`."
+    )
+    return ()
 
 
 def _found(tree: Tree, pairing: Pairing) -> Found:

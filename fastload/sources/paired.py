@@ -11,7 +11,7 @@ from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Pairs, Samples
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
-from fastload.sources.mask_classes import Classes, MappedMasks
+from fastload.sources.mask_classes import Classes, MappedMasks, Palette
 from fastload.sources.tree import Tree, key_of
 
 Key = tuple[str, ...]
@@ -28,6 +28,7 @@ class MaskKind:
     names: tuple[str, ...] = ()  # of the classes
     ignore_index: int | None = None
     classes: Classes | None = None  # what stands for each class, if it is not its number
+    palette: Palette = ()  # colours of classes that lie beside the masks, if these are colours
     note: str = ""  # sentence on the values
 
 
@@ -98,10 +99,11 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
     if kind and spec.meaning:
         names, ignore = spec.meaning(draft, tree, kind, [pairs.masks.get(key, -1) for key in kept])
     samples = pairs.samples(kept, columns, masked=kind is not None, names=names, ignore_index=ignore)
-    if kind is None or kind.classes is None or samples.masks is None:
+    if kind is None or samples.masks is None:
         return samples
-    files = MappedMasks(samples.masks.files, None, kind.classes, None, ignore)
-    return replace(samples, masks=replace(samples.masks, files=files))
+    files = samples.masks.files
+    files = files if kind.classes is None else MappedMasks(files, None, kind.classes, None, ignore)
+    return replace(samples, masks=replace(samples.masks, files=files, palette=kind.palette))
 
 
 def add_file(tree: Tree, to: dict[Key, int], key: Key, i: int) -> None:
@@ -131,10 +133,8 @@ def _find(tree: Tree, spec: Paired) -> Found:
                 found.splits[_key(match)] = split
                 roots |= {root for root in (match.groupdict().get("root"),) if root is not None}
     if len(roots) > 1:
-        raise SourceError(
-            f"{tree.given}: images lie in several places, {first_few(sorted(key_of(root) or '.' for root in roots))}. Give "
-            "the one to pack."
-        )
+        shown = first_few(sorted(key_of(root) or "." for root in roots))
+        raise SourceError(f"{tree.given}: images lie in several places, {shown}. Give the one to pack.")
     if not spec.every_split:
         return found
     # Only folders that have a folder of masks are of the dataset.

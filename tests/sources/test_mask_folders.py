@@ -1,10 +1,13 @@
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import make, notes_of, picture, refused
+from small_trees import make, notes_of, picture, refused, write
 
+from fastload import pack_images
+from fastload.errors import FastloadError
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import SourceOptions
 from fastload.sources.mask_folders import doubtful_pairs
@@ -334,3 +337,32 @@ def test_many_folders_of_classes_with_masks_are_paired_folder_by_folder(tmp_path
     assert listing.masks is not None
     row = listing.keys.index("class3/0002.png")
     assert listing.masks.files.read(row) == (tmp_path / "class3_mask/0002.png").read_bytes()  # type: ignore[union-attr]
+
+
+def test_colours_of_classes_that_lie_beside_masks_are_used(tmp_path: Path) -> None:
+    root = tmp_path / "CamVid"
+    for split in ("train", "val"):
+        pairs(root, f"{split}/{{}}.png", f"{split}_labels/{{}}_L.png", mode="RGB")
+    listing = list_source(root)
+    assert "`--palette FILE` must say which is which class" in notes_of(listing)
+    with pytest.raises(FastloadError, match=r"holds colours.*`--palette FILE`"):
+        pack_images(root, tmp_path / "refused.h5")
+    colours = {
+        tuple(int(part) for part in pixel)
+        for file in root.glob("*_labels/*.png")
+        for pixel in np.asarray(Image.open(file)).reshape(-1, 3)
+    }
+    ordered = sorted(colours)
+    rows = [f"class{n},{r}, {g},{b}" for n, (r, g, b) in enumerate(ordered)]
+    write(root / "class_dict.csv", "\n".join(["name,r,g,b", *rows]))
+    assert "of the 4 classes in class_dict.csv" in notes_of(list_source(root))
+    pack_images(root, tmp_path / "out.h5", shuffle=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        first = np.asarray(Image.open(root / "train_labels/0001_L.png"))
+        expected = [ordered.index(tuple(pixel)) for pixel in first.reshape(-1, 3).tolist()]
+        assert file["masks"][0].flatten().tolist() == expected
+        assert list(file["masks"].attrs["names"]) == ["class0", "class1", "class2", "class3"]
+    write(tmp_path / "mine.csv", "\n".join(f"{r},{g},{b},mine{n}" for n, (r, g, b) in enumerate(ordered)))
+    pack_images(root, tmp_path / "mine.h5", palette=tmp_path / "mine.csv", ignore_index="mine0")
+    with h5py.File(tmp_path / "mine.h5") as file:
+        assert list(file["masks"].attrs["names"]) == ["mine1", "mine2", "mine3"]
