@@ -27,6 +27,7 @@ class Draft:
     tree: Tree | None  # None for an object
     on_error: OnError = "fail"  # whether samples that do not fit, such as an image without its mask, are left out
     where: str = ""  # what was given, for messages; that of the tree if there is one
+    further: str = ""  # a way out, where samples are contradicted, as the end of a sentence
     title: str = ""  # the first note; "": it says by which names the layout was recognised
     notes: list[str] = field(default_factory=list)  # further sentences for the user
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of each sample left out
@@ -78,7 +79,7 @@ class Draft:
         if self.skipped and self.on_error == "fail":
             raise SourceError(
                 f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {_reasons(self.skipped)}. "
-                "Fix the lists or the files, or leave those samples out with `--on-error skip`."
+                f"Fix the lists or the files, or leave those samples out with `--on-error skip`{self.further}."
             )
 
 

@@ -251,7 +251,8 @@ def _unread_tables(tree: Tree) -> list[str]:
             continue
         names = rows.names or tuple(str(column[0]) for column in rows.columns if column)
         at = next((at for at, one in enumerate(names) if plain_name(one) in image_tables.IMAGE_COLUMNS), None)
-        if at is None or len(names) < 2 or not rows.lines:
+        # A list of colours is about the masks.
+        if at is None or len(names) < 2 or not rows.lines or {"r", "g", "b"} <= set(map(plain_name, names)):
             continue
         cell = next((str(cell) for cell in rows.columns[at][0 if rows.names else 1 :] if cell), "")
         column = f"NOT READ: the table {name}. Its column {names[at]!r} (e.g. {cell!r}) names"

@@ -73,8 +73,16 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
         f"a_mask.png. The names of masks may have one beginning or end in common.{doubts}"
     )
     palette = _palette(draft, tree) if found.colours and options.masks != "none" else ()
+    files = _found(tree, found)
+    folders = dict.fromkeys(folder for folder, _ in files.images)
+    if len(inside := {_without_split(folder): folder for folder in folders}) > 1:
+        draft.note("Folders of images are not packed as labels", [f"{key_of(folder)}/" for folder in inside.values()])
     spec = Paired((MaskKind(_MASKS, palette=palette),), absent, notes_others=True, meaning=_meaning)
-    return list_paired(draft, tree, options, spec, _found(tree, found))
+    return list_paired(draft, tree, options, spec, files)
+
+
+def _without_split(folder: str) -> str:
+    return "/".join(part for part in folder.split("/") if not split_of_folder(part))
 
 
 _MASKS = "masks"

@@ -86,6 +86,8 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
         raise SourceError(f"{tree.given}: there is no mask in {spec.where}. Unpack them next to the images.")
     pairs = Pairs(tree, found.images, found.masks[kind.name] if kind else {}, found.splits)
     kept = pairs.complete(draft, every_split=spec.every_split) if masked else list(found.images)
+    if kind:
+        draft.further = "; `--masks none` packs all images without masks"
     if kind and not spec.every_split and (without := sorted(pairs.splits_without_masks())):
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without.")
     if spec.notes_others:

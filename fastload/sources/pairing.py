@@ -293,6 +293,11 @@ class _Search:
                 elif verdict == "photos":
                     photos.append(match)
         best = [min(matches, key=self._far) for matches in found.values()]
+        for match in best:
+            alike = [other.image.shown for other in found[match.mask] if self._far(other) == self._far(match)]
+            if len(set(alike)) > 1 and not match.words()[0] & _IMAGE_WORDS:
+                seen = f"{match.mask.shown} may be masks of {' or of '.join(alike)}, which have the same names"
+                self.pairing.unclear.append(Doubt(seen, ("move those away that are not the images",)))
         masks = {match.mask for match in best}
         chosen: dict[Group, list[Match]] = {}
         for match in best:
@@ -382,10 +387,12 @@ class _Search:
             self.seen[i] = _look(self.tree, i)
         return self.seen[i]
 
-    def _far(self, match: Match) -> tuple[bool, ...] | tuple[int, ...]:
+    def _far(self, match: Match) -> tuple[int, ...]:
         """Returns a value that is the smaller, the more likely the images of a match are those of its masks."""
-        pictures_of_masks = bool(match.words()[0] & _LESSER - _IMAGE_WORDS)
-        return self._look(match.files[0][0])[0] != "photo", pictures_of_masks, *match.distance()
+        words, (folders, different) = match.words()[0], match.distance()
+        shown = bool(words & _LESSER - _IMAGE_WORDS)  # pictures of masks
+        photo = self._look(match.files[0][0])[0] == "photo"
+        return not photo, shown, folders, not words & _IMAGE_WORDS, different
 
     def _shows(self, match: Match) -> set[Shows]:
         return {self._look(mask)[0] for _, mask in _spread(match.files, _PROBED)}
@@ -405,6 +412,12 @@ class _Search:
             none = "`--layout mask-folders --masks none`, which packs the images without"
             seen = f"{first.image.shown} has several kinds of masks, {shown}, and it is not known which are meant"
             self.pairing.unclear.append(Doubt(seen, (*ways, none)))
+        words = first.words()
+        if not words[0] & _IMAGE_WORDS and not words[1] & _MASK_WORDS and first.image.pattern != first.mask.pattern:
+            seen = (
+                f"{first.mask.shown} looks like masks of the images in {first.image.shown}, which have the same names"
+            )
+            self.pairing.doubts.append(Doubt(seen, ("`--layout mask-folders`, if they are",)))
         self.pairing.passed += [match.mask.shown for match in rest]
         self.pairing.colours |= "colours" in self._shows(first)
         image, mask = first.image, first.mask
@@ -424,7 +437,7 @@ class _Search:
             words, split = _words(f"{group.pattern} {group.head} {group.tail}"), split_of_folder(group.pattern)
             if group in used or (group.pattern, group.head, group.tail) in of_images:
                 continue
-            if group in masks or words & _LESSER:
+            if group in masks or words & _LESSER - _IMAGE_WORDS:
                 self.pairing.passed.append(group.shown)
             elif split and split not in splits and words - SPLITS.keys() in kinds:
                 self.pairing.without.append(group)

@@ -269,6 +269,14 @@ def trees(root: Path, kind: str) -> Path:
     elif kind == "two kinds of masks by their ends":
         pairs(root, "rgb/{}_rgb.png", "gt/{}_gt_labelIds.png")
         pairs(root, "rgb/{}_rgb.png", "gt/{}_gt_labelTrainIds.png")
+    elif kind == "no name in use":
+        pairs(root, "A/{}.jpg", "B/{}.png")
+    elif kind == "two kinds of images":
+        pairs(root, "left/{}.jpg", "gt/{}.png")
+        pairs(root, "right/{}.jpg", "")
+    elif kind == "a third folder of equal names":
+        pairs(root, "rgb/{}.png", "label/{}.png")
+        pairs(root, "depth/{}.png", "")
     elif kind == "photographs of photographs":
         pairs(root, "input/{}.jpg", "")
         pairs(root, "target/{}.jpg", "")
@@ -291,6 +299,13 @@ def trees(root: Path, kind: str) -> Path:
         ),
         ("two kinds of masks", "several kinds of masks, labels/, masks/", r"`--mask-files 'labels/\*'`"),
         ("two kinds of masks by their ends", "several kinds of masks", r"`--mask-files 'gt/\*_labelTrainIds.\*'`"),
+        ("no name in use", "B/ looks like masks of the images in A/", "`--layout mask-folders`, if they are"),
+        ("two kinds of images", "gt/ may be masks of left/ or of right/", "move those away"),
+        (
+            "a third folder of equal names",
+            "rgb/ and label/ are images and their masks, but depth/ beside",
+            "mask-folders",
+        ),
         ("photographs of photographs", "input/ and target/ .* but both show photographs", "give that folder itself"),
     ],
 )
@@ -299,7 +314,7 @@ def test_likely_pairs_that_are_not_certain_are_refused_with_what_would_be_right(
 ) -> None:
     trees(tmp_path, kind)
     refused(f"{seen}.*{way}", tmp_path)
-    assert len(doubtful_pairs(open_tree(tmp_path))) == 1
+    assert doubtful_pairs(open_tree(tmp_path))
     assert list_source(tmp_path, "folder").masks is None
 
 
@@ -318,6 +333,21 @@ def test_commands_of_a_refusal_pack_what_they_say(tmp_path: Path) -> None:
     assert listing.masks is not None and listing.keys[0] == "rgb/0001_rgb.png"
     assert listing.masks.files.read(0) == (root / "gt/0001_gt_labelIds.png").read_bytes()  # type: ignore[union-attr]
     refused("no mask fits `--mask-files gone/", root, "mask-folders", options=SourceOptions(mask_files="gone/*"))
+
+
+def test_images_without_masks_are_packed_where_no_masks_are_wanted(tmp_path: Path) -> None:
+    pairs(tmp_path, "images/{}.jpg", "masks/{}.png")
+    photo(tmp_path / "images/more.jpg")
+    refused(r"images/more.jpg has no mask.*`--on-error skip`; `--masks none` packs all images without masks", tmp_path)
+    assert len(list_source(tmp_path, options=SourceOptions(masks="none"))) == 4
+
+
+def test_classes_of_images_with_masks_are_said_not_to_be_labels(tmp_path: Path) -> None:
+    for name in ("benign", "normal"):
+        pairs(tmp_path, f"{name}/{name} ({{}}).png", f"{name}/{name} ({{}})_mask.png", stems=("1", "2", "10", "11"))
+    listing = list_source(tmp_path)
+    assert listing.columns == {} and listing.masks is not None and listing.masks.present.all()
+    assert "Folders of images are not packed as labels (2): benign/, normal/." in notes_of(listing)
 
 
 def test_of_several_kinds_of_masks_names_in_use_choose(tmp_path: Path) -> None:
@@ -361,8 +391,8 @@ def test_colours_of_classes_that_lie_beside_masks_are_used(tmp_path: Path) -> No
         first = np.asarray(Image.open(root / "train_labels/0001_L.png"))
         expected = [ordered.index(tuple(pixel)) for pixel in first.reshape(-1, 3).tolist()]
         assert file["masks"][0].flatten().tolist() == expected
-        assert list(file["masks"].attrs["names"]) == ["class0", "class1", "class2", "class3"]
+        assert file["masks"].attrs["names"].tolist() == [b"class0", b"class1", b"class2", b"class3"]
     write(tmp_path / "mine.csv", "\n".join(f"{r},{g},{b},mine{n}" for n, (r, g, b) in enumerate(ordered)))
     pack_images(root, tmp_path / "mine.h5", palette=tmp_path / "mine.csv", ignore_index="mine0")
     with h5py.File(tmp_path / "mine.h5") as file:
-        assert list(file["masks"].attrs["names"]) == ["mine1", "mine2", "mine3"]
+        assert file["masks"].attrs["names"].tolist() == [b"mine1", b"mine2", b"mine3"]
