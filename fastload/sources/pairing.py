@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -215,7 +215,7 @@ class _Search:
 
     def __init__(self, tree: Tree, mask_files: str = "") -> None:
         self.tree, self.mask_files, self.pairing = tree, mask_files, Pairing()
-        self.seen: dict[int, tuple[Shows, tuple[int, int]]] = {}
+        self.look = cache(partial(_look, tree))  # position -> what the file shows, its height and width
         self.groups = self._groups()
         if len(self.groups) > 1 and any(map(self._may_be_masks, self.groups)):
             self._pair()
@@ -277,12 +277,6 @@ class _Search:
         found: dict[Group, list[Match]] = {}  # mask -> its images
         photos: list[Match] = []
         for mask in filter(self._may_be_masks, self.groups):
-            if (
-                len(self.groups) > _MANY
-                and not self._named(mask)
-                and self._look(self._at(mask.sample[0]))[0] == "photo"
-            ):
-                continue
             for image in self.groups:
                 match = self._match(image, mask) if image is not mask else None
                 if match is None:
@@ -327,7 +321,7 @@ class _Search:
                 if (at := self._find(many, few, name, mine, theirs)) is not None:
                     pairs.append(at)
                     # The first file rules out most: classes may all have the same names.
-                    if not self._named(mask) and self._look(at[0 if few is mask else 1])[0] == "photo":
+                    if not self._named(mask) and self.look(at[0 if few is mask else 1])[0] == "photo":
                         return None
                 elif n == 2 and not pairs:
                     break
@@ -369,11 +363,11 @@ class _Search:
         both_named = named and bool(by_image & _IMAGE_WORDS)
         masks, images, same = set[Shows](), set[Shows](), True
         for image, mask in _spread(match.files, _PROBED):
-            shows, size = self._look(mask)
+            shows, size = self.look(mask)
             masks.add(shows)
             if shows == "photo" and not both_named:
                 return ""
-            of_image, whole = self._look(image)
+            of_image, whole = self.look(image)
             images.add(of_image)
             same &= 0 in (*size, *whole) or abs(size[1] * whole[0] / (size[0] * whole[1]) - 1) <= _SAME
         if "photo" in masks and (not both_named or "photo" in images):
@@ -381,21 +375,15 @@ class _Search:
         alike = "photo" in images and masks <= {"mask", "colours"} and same and not by_image & _MASK_WORDS - by_mask
         return "pair" if named or alike else ""
 
-    def _look(self, i: int) -> tuple[Shows, tuple[int, int]]:
-        """Returns what file i shows, and its height and width; (0, 0) if they are unknown."""
-        if i not in self.seen:
-            self.seen[i] = _look(self.tree, i)
-        return self.seen[i]
-
     def _far(self, match: Match) -> tuple[int, ...]:
         """Returns a value that is the smaller, the more likely the images of a match are those of its masks."""
         words, (folders, different) = match.words()[0], match.distance()
         shown = bool(words & _LESSER - _IMAGE_WORDS)  # pictures of masks
-        photo = self._look(match.files[0][0])[0] == "photo"
+        photo = self.look(match.files[0][0])[0] == "photo"
         return not photo, shown, folders, not words & _IMAGE_WORDS, different
 
     def _shows(self, match: Match) -> set[Shows]:
-        return {self._look(mask)[0] for _, mask in _spread(match.files, _PROBED)}
+        return {self.look(mask)[0] for _, mask in _spread(match.files, _PROBED)}
 
     def _choose(self, matches: list[Match]) -> None:
         """Adds the match of one group of images, of several with groups of masks."""
@@ -456,14 +444,14 @@ class _Search:
     def _without_pairs(self, photos: list[Match]) -> None:
         """Notes what looks like pairs by its names."""
         if photos:
-            image, mask = photos[0].image.shown, photos[0].mask.shown
-            seen = f"{image} and {mask} have names as of images and masks, and equal files, but both show photographs"
+            one, other = photos[0].image.shown, photos[0].mask.shown
+            seen = f"{one} and {other} have names as of images and masks, and equal files, but both show photographs"
             own = "for pairs of photographs, a dataset of your own: `pack_images(dataset, 'OUT.h5')`"
-            self.pairing.doubts.append(Doubt(seen, (f"to pack {image} alone, give that folder itself", own)))
+            self.pairing.doubts.append(Doubt(seen, (f"to pack {one} alone, give that folder itself", own)))
             return
         for mask in filter(self._named, self.groups):
             beside = next((group for group in self.groups if self._is_beside(group, mask)), None)
-            if beside and self._look(self._at(mask.sample[0]))[0] in ("mask", "colours"):
+            if beside and self.look(self._at(mask.sample[0]))[0] in ("mask", "colours"):
                 a, b = (key_of(split_path(group.sample[0])[1]) for group in (beside, mask))
                 seen = (
                     f"{mask.shown} looks like masks of the images in {beside.shown}, but names do not agree "
