@@ -123,8 +123,19 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> None:
     """Prints that `head` was written into a file or folder, and what there is to say of it."""
-    typer.echo(f"{head} into {bold(path)}")
-    print_pairs([*pairs, *(("note", note) for note in notes)])
+    print_with_notes(f"{head} into {bold(path)}", pairs, notes)
+
+
+def print_with_notes(head: str, pairs: Pairs, notes: Iterable[str]) -> None:
+    """Prints what was done or would be; before it what is not packed, and first of all lines how SRC was understood."""
+    notes = list(notes)
+    lost = [note for note in notes if note.startswith("NOT READ")]
+    understood = [note for note in notes if note.startswith("Layout ")]
+    for note in lost:
+        print_finding(note)
+    typer.echo(head)
+    layout = [("layout", note.removeprefix("Layout ")) for note in understood]
+    print_pairs([*layout, *pairs, *(("note", note) for note in notes if note not in lost + understood)])
 
 
 def print_report(

@@ -17,8 +17,8 @@ from fastload.cli.output import (
     one_line_errors,
     print_encodings,
     print_error,
-    print_pairs,
     print_report,
+    print_with_notes,
     print_written,
     progress_bar,
 )
@@ -74,7 +74,12 @@ def pack(
         ),
     ] = "",
     labels: Annotated[
-        Any, typer.Option(parser=parse_names, metavar="A,B", help="Columns of a table that hold the labels.")
+        Any,
+        typer.Option(
+            parser=parse_names,
+            metavar="A,B",
+            help="Columns of a table that hold the labels; of a folder: top, deepest or none.",
+        ),
     ] = "",
     image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",
     split_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the split.")] = "",
@@ -237,8 +242,7 @@ def _print_plan(plan: PlanFile, source: Path) -> None:
     """Prints what was planned, and how it goes on."""
     pairs = [("shards", f"{plan.num_shards:,}")]
     pairs += changes(plan.converted, plan.skipped)
-    pairs += [("note", note) for note in plan.notes]
-    print_written(f"planned {counted(plan.num_samples, 'sample')}", plan.path, pairs, ())
+    print_written(f"planned {counted(plan.num_samples, 'sample')}", plan.path, pairs, plan.notes)
     name = shlex.quote(str(plan.output))
     typer.echo(
         f"Next, anywhere, for each I from 0 to {plan.num_shards - 1}:\n"
@@ -267,7 +271,6 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
     if kind := target or plan:
         size = (target.height, target.width) if target else (0, 0)
         what = f"images (layout {survey.listing.layout}) as {shape_of((*size, kind.channels))} {kind.dtype}"
-    typer.echo(f"would pack {survey.num_samples:,} {what}; nothing was written")
     sizes = [f"{height}x{width} ({count:,})" for (height, width), count in survey.sizes.items()]
     more = f" and {len(sizes) - MAX_SIZES:,} more" if len(sizes) > MAX_SIZES else ""
     pairs = [("sizes", ", ".join(sizes[:MAX_SIZES]) + more)] if sizes else []
@@ -279,10 +282,10 @@ def _survey(source: Path, output: Path, overwrite: bool, **options: Any) -> None
         parts += [f"{name} with {codec}" for name, codec in codecs.items() if codec.name != "none"]
         pairs.append(("store", ", ".join(parts)))
     pairs.append(("needed", f"{format_bytes(survey.bytes_needed)}; free: {format_bytes(survey.disk_free)}"))
-    pairs += [("note", note) for note in survey.notes]
+    notes = list(survey.notes)
     if not (survey.headers is None or only_arrays(survey.listing)):
-        pairs.append(("note", "Only headers were read: what cannot be decoded shows when it is packed."))
-    print_pairs(pairs)
+        notes.append("Only headers were read: what cannot be decoded shows when it is packed.")
+    print_with_notes(f"would pack {survey.num_samples:,} {what}; nothing was written", pairs, notes)
     if estimates is not None:
         print_encodings(estimates)
     if survey.disk_free < survey.bytes_needed:

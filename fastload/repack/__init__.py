@@ -222,7 +222,9 @@ def append_images(
     padded = options.pads and masks is not None and "ignore_index" in masks.attrs
     with of_file_options(f"`fastload append` packs with the options of {output}", _OWN_OPTIONS):
         with options.accepting_large(1):
-            listing = list_source(source, layout, on_error, options.source)
+            labels = file.fields.get("labels")
+            classes = labels.names if labels is not None else ()
+            listing = list_source(source, layout, on_error, options.source, classes)
         listing = with_mask_options(listing, options.masks, source, padded=padded)
     _check_new_keys(file, listing, source)
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())

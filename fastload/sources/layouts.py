@@ -1,18 +1,13 @@
-"""The layouts that `fastload pack` knows: a table of them, which one a path has, the listing of its
-samples, and notes about annotations that are not read.
-"""
+"""The layouts that `fastload pack` knows: a table of them, which one a path has, and the listing of its samples."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from fastload.errors import ImageError, OptionError, SourceError
+from fastload.errors import OptionError, SourceError
 from fastload.sources import (
     ade20k,
     camvid,
@@ -35,12 +30,9 @@ from fastload.sources.coco import coco
 from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.signs import Sign, refuse_by_signs
+from fastload.sources.signs import Sign, not_read, refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
-from fastload.sources.tables.frame import plain_name
-from fastload.sources.tables.image_index import ImageIndex
-from fastload.sources.tables.read_table import read_rows
-from fastload.sources.tree import Tree, key_of
+from fastload.sources.tree import Tree
 from fastload.sources.webdataset import webdataset
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
@@ -148,6 +140,7 @@ def list_source(
     layout: str | None = None,
     on_error: OnError = "fail",
     options: SourceOptions | None = None,
+    classes: Collection[str] = (),
 ) -> Listing:
     """Returns the listing of the dataset at path.
 
@@ -157,19 +150,22 @@ def list_source(
         on_error: whether contradictory samples (an annotated image without a file, a dangling link) are an error, or
             are left out and named in `Listing.skipped`.
         options: what the user says about the dataset.
+        classes: names of the classes of a packed file, of which a folder that is added to it may hold one alone.
 
     Raises:
         OptionError: there is no such layout, or it does not use one of the options.
         MissingFileError: there is nothing at path.
-        SourceError: the dataset cannot be packed as it is.
+        SourceError: the dataset cannot be packed as it is; or no layout is recognised, and something in it speaks
+            against a folder of images.
     """
     if layout is not None and layout not in LAYOUTS:
         raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it out.")
     tree = open_tree(path)
-    name = layout or detect_layout(tree)[0]
     options = options or SourceOptions()
+    name = layout or ("mask-folders" if options.mask_files else detect_layout(tree)[0])
     if layout is None and name == "folder" and len(tree.images()):
-        refuse_by_signs(tree, [Sign(doubt.seen, doubt.ways) for doubt in mask_folders.doubtful_pairs(tree)])
+        doubts = [Sign(doubt.seen, doubt.ways) for doubt in mask_folders.doubtful_pairs(tree)]
+        refuse_by_signs(tree, doubts, classes=classes)
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
             theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)
@@ -187,81 +183,8 @@ def list_source(
         draft.title = f"Layout {name}, {how}."
     if name != "exported" and (why := exported.why_ignored(tree)):
         draft.notes.append(f"What `fastload export` left was passed over: {why}")
-    if name in ("folder", "mask-folders"):
-        draft.notes += unread_annotations(tree)
+    if name == "mask-folders" or (name == "folder" and layout):
+        draft.notes += not_read(tree)
     listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     return with_box_forms(listing) if LAYOUTS[name].kind == "format" else listing
-
-
-# Notes about annotations that a folder of images holds but its layout does not read, as users expect them packed.
-_BY_NAME = (
-    (re.compile(r"captions_\w+\.json"), "COCO's captions"),
-    (re.compile(r"(person_keypoints|panoptic|instances|stuff|image_info)_\w+\.json"), "COCO's annotations"),
-    (re.compile(r"(image_class_labels|train_test_split|bounding_boxes)\.txt"), "CUB-200's tables"),
-    (re.compile(r".+_gt(Fine|Coarse)_\w+\.(json|png)"), "Cityscapes' annotations"),
-)
-_BY_HEAD = (
-    (".txt", re.compile(rb"\A\s*\d+(\s+-?[\d.eE+-]+){4,}\s*(\n|$)"), "YOLO's boxes"),
-    (".xml", re.compile(rb"<annotation"), "VOC's annotations"),
-    (".json", re.compile(rb'"shapes"'), "LabelMe's annotations"),
-    (".json", re.compile(rb'"annotations"'), "annotations as COCO's"),
-)
-_HEAD = 2**14
-_MOST_TABLES = 4
-
-
-def unread_annotations(tree: Tree) -> list[str]:
-    """Returns a note for each kind of annotations in a tree of images that its layout does not read."""
-    found: dict[str, list[str]] = {}
-    read: Counter[tuple[str, str]] = Counter()
-    for i, name in enumerate(tree.names):
-        folder, _, base = name.rpartition("/")
-        # The suffix rules most names out quickly: there may be a million images.
-        if not base.endswith((".txt", ".json", ".xml", ".png")):
-            continue
-        form = next((form for pattern, form in _BY_NAME if pattern.fullmatch(base)), "")
-        if not form and base.endswith((".txt", ".json", ".xml")) and read[folder, base[-5:]] < 2:
-            read[folder, base[-5:]] += 1
-            with suppress(ImageError):
-                head = tree.files.read_head(i, _HEAD)
-                form = next((form for of, sign, form in _BY_HEAD if base.endswith(of) and sign.search(head)), "")
-        if form:
-            found.setdefault(form, []).append(key_of(name))
-    notes = [
-        f"NOT READ: {first_few(names, 2)} look{'s' if len(names) == 1 else ''} like {form}. The packed file has none "
-        "of it; convert it to COCO's layout, or to a table that names the images (see `fastload layouts`)."
-        for form, names in found.items()
-    ]
-    return notes + _unread_tables(tree)
-
-
-def _unread_tables(tree: Tree) -> list[str]:
-    """Returns a note for each table with a column called like one of images; it says whether this names any."""
-    tables = [i for i, name in tree.not_images if image_tables.is_table(name) and name.count("/") <= 1]
-    if not tables:
-        return []
-    index, notes = ImageIndex(tree), []
-    for i in tables[:_MOST_TABLES]:
-        name = key_of(tree.names[i])
-        try:
-            head = tree.files.read_head(i, _HEAD)
-            rows = read_rows(head, name, head=len(head) < int(tree.sizes[i]))
-        except (SourceError, ImageError):
-            continue
-        names = rows.names or tuple(str(column[0]) for column in rows.columns if column)
-        at = next((at for at, one in enumerate(names) if plain_name(one) in image_tables.IMAGE_COLUMNS), None)
-        # A list of colours is about the masks.
-        if at is None or len(names) < 2 or not rows.lines or {"r", "g", "b"} <= set(map(plain_name, names)):
-            continue
-        cell = next((str(cell) for cell in rows.columns[at][0 if rows.names else 1 :] if cell), "")
-        column = f"NOT READ: the table {name}. Its column {names[at]!r} (e.g. {cell!r}) names"
-        if image_tables.read_head(tree, i, index):
-            notes.append(f"{column} images: to pack what it says, give the table itself, or `--layout manifest`.")
-            continue
-        images = [key_of(tree.names[k]) for k in tree.images()[:1].tolist()]
-        notes.append(
-            f"{column} none, or few, of the images, which are called like {first_few(images)}. If it holds their "
-            "labels, write their names as the files have them, and give the table itself."
-        )
-    return notes

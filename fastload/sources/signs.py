@@ -11,7 +11,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +41,14 @@ _BESIDE = (*_TEXTS, ".mat", ".npy", ".npz", ".pts", ".pkl", ".pickle", ".h5")
 """Suffixes of files that hold annotations: of texts, which are looked into; and of those that lie one by one image."""
 
 _PART = 0.5  # of files of one suffix that are called like images, from which on they belong to them
-_HEAD = 2**14
-_MOST_READ = 24  # text files that are looked into
-_A_FOLDER = 2  # of them, of one suffix in one folder
+_HEAD = 2**18
+_MOST_READ = 48  # text files that are looked into
+_A_FOLDER = 8  # of them, of one suffix in one folder
 _MOST_VERSIONS = 8  # folders that may be versions of one dataset
 _NAMED = 3  # images that a text names, from which on it is about them
 _TOKENS = re.compile(r"[\s,;|\"'<>()\[\]{}=#]+")
 _CELLS = re.compile(r"[,;|\t\"'<>]+")
+_NUMBER_LINE = re.compile(r"[\d\s.,;eE+-]*\d[\d\s.,;eE+-]*")
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,15 @@ class Sign:
 
     seen: str  # what there is, and what it looks like, as the end of a sentence
     ways: tuple[str, ...] = ()  # commands, or what to do, that would be right
+    folders: frozenset[str] = frozenset()  # those whose files it is about, which need no sign of their own
 
 
-def refuse_by_signs(tree: Tree, further: Iterable[Sign] = ()) -> None:
-    """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images."""
-    found = [*further, *signs_against_folder(tree)]
+def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collection[str] = ()) -> None:
+    """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
+
+    `classes` are known otherwise, so that one of them may be alone.
+    """
+    found = [*further, *signs_against_folder(tree, classes)]
     if not found:
         return
     ways = dict.fromkeys(way for sign in found for way in sign.ways)
@@ -74,10 +79,22 @@ def refuse_by_signs(tree: Tree, further: Iterable[Sign] = ()) -> None:
     )
 
 
-def signs_against_folder(tree: Tree) -> list[Sign]:
-    """Returns what in a tree with images speaks against a folder of images."""
+def not_read(tree: Tree) -> list[str]:
+    """Returns notes on the annotations beside images, where it was asked for a layout that does not read them."""
+    return [f"NOT READ: {sign.seen}. The packed file has none of it." for sign in _files_beside(ClassFolders.of(tree))]
+
+
+def signs_against_folder(tree: Tree, classes: Collection[str] = ()) -> list[Sign]:
+    """Returns what in a tree with images speaks against a folder of images; `classes` are known otherwise."""
     folders = ClassFolders.of(tree)
-    return [*_files_beside(tree), *_other_folders(folders), *_splits_or_versions(folders), *_classes_in_doubt(folders)]
+    beside = list(_files_beside(folders))
+    told = {folder for sign in beside for folder in sign.folders}
+    return [
+        *beside,
+        *_other_folders(folders, told),
+        *_splits_or_versions(folders),
+        *_classes_in_doubt(folders, classes),
+    ]
 
 
 def pack_command(source: str | Path, *options: str) -> str:
@@ -87,111 +104,172 @@ def pack_command(source: str | Path, *options: str) -> str:
 
 def _table_way(tree: Tree) -> str:
     return (
-        f"a table with a line `file_name,label` (or split, xmin, ymin, xmax, ymax, ...) and a row an image or box: "
+        f"a table with the header `file_name,label` (also split, or xmin, ymin, xmax, ymax), a row an image or box: "
         f"`fastload pack TABLE.csv OUT.h5 --root {shlex.quote(str(tree.path))}`"
     )
 
 
-def _files_beside(tree: Tree) -> Iterator[Sign]:
-    """Yields the files of annotations, one for each image, and the texts that name images."""
+def _files_beside(found: ClassFolders) -> Iterator[Sign]:
+    """Yields the files of annotations: one for each image, texts that name images or some classes, lists of numbers."""
+    tree = found.tree
     others = [(i, name) for i, name in tree.not_images if name.lower().endswith(_BESIDE)]
     if not others:
         return
-    bases = {tree.names[i].rpartition("/")[2] for i in tree.images().tolist()}
-    stems = {stem_of(base) for base in bases}
+    names = _Names.of(found)
     by_suffix: dict[str, list[tuple[int, str]]] = {}
     for i, name in others:
         by_suffix.setdefault(Path(name).suffix.lower(), []).append((i, name))
     texts: list[tuple[int, str]] = []
-    for suffix, found in by_suffix.items():
+    for suffix, files in by_suffix.items():
         # `a.jpg.json` is called like a.jpg, too.
-        alike = [name for _, name in found if stem_of(name) in stems or stem_of(name) in bases]
-        if alike and len(alike) >= _PART * len(found) and (len(alike) > 1 or len(stems) < 2 * _NAMED):
+        alike = [name for _, name in files if stem_of(name) in names.stems or stem_of(name) in names.bases]
+        if alike and len(alike) >= _PART * len(files) and (len(alike) > 1 or len(names.stems) < 2 * _NAMED):
+            more = f" and {len(alike) - 1} more {suffix} files are" if alike[1:] else " is"
             yield Sign(
-                f"{key_of(alike[0])}{f' and {len(alike) - 1} more' if alike[1:] else ''} {suffix} files are called "
-                f"like images: they look like annotations of them ({_LOOKS.get(suffix, 'labels or boxes')})",
+                f"{key_of(alike[0])}{more} called like images, as annotations of them are "
+                f"({_LOOKS.get(suffix, 'labels or boxes')})",
                 (*_WAYS.get(suffix, ()), _table_way(tree)),
+                _folders_of(alike),
             )
         elif suffix == ".mat":
+            mats = [name for _, name in files]
             yield Sign(
-                f"{first_few([key_of(name) for _, name in found], 2)} of MATLAB, as labels, boxes or splits are kept",
+                f"{first_few(list(map(key_of, mats)), 2)} {'are' if mats[1:] else 'is'} MATLAB's, as labels, boxes or "
+                f"splits are kept",
                 (_table_way(tree),),
+                _folders_of(mats),
             )
         elif suffix in _TEXTS:
-            texts += found
+            texts += files
+    yield from _texts_beside(tree, texts, names)
+    yield from _same_files(found)
+
+
+def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> Iterator[Sign]:
+    """Yields the texts that name images or some of the classes, and those of numbers alone beside images alone."""
     seen: Counter[tuple[str, str]] = Counter()
-    named: list[str] = []
-    for i, name in sorted(texts, key=lambda one: (one[1].count("/"), one[1])):
+    kinds: dict[str, dict[str, str]] = {}
+    for i, name in sorted(texts, key=lambda one: (one[1].count("/"), not split_word(stem_of(one[1]))[0], one[1])):
         place = name.rpartition("/")[0], name[-4:].lower()
         seen[place] += 1
         if seen[place] > _A_FOLDER or sum(min(n, _A_FOLDER) for n in seen.values()) > _MOST_READ:
             continue
         with suppress(ImageError):
             head = tree.files.read_head(i, _HEAD)
-            if line := _naming_line(head, bases, stems, whole=len(head) >= int(tree.sizes[i])):
-                named.append(f"{key_of(name)} ({line[:60]!r})")
-    if named:
-        verb = "name" if named[1:] else "names"
-        yield Sign(
-            f"{first_few(named, 2)} {verb} images, as a list of splits, labels or boxes does", (_table_way(tree),)
-        )
+            kind, line = names.kind_of(head, whole=len(head) >= int(tree.sizes[i]))
+            if kind:
+                kinds.setdefault(kind, {})[name] = line
+    for kind, found in kinds.items():
+        shown = first_few([f"{key_of(name)} ({line[:60]!r})" for name, line in found.items()], 2)
+        verb = kind if len(found) > 1 else kind.replace("name ", "names ").replace("hold ", "holds ")
+        yield Sign(f"{shown} {verb}", (_table_way(tree),), _folders_of(found))
 
 
-_LOOKS = {
-    ".txt": "YOLO's boxes, or captions",
-    ".xml": "VOC's boxes",
-    ".json": "LabelMe's polygons, or tags",
-    ".mat": "of MATLAB",
-}
+_LOOKS = {".txt": "YOLO's boxes, or captions", ".xml": "VOC's boxes", ".json": "LabelMe's polygons, or tags"}
 _WAYS = {
     ".xml": ("VOC's own folders, JPEGImages/ and Annotations/, are read: `--layout voc`",),
     ".txt": ("YOLO's own folders, images/ and labels/, are read: `--layout yolo`",),
 }
+_IMAGES, _SOME, _NUMBERS = (
+    "name images, as a list of splits, labels, boxes or captions does",
+    "name some of the class folders, as a list of splits does",
+    "hold numbers alone, as labels in the order of the images are kept",
+)
 
 
-def _naming_line(head: bytes, bases: set[str], stems: set[str], *, whole: bool) -> str:
-    """Returns the first line of a text that names an image, if it is a text about them; else ""."""
-    text = head.decode("utf-8", "replace").replace("\\", "/")
-    found: dict[str, str] = {}
-    counted = alone = 0
-    for line in text.splitlines() if whole else text.splitlines()[:-1] or [text]:
-        if not line.strip():
-            continue
-        counted += 1
-        # A name may have spaces, which also separate: cells are looked up whole, and word by word.
-        cells = [cell.strip() for cell in _CELLS.split(line)]
-        names = {cell.rpartition("/")[2] for cell in (*cells, *_TOKENS.split(line))}
-        here = [name for name in names if name in bases or (name in stems and _is_name(name))]
-        found |= {stem_of(name) if name in bases else name: line.strip() for name in here if name not in found}
-        alone += line.strip().rpartition("/")[2] in here
-    # In a text about images most lines name one, or one line (as of JSON) names many; a manual may mention some.
-    if len(found) < min(_NAMED, len(bases)) or 2 * len(found) < counted > 1:
-        return ""
-    if whole and alone == counted == len(bases):
-        return ""  # only a list of all images, which says nothing more
-    return next(iter(found.values()))
+@dataclass(frozen=True)
+class _Names:
+    """The names that a text may give images and classes of a tree."""
+
+    bases: set[str]  # `1.jpg`
+    stems: set[str]  # `1`
+    paths: set[str]  # `cat/1`, the last folder and the stem
+    classes: set[str]
+    count: int  # of images
+
+    @classmethod
+    def of(cls, found: ClassFolders) -> _Names:
+        """Returns the names of the images and class folders of a tree."""
+        names = [found.tree.names[i] for i in found.tree.images().tolist()]
+        bases = {name.rpartition("/")[2] for name in names}
+        paths = {"/".join(name.rpartition(".")[0].split("/")[-2:]) for name in names if "/" in name}
+        classes = {top for tops in found.classes.values() for top in tops}
+        return cls(bases, set(map(stem_of, bases)), paths, classes, len(names))
+
+    def image_in(self, name: str) -> str:
+        """Returns the image that a word or cell of a text names, without suffix; "" if it names none."""
+        base, end = name.rpartition("/")[2], "/".join(name.split("/")[-2:])
+        if base in self.bases:
+            return end.rpartition(".")[0]
+        # 17 or cat are too little to be the name of an image in a text; with their folder they are enough.
+        says = len(base) > 3 and any(map(str.isdigit, base))
+        return end if base in self.stems and (says or end in self.paths) else ""
+
+    def kind_of(self, head: bytes, *, whole: bool) -> tuple[str, str]:
+        """Returns what a text is, and the first line that shows it; ("", "") if it is not about these images.
+
+        Of a text about images most lines name one, or one line (as of JSON) many; a manual may mention some.
+        """
+        lines = [line.strip() for line in head.decode("utf-8", "replace").replace("\\", "/").splitlines()]
+        lines = [line for line in (lines if whole else lines[:-1] or lines) if line]
+        images, classes, alone = dict[str, str](), dict[str, str](), 0
+        for line in lines:
+            # A name may have spaces, which also separate: cells are looked up whole, and word by word.
+            cells = [cell.strip() for cell in _CELLS.split(line)]
+            for name in filter(None, map(self.image_in, {*cells, *_TOKENS.split(line)})):
+                images.setdefault(name, line)
+            alone += bool(self.image_in(line))
+            if (first := next(iter(_TOKENS.split(line)), "")) in self.classes:
+                classes.setdefault(first, line)
+        if len(images) >= min(_NAMED, self.count) and (2 * len(images) >= len(lines) or len(lines) == 1):
+            only_names = whole and alone == len(lines) == self.count  # a list of all images says nothing more
+            return ("", "") if only_names else (_IMAGES, next(iter(images.values())))
+        if whole and max(2, len(lines) - 1) <= len(classes) < len(self.classes):
+            return _SOME, next(iter(classes.values()))
+        if not self.classes and len(lines) > 1 and all(map(_NUMBER_LINE.fullmatch, lines)):
+            return _NUMBERS, lines[0]
+        return "", ""
 
 
-def _is_name(stem: str) -> bool:
-    """Whether a stem says enough to be the name of an image in a text, as 17 and cat do not."""
-    return len(stem) > 3 and any(map(str.isdigit, stem))
+def _folders_of(names: Iterable[str]) -> frozenset[str]:
+    """Returns the folders of files, and those above them, which end in `/`."""
+    found = set[str]()
+    for name in names:
+        while (name := name.rpartition("/")[0]) and f"{name}/" not in found:
+            found.add(f"{name}/")
+    return frozenset(found)
 
 
-def _other_folders(found: ClassFolders) -> Iterator[Sign]:
-    """Yields the folders beside those of images that hold other files alone."""
+def _same_files(found: ClassFolders) -> Iterator[Sign]:
+    """Yields files of one name that lie in most of the class folders, beside the images."""
+    tree = found.tree
+    places = Counter(
+        name.rpartition("/")[2] for _, name in tree.not_images if f"{name.rpartition('/')[0]}/" in tree.image_folders
+    )
+    same = [name for name, count in places.items() if count > 1 and count >= _PART * len(tree.image_folders)]
+    if same:
+        yield Sign(
+            f"each folder of images also holds {first_few(map(key_of, same), 3)}: calibration, scenes or labels, which "
+            f"a class has not",
+            (_table_way(tree),),
+        )
+
+
+def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
+    """Yields the folders beside those of images that hold other files alone, but for those `told` already."""
     others = []
     for split, names in found.without_images().items():
         others += [path for name in names if (path := f"{found.splits[split]}{name}/") in found.with_files]
     if found.named:
         tops = {f"{path[: path.find('/', len(found.around)) + 1]}" for path in found.with_files - {found.around}}
         others += sorted(tops - found.with_images)
-    if others:
+    if others := [path for path in dict.fromkeys(others) if path not in told]:
         tree = found.tree
         suffixes = Counter(
             Path(name).suffix.lower() or "no suffix" for _, name in tree.not_images if name.startswith(tuple(others))
         )
         what = first_few([f"{count} {suffix}" for suffix, count in suffixes.most_common()], 3)
-        shown, verb = first_few(list(map(key_of, dict.fromkeys(others))), 3), "hold" if others[1:] else "holds"
+        shown, verb = first_few(list(map(key_of, others)), 3), "hold" if others[1:] else "holds"
         yield Sign(
             f"{shown} beside folders of images {verb} no image, but {what} files: annotations, or no part of it",
             (_table_way(tree), "move what is no part of the dataset away"),
@@ -224,7 +302,7 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
         )
 
 
-def _classes_in_doubt(found: ClassFolders) -> Iterator[Sign]:
+def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator[Sign]:
     """Yields what makes it doubtful that the folders are classes: one alone, images that lie deeper, names alike."""
     tree = found.tree
     tops = Counter(top for tops in found.classes.values() for top in tops)
@@ -245,18 +323,17 @@ def _classes_in_doubt(found: ClassFolders) -> Iterator[Sign]:
                 "to the image",
             ),
         )
-    elif len(tops) == 1:
+    elif len(tops) == 1 and len(direct) == len(tree.image_folders) and not any(found.without_images().values()):
         top = next(iter(tops))
+        if key_of(top) in classes:
+            return
         at = next(found.splits[split] for split in found.classes if top in found.classes[split])
         what = (
             "images alone" if top.lower() in IMAGE_FOLDERS else "a class of which the others are missing, or no class"
         )
         yield Sign(
             f"all images lie in one folder, {key_of(at + top)}/: one class, from which nothing can be learned ({what})",
-            (
-                "`--layout folder --labels none` packs them without labels",
-                f"`--layout folder` as the class {key_of(top)!r}",
-            ),
+            ("`--layout folder --labels none` packs them without labels",),
         )
     yield from _names_alike(found, set(tops))
 

@@ -72,7 +72,7 @@ def no_image(path: Path) -> None:
 
 def other_size(path: Path) -> None:
     photos(path.parent / "more", "a/8.png", side=9)
-    pack_images(path.parent / "more", path.parent / "b.h5", workers=0)
+    pack_images(path.parent / "more", path.parent / "b.h5", workers=0, layout="folder")
 
 
 def exists(path: Path) -> None:

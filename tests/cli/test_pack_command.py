@@ -31,7 +31,7 @@ def test_the_summary_says_what_was_packed_and_an_output_that_exists_is_kept_unle
     source = image_folder()
     text = said(source, tmp_path / "a.h5")
     assert "packed 20 images of 12 x 16 x 3 uint8 into" in text
-    for word in ("splits all 20", "images/s", "in all", "size", "note Layout folder"):
+    for word in ("splits all 20", "images/s", "in all", "size", "layout folder"):
         assert word in text
     assert read_header(tmp_path / "a.h5").num_rows == 20
     assert "--overwrite" in refused(source, tmp_path / "a.h5")
@@ -89,10 +89,20 @@ def test_a_dry_run_measures_what_is_asked_for_and_tells_how_it_is_stored_and_wha
     # How images of several sizes are stored.
     image_folder(name="all/a")
     image_folder(name="all/b", size=(30, 20), classes=("x",))
-    text = said(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--store", "mixed:0.5", "--max-size", "16")
+    text = said(
+        tmp_path / "all",
+        tmp_path / "o.h5",
+        "--dry-run",
+        "--layout",
+        "folder",
+        "--store",
+        "mixed:0.5",
+        "--max-size",
+        "16",
+    )
     assert "would pack 30 images (layout folder) as H x W x 3 (sizes vary) uint8" in text
     assert "store mixed:0.5, shorter side at most 16" in text and "needed" in text
-    text = said(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--codec", "zstd")
+    text = said(tmp_path / "all", tmp_path / "o.h5", "--dry-run", "--layout", "folder", "--codec", "zstd")
     assert "store raw, pixels with zstd:3 needed" in text
 
 

@@ -88,7 +88,7 @@ def test_images_of_several_sizes_and_masks_are_appended_too(tmp_path):
 
 def test_who_reads_the_old_file_goes_on_reading_it(tmp_path):
     out = tmp_path / "a.h5"
-    pack_images(photos(tmp_path / "old", {"cat": 2}), out, workers=0)
+    pack_images(photos(tmp_path / "old", {"cat": 2}), out, workers=0, layout="folder")
     with out.open("rb") as reader:
         before = out.read_bytes()
         append_images(out, photos(tmp_path / "more", {"cat": 2}, first=100), workers=0)
@@ -98,7 +98,7 @@ def test_who_reads_the_old_file_goes_on_reading_it(tmp_path):
 @pytest.mark.parametrize("stage", ["packing", "writing"])
 def test_an_interrupted_append_leaves_the_file_and_goes_on_without_decoding_again(tmp_path, monkeypatch, stage):
     out = tmp_path / "a.h5"
-    pack_images(photos(tmp_path / "old", {"cat": 40}, side=16), out, workers=0, chunk_bytes=2000)
+    pack_images(photos(tmp_path / "old", {"cat": 40}, side=16), out, workers=0, layout="folder", chunk_bytes=2000)
     more = photos(tmp_path / "more", {"cat": 30}, first=100, side=16)
     (more / "train/cat/broken.png").write_bytes((more / "train/cat/100.png").read_bytes()[:60])
     Image.new("L", (16, 16)).save(more / "train/cat/gray.png")
@@ -132,7 +132,7 @@ def test_an_interrupted_append_leaves_the_file_and_goes_on_without_decoding_agai
 
 def test_what_does_not_fit_is_refused_by_name_and_the_file_stays(tmp_path):
     out = tmp_path / "a.h5"
-    pack_images(photos(tmp_path / "old", {"cat": 2}), out, workers=0)
+    pack_images(photos(tmp_path / "old", {"cat": 2}), out, workers=0, layout="folder")
     before = out.read_bytes()
     with pytest.raises(SourceError, match=r"1 of its 2 .* in .*a\.h5 already: train/cat/000\.png"):
         append_images(out, photos(tmp_path / "same", {"cat": 1}), workers=0)

@@ -58,7 +58,7 @@ def test_labels_are_the_folders_below_split_and_wrapping_folders(
     tmp_path: Path, files: str, labels: list[int] | None, classes: tuple[str, ...], note: str
 ) -> None:
     names = files.split()
-    listing = list_source(make(tmp_path, *names))
+    listing = list_source(make(tmp_path, *names), "folder")
     assert listing.keys == tuple(name for name in names if not name.endswith("/")) and note in notes_of(listing)
     assert (values(listing) if listing.columns else None) == labels
     assert not classes or listing.columns["labels"].attrs["names"] == classes

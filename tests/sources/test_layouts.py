@@ -79,39 +79,33 @@ def test_every_layout_has_a_line_and_an_unknown_one_names_them_all(tmp_path: Pat
 
 def test_an_option_that_a_layout_does_not_use_is_refused(tmp_path: Path) -> None:
     picture(tmp_path / "cat" / "1.png")
-    given: dict[str, Any] = {"labels": ("a",), "image_column": "a", "split_column": "a", "root": Path()}
+    given: dict[str, Any] = {"image_column": "a", "split_column": "a", "root": Path()}
     for name, value in (given | {"masks": "semantic"}).items():
         flag = name.replace("_", "-")
         with pytest.raises(OptionError, match=f"`--{flag}` means nothing to the layout folder; it is for .*manifest"):
-            list_source(tmp_path, options=SourceOptions(**{name: value}))
-    assert len(list_source(tmp_path, options=SourceOptions(masks="none"))) == 1
+            list_source(tmp_path, "folder", options=SourceOptions(**{name: value}))
+    with pytest.raises(OptionError, match=r"`--labels a`: .* `top` .*, `deepest` .* or `none`"):
+        list_source(tmp_path, "folder", options=SourceOptions(labels=("a",)))
+    assert len(list_source(tmp_path, "folder", options=SourceOptions(masks="none"))) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "form"),
+    ("name", "text"),
     [
-        ("labels/0.txt", "0 0.5 0.5 0.2 0.2\n", "YOLO"),
-        ("captions_val.json", "{}", "captions"),
-        ("train_test_split.txt", "1 0\n", "CUB"),
-        ("a/0.xml", "<annotation><object/></annotation>", "VOC"),
-        ("a/x.json", '{"images": [], "annotations": []}', "COCO"),
-        ("t.csv", "id,label\n0,x\n1,y\n", r"table t.csv. Its column 'id' \(e.g. '0'\)"),
+        ("labels/000.txt", "0 0.5 0.5 0.2 0.2\n"),
+        ("captions_val.json", '{"annotations": [{"file_name": "000.png"}, {"file_name": "001.png"}]}'),
+        ("images/a/000.xml", "<annotation><object/></annotation>"),
+        ("t.csv", "id;label\na/000.png;x\nb/001.png;y\n"),
+        ("meta/t.mat", "MATLAB"),
     ],
 )
-def test_annotations_that_are_not_read_are_said(tmp_path: Path, name: str, text: str, form: str) -> None:
+def test_annotations_that_a_layout_that_was_asked_for_does_not_read_are_said(
+    tmp_path: Path, name: str, text: str
+) -> None:
     make(tmp_path, "images/a/000.png", "images/b/001.png")
-    assert "NOT READ" not in notes_of(list_source(tmp_path))
+    assert "NOT READ" not in notes_of(list_source(tmp_path, "folder"))
     write(tmp_path / name, text)
-    assert re.search(f"NOT READ: .*{form}", notes_of(list_source(tmp_path)))
-
-
-def test_a_table_beside_a_folder_that_was_asked_for_is_said_to_name_images(tmp_path: Path) -> None:
-    make(tmp_path, "a/000.png", "a/001.png")
-    write(tmp_path / "t.csv", "file,label\na/000.png,x\na/001.png,y\n")
-    said = notes_of(list_source(tmp_path, "folder"))
-    assert "NOT READ: the table t.csv. Its column 'file' (e.g. 'a/000.png') names images: " in said
-    assert "none" not in said and "`--layout manifest`" in said
-    assert list_source(tmp_path, "manifest").keys == ("a/000.png", "a/001.png")
+    assert re.search(f"NOT READ: .*{name}", notes_of(list_source(tmp_path, "folder")))
 
 
 def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
@@ -120,4 +114,4 @@ def test_folders_of_yolo_are_no_classes(tmp_path: Path) -> None:
             write(tmp_path / split / name, "0 0.5 0.5 0.2 0.2\n")
     listing = list_source(tmp_path, "folder")
     assert listing.split_names == ("train", "val") and listing.columns == {}
-    assert "look like YOLO's boxes" in notes_of(listing)
+    assert "NOT READ: train/labels/0.txt and 1 more .txt files" in notes_of(listing)

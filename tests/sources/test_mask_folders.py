@@ -325,7 +325,7 @@ def test_commands_of_a_refusal_pack_what_they_say(tmp_path: Path) -> None:
     refused("has several kinds of masks", root, "mask-folders")
     assert list_source(root, "mask-folders", options=SourceOptions(masks="none")).masks is None
     for name in ("labels", "masks"):
-        listing = list_source(root, "mask-folders", options=SourceOptions(mask_files=f"{name}/*"))
+        listing = list_source(root, options=SourceOptions(mask_files=f"{name}/*"))
         assert listing.keys == ("images/0001.jpg", "images/0002.jpg", "images/0010.jpg") and listing.masks is not None
         assert listing.masks.files.read(2) == (root / name / "0010.png").read_bytes()  # type: ignore[union-attr]
     root = trees(tmp_path / "ends", "two kinds of masks by their ends")
@@ -376,7 +376,7 @@ def test_colours_of_classes_that_lie_beside_masks_are_used(tmp_path: Path) -> No
     listing = list_source(root)
     assert "`--palette FILE` must say which is which class" in notes_of(listing)
     with pytest.raises(FastloadError, match=r"holds colours.*`--palette FILE`"):
-        pack_images(root, tmp_path / "refused.h5")
+        pack_images(root, tmp_path / "refused.h5", workers=0)
     colours = {
         tuple(int(part) for part in pixel)
         for file in root.glob("*_labels/*.png")
@@ -386,13 +386,13 @@ def test_colours_of_classes_that_lie_beside_masks_are_used(tmp_path: Path) -> No
     rows = [f"class{n},{r}, {g},{b}" for n, (r, g, b) in enumerate(ordered)]
     write(root / "class_dict.csv", "\n".join(["name,r,g,b", *rows]))
     assert "of the 4 classes in class_dict.csv" in notes_of(list_source(root))
-    pack_images(root, tmp_path / "out.h5", shuffle=False)
+    pack_images(root, tmp_path / "out.h5", shuffle=False, workers=0)
     with h5py.File(tmp_path / "out.h5") as file:
         first = np.asarray(Image.open(root / "train_labels/0001_L.png"))
         expected = [ordered.index(tuple(pixel)) for pixel in first.reshape(-1, 3).tolist()]
         assert file["masks"][0].flatten().tolist() == expected
         assert file["masks"].attrs["names"].tolist() == [b"class0", b"class1", b"class2", b"class3"]
     write(tmp_path / "mine.csv", "\n".join(f"{r},{g},{b},mine{n}" for n, (r, g, b) in enumerate(ordered)))
-    pack_images(root, tmp_path / "mine.h5", palette=tmp_path / "mine.csv", ignore_index="mine0")
+    pack_images(root, tmp_path / "mine.h5", palette=tmp_path / "mine.csv", ignore_index="mine0", workers=0)
     with h5py.File(tmp_path / "mine.h5") as file:
         assert file["masks"].attrs["names"].tolist() == [b"mine1", b"mine2", b"mine3"]

@@ -65,7 +65,7 @@ def test_names_that_are_not_utf8_become_escapes_and_can_be_read(tmp_path: Path) 
     for name in (b"\xff1.jpg", "größe.jpg".encode()):
         with open(os.path.join(folder, name), "wb") as file:
             file.write(name)
-    listing = list_source(tmp_path)
+    listing = list_source(tmp_path, "folder")
     assert listing.keys == ("caf\\xe9/größe.jpg", "caf\\xe9/\\xff1.jpg")
     assert listing.columns["labels"].attrs["names"] == ("caf\\xe9",)
     copy = pickle.loads(pickle.dumps(listing))
@@ -73,7 +73,7 @@ def test_names_that_are_not_utf8_become_escapes_and_can_be_read(tmp_path: Path) 
     assert key_of("a\udcff") == "a\\xff"
     with open(os.path.join(folder, b"\\xff1.jpg"), "wb"):
         pass
-    refused(r"1 names occur more than once: caf\\xe9/\\xff1.jpg", tmp_path)
+    refused(r"1 names occur more than once: caf\\xe9/\\xff1.jpg", tmp_path, "folder")
 
 
 def test_files_pickle_to_little_more_than_their_names() -> None:

@@ -31,6 +31,7 @@ from fastload.system.text import text_of
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
 _ONLY_IMAGES = IMAGES[:5]
+_LEAST_SIDE = 7  # pixels: an array with two longer axes beside its rows may be images
 _MASKS = ("masks", "mask", "segmentation")
 _LABELS = ("labels", "label", "targets", "target", "y")
 _KEYS = ("key", "keys", "filenames", "filename")
@@ -118,6 +119,12 @@ def samples_of_arrays(draft: Draft, arrays: list[NamedArray], options: SourceOpt
     if files is not None:
         row_bytes = int(np.prod(files.shape)) * files.dtype.itemsize
     else:
+        if unknown := [array for part in parts for array in part.others.values() if _looks_like_images(array)]:
+            shown = first_few([f"{array.name} {array.dtype} {array.shape}" for array in unknown])
+            raise SourceError(
+                f"{where}: no array is known to hold the images ({' or '.join(IMAGES[:4])}, and so on), but {shown} "
+                "may. Save it as `images`, (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, N being the samples."
+            )
         notes.append("There are no images among the arrays.")
     newest = [max(array.mtime_ns for array in part.arrays) for part in parts]
     mtimes = np.repeat(np.array(newest, np.int64), counts)
@@ -173,7 +180,14 @@ class _Part:
 
 def _part(split: str, arrays: list[NamedArray], where: str, notes: list[str]) -> _Part:
     """Returns the arrays of a split by their role; refuses unequal lengths, wrong shapes, and a split of none."""
-    left, roles = {array.name: array for array in arrays}, dict[str, NamedArray]()
+    left, roles = dict[str, NamedArray](), dict[str, NamedArray]()
+    for array in arrays:
+        if (other := left.setdefault(array.name, array)) is not array:
+            raise SourceError(
+                f"{where}: {other.where} and {array.where} are both called {array.name!r}, and an array is known by "
+                "its name, a row a sample. Where each file is one sample, as of torchvision's DatasetFolder, "
+                "pack what reads them: `pack_images([(numpy.load(path), label) for path, label in samples], 'OUT.h5')`."
+            )
 
     def take(role: str, names: tuple[str, ...], fits: Callable[[NamedArray], bool]) -> bool:
         """Gives the role to the first array of one of these names (in any case) that fits."""
@@ -245,6 +259,12 @@ def _holds_images(array: NamedArray) -> bool:
             "stand for is not for packing to guess. Normalizing comes later, on the device."
         )
     raise SourceError(f"{array.where}: the images are {array.dtype} {array.shape}; expected uint8 or uint16{fix}")
+
+
+def _looks_like_images(array: NamedArray) -> bool:
+    """Whether an array of no known name may well hold pixels: 8 or 16 bits, and the sides of an image."""
+    sides = [length for length in array.shape[1:] if length > _LEAST_SIDE]
+    return array.dtype.newbyteorder("=") in (np.uint8, np.uint16) and len(sides) > 1
 
 
 def _form_of(images: NamedArray) -> tuple[Axes, tuple[int, ...], tuple[int, ...]]:

@@ -1,0 +1,232 @@
+"""What a folder of images would lose refuses it, with what was seen and a way out; ordinary folders raise no alarm."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_trees import make, notes_of, values, write
+
+from fastload.errors import SourceError
+from fastload.sources.layouts import list_source
+from fastload.sources.listing import SourceOptions
+
+CAFE, CAFE_APART = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+
+
+def tree(root: Path, files: str, **texts: str) -> Path:
+    """Files by their names between spaces, `{a,b}` for each of several; texts by name, `__` for `/` and `_` for `.`."""
+    for pattern in files.split():
+        names = [""]
+        for part in pattern.replace("}", "{").split("{"):
+            choices = part.split(",") if "," in part else [part]
+            names = [name + choice for name in names for choice in choices]
+        make(root, *names)
+    return root
+
+
+SIGNS = {
+    "a class alone": ("cat/{1,2,3}.jpg", {}, r"one folder, cat/: one class.*--labels none"),
+    "images that all lie deeper": ("{a,b}/{x,y,z}/{1,2}.jpg", {}, r"hold the same folders \(x, y, z\)|lies directly"),
+    "one letter above the class": (
+        "a/{abbey,airport}/1.jpg b/{bar,bank}/1.jpg",
+        {},
+        r"no image lies directly in a class folder: a/ holds abbey, airport.*--labels deepest",
+    ),
+    "versions": ("{v1,v2,small}/{cat,dog,cow}/{1,2}.jpg", {}, r"hold the same folders \(cat, cow, dog\).*versions"),
+    "splits of unusual names": ("{fold0,fold1}/{cat,dog}/{1,2}.jpg", {}, r"fold0, fold1 hold the same folders"),
+    "splits and more": ("{set_train,set_test,other}/{cat,dog}/{1,2}.jpg", {}, "hold the same folders"),
+    "a text with labels of the images": (
+        "{cat,dog}/{001,002,003}.jpg",
+        {"splits.txt": "cat/001.jpg train\ncat/002.jpg test\ndog/003.jpg train\n"},
+        r"splits.txt \('cat/001.jpg train'\) names images",
+    ),
+    "names without their suffix": (
+        "images/{cat,dog}/{1,2,3}.jpg",
+        {"meta/train.txt": "cat/1\ncat/2\ndog/1\n", "meta/test.txt": "cat/3\ndog/2\ndog/3\n"},
+        r"meta/(train|test).txt.* and meta/|name images",
+    ),
+    "a table of another column": (
+        "photos/{cat,dog}/{001,002,003}.jpg",
+        {"notes/seen.csv": "who;what\nann;cat/001.jpg\nbob;cat/002.jpg\nann;dog/003.jpg\n"},
+        "seen.csv .* names images",
+    ),
+    "a JSON of everything": (
+        "{cat,dog}/{001,002}.jpg",
+        {"all.json": '{"cat/001.jpg": [1, 2], "cat/002.jpg": [3, 4], "dog/001.jpg": [5, 6]}'},
+        "all.json .* names images",
+    ),
+    "names with spaces": (
+        "{cat,dog}/{img_1,img_2}.jpg cat/{my,your}_cat_1.jpg",
+        {"l.csv": "f,l\nimg_1.jpg,4\nmy_cat_1.jpg,3\nyour_cat_1.jpg,2\n"},
+        "l.csv .* name",
+    ),
+    "a list of only some images": (
+        "{cat,dog}/{001,002,003}.jpg",
+        {"test.lst": "cat/001.jpg\ncat/002.jpg\ndog/003.jpg\n"},
+        "test.lst .* names images",
+    ),
+    "a file for each image beside it": ("{a_1,a_2}.{jpg,xml}", {}, r"a_1.xml and 1 more .xml files are called like"),
+    "a file for each image elsewhere": ("pics/{a_1,a_2,a_3}.jpg notes/{a_1,a_2,a_3}.json", {}, "called like images"),
+    "called like the whole name": ("{a,b}/{1,2}.jpg {a,b}/{1,2}.jpg.json", {}, r"a/1.jpg.json and 3 more .json"),
+    "a point file": ("{a,b}/{1,2}.jpg {a,b}/{1,2}.pts", {}, r".pts files are called like images"),
+    "MATLAB": ("jpg/image_{1,2,3}.jpg labels.mat", {}, "labels.mat is MATLAB's"),
+    "labels in order": ("{001,002,003}.jpg", {"labels.txt": "3\n1\n2\n"}, r"labels.txt \('3'\) holds numbers alone"),
+    "classes of a split": (
+        "faces/{ann,bob,cid,dan}/{1,2}.jpg",
+        {"train.txt": "ann\t2\nbob\t2\n", "test.txt": "cid\t2\ndan\t2\n"},
+        "name some of the class folders",
+    ),
+    "a folder of other files": ("{cat,dog}/{1,2}.jpg scans/{x,y}.raw", {}, r"scans/ .* holds no image, but 2 .raw"),
+    "files beside splits": (
+        "{train,test}/{cat,dog}/{1,2}.jpg labels/{x,y}.bin",
+        {},
+        r"labels/ beside folders of images holds no image, but 2 .bin",
+    ),
+    "the same files in each folder": (
+        "{scene_1,scene_2,scene_3}/{im0,im1}.png {scene_1,scene_2,scene_3}/{calib.txt,disp.pfm}",
+        {},
+        r"each folder of images also holds calib.txt",
+    ),
+    "Unicode forms": (f"{{{CAFE},{CAFE_APART},tea}}/{{1,2}}.jpg", {}, "differ only in their Unicode form"),
+    "case between splits": ("train/{Cat,dog}/{1,2}.jpg val/{cat,dog}/{1,2}.jpg", {}, "differ only in case"),
+}
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_what_a_folder_would_lose_refuses_it_with_a_way_out(tmp_path: Path, name: str) -> None:
+    files, texts, message = SIGNS[name]
+    root = tree(tmp_path / "data", files)
+    for path, text in texts.items():
+        write(root / path, text)
+    with pytest.raises(SourceError, match=message) as error:
+        list_source(root)
+    assert "`--layout folder`, which packs" in str(error.value) and str(root) in str(error.value)
+    assert "emove" not in str(error.value), "it never advises to remove what holds files"
+    assert len(list_source(root, "folder")), "who says that it is a folder of images gets it"
+
+
+ORDINARY = {
+    "two classes": "{cat,dog}/{1,2}.jpg",
+    "splits": "{train,val,test}/{cat,dog}/{1,2}.jpg",
+    "splits of other names": "{training,validation,testing}/{cat,dog}/{1,2}.jpg",
+    "capital splits": "{Train,Test}/{cat,dog}/{1,2}.jpg",
+    "a test without classes": "train/{cat,dog}/{1,2}.jpg test/{8,9}.jpg",
+    "flat": "{1,2,3}.jpg",
+    "flat splits": "{train,test}/{1,2}.jpg",
+    "equal numbers in each class": "{0,1,2,3}/{1,2,3}.png",
+    "equal names in each class": "{accordion,anchor,ant}/image_{0001,0002}.jpg",
+    "faces and masks": "{face,face_mask,other}/{1,2,3}.jpg",
+    "with and without masks": "{with_mask,without_mask}/{1,2}.jpg",
+    "words of splits in classes": "{training_shoes,test_tubes}/{1,2}.jpg",
+    "words of splits, three": "{training_shoes,test_tubes,valid_tickets}/{1,2}.jpg",
+    "one more class than its split word": "{train_station,bus_stop,harbour}/{1,2}.jpg",
+    "sub-folders in one class": "cat/{1,2}.jpg cat/kittens/3.jpg dog/1.jpg",
+    "sub-folders in some classes": "{cat,dog}/{1,2}.jpg {cat,dog}/more/3.jpg",
+    "a wrapping folder": "photos/{cat,dog}/{1,2}.jpg",
+    "two wrapping folders": "archive/photos/{cat,dog}/{1,2}.jpg",
+    "a readme": "{cat,dog}/{1,2}.jpg README.md LICENSE",
+    "a readme of the name of a class": "{cat,dog}/{1,2}.jpg cat.txt",
+    "a list of the classes": "{cat,dog,cow}/{1,2}.jpg classes.txt",
+    "a list of all images": "{cat,dog}/{001,002}.jpg files.txt",
+    "hidden things": "{cat,dog}/{1,2}.jpg .DS_Store cat/.ipynb_checkpoints/1.jpg",
+    "NAS": "{cat,dog}/{1,2}.jpg @eaDir/cat/1.jpg cat/@eaDir/1.jpg",
+    "bins": "{cat,dog}/{1,2}.jpg {#recycle,$RECYCLE.BIN}/old/1.jpg",
+    "Windows": "{cat,dog}/{1,2}.jpg {cat,dog}/Thumbs.db desktop.ini",
+    "letters in both cases": "{A,a,B,b}/{1,2}.png",
+    "digits": "{0,1,2,3,4,5,6,7,8,9}/{01,02}.png",
+    "numbers as names": "{class_01,class_02}/{1,2}.JPEG",
+    "names with spaces": "{polar_bear,sun_bear}/img_{1,2}.jpg",
+    "many suffixes": "cat/{1.jpg,2.PNG,3.jpeg,4.bmp} dog/{1.webp,2.gif}",
+    "a log of training": "{cat,dog}/{1,2}.jpg log.csv",
+    "numbers beside classes": "{cat,dog}/{1,2}.jpg counts.txt",
+    "a script": "{cat,dog}/{1,2}.jpg make.py requirements.txt",
+    "a config": "{cat,dog}/{1,2}.jpg config.json settings.yaml",
+    "classes called like annotations": "{label,ticket,stamp}/{1,2}.jpg",
+    "a class called images": "{images,drawings,scans}/{1,2}.jpg",
+    "disjoint classes in splits": "train/{a1,a2}/{1,2}.jpg val/{b1,b2}/{1,2}.jpg test/{c1,c2}/{1,2}.jpg",
+    "one class more in a split": "train/{cat,dog,cow}/{1,2}.jpg val/{cat,dog}/{1,2}.jpg",
+    "the same person in sessions": "p{1,2,3,4,5,6,7,8,9}/{1,2}.jpg",
+}
+TEXTS = {
+    "classes.txt": "cat\ncow\ndog\n",
+    "files.txt": "cat/001.jpg\ncat/002.jpg\ndog/001.jpg\ndog/002.jpg\n",
+    "log.csv": "epoch,loss\n1,0.5\n2,0.4\n",
+    "counts.txt": "1 2 3 4 5\n6 7 8 9 10\n",
+    "README.md": "# Photos\nFor example cat/1.jpg shows a cat.\nThe others are alike.\n",
+    "requirements.txt": "torch\nnumpy==1.26\n",
+    "config.json": '{"lr": 0.1, "epochs": 3}',
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_folders_raise_no_alarm(tmp_path: Path, name: str) -> None:
+    root = tree(tmp_path / "data", ORDINARY[name])
+    for path in TEXTS:
+        if (root / path).exists():
+            write(root / path, TEXTS[path])
+    listing = list_source(root)
+    assert listing.layout == "folder" and "NOT READ" not in notes_of(listing)
+    if "labels" in listing.columns:
+        for key, label in zip(listing.keys, values(listing), strict=True):
+            assert label == -1 or listing.columns["labels"].attrs["names"][label] in key.split("/")
+
+
+@pytest.mark.parametrize(
+    ("files", "splits", "classes"),
+    [
+        ("{training_set,test_set}/{cats,dogs}/{1,2}.jpg", "train test", "cats dogs"),
+        ("training_set/training_set/{cats,dogs}/1.jpg test_set/test_set/{cats,dogs}/1.jpg", "train test", "cats dogs"),
+        ("seg_train/seg_train/{sea,street}/1.jpg seg_test/seg_test/{sea,street}/1.jpg", "train test", "sea street"),
+        ("Final_Training/Images/{00000,00001}/1.ppm Final_Test/Images/{1,2}.ppm", "train test", "00000 00001"),
+        ("2021_train_mini/{s1,s2,s3}/1.jpg 2021_valid/{s1,s2}/1.jpg", "train val", "s1 s2 s3"),
+        ("{imgs_train,imgs_val}/{1,2}.jpg", "train val", ""),
+        ("{trainset,validset,testset}/{a,b}/1.png", "train val test", "a b"),
+        ("{TrainImages,TestImages}/{a,b}/1.png", "train test", "a b"),
+        ("train/train/{a,b}/1.png val/val/{a,b}/1.png", "train val", "a b"),
+        ("{train,test}/images/{a,b}/1.png", "train test", "a b"),
+    ],
+)
+def test_splits_spelled_otherwise_are_splits_where_the_folders_in_them_say_so(
+    tmp_path: Path, files: str, splits: str, classes: str
+) -> None:
+    listing = list_source(tree(tmp_path, files))
+    assert listing.layout == "folder" and listing.split_names == tuple(splits.split())
+    assert np.bincount(listing.split).all()
+    assert (listing.columns["labels"].attrs["names"] if classes else ()) == tuple(classes.split())
+    for key, split, label in zip(
+        listing.keys, listing.split, values(listing) if classes else listing.split, strict=True
+    ):
+        assert label == -1 or not classes or key.split("/")[-2] == listing.columns["labels"].attrs["names"][label]
+        assert listing.split_names[split][:3].lower() in key.lower()
+
+
+def test_labels_of_a_folder_are_the_outermost_or_the_deepest_folder_or_none(tmp_path: Path) -> None:
+    root = tree(tmp_path / "SUN", "a/{abbey,airport}/{1,2}.jpg b/bar/{indoor,outdoor}/1.jpg")
+    named = {}
+    for level in ("top", "deepest", "none"):
+        listing = list_source(root, "folder", options=SourceOptions(labels=(level,)))
+        named[level] = listing.columns["labels"].attrs["names"] if listing.columns else ()
+        assert len(listing) == 6
+    assert named == {
+        "top": ("a", "b"),
+        "deepest": ("a/abbey", "a/airport", "b/bar/indoor", "b/bar/outdoor"),
+        "none": (),
+    }
+
+
+def test_folders_called_by_numbers_are_said_to_be_no_labels(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", "{1,2,10}/x.jpg")
+    assert "1 is 0" in notes_of(list_source(root))
+    assert "numbers" not in notes_of(list_source(tree(tmp_path / "b", "{0,1,2}/x.jpg")))
+
+
+def test_a_script_sees_the_refusal_of_an_unpacked_folder(tmp_path: Path) -> None:
+    from fastload.pack import pack_images
+
+    root = tree(tmp_path / "data", "jpg/image_{1,2}.jpg labels.mat")
+    with pytest.raises(SourceError, match="not packed as a folder of images"):
+        pack_images(root, tmp_path / "out.h5")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
