@@ -104,11 +104,6 @@ class Group:
         )
 
     @property
-    def glob(self) -> str:
-        """A pattern of the paths of its files, for `--mask-files`."""
-        return key_of(f"{self.pattern}/{self.head}*{self.tail}".lstrip("/") + (".*" if self.tail else ""))
-
-    @property
     def shown(self) -> str:
         """The paths of its files, for messages."""
         suffix = "" if self.lossy is None else ".jpg" if self.lossy else ".png"
@@ -155,6 +150,13 @@ class Match(NamedTuple):
         """Returns by how many folders, and words, the paths of both differ."""
         here, there = _different(self.image.pattern, self.mask.pattern)
         return len(here) + len(there), sum(map(len, self.words()))
+
+    def glob(self) -> str:
+        """Returns a pattern of the paths of such masks, of other splits too, for `--mask-files`."""
+        folder = "/".join(_different(self.image.pattern, self.mask.pattern)[1])
+        above = "" if self.mask.pattern.startswith(folder) else "*/"
+        end = f"{self.mask.head}*{self.mask.tail}" + (".*" if self.mask.tail else "")
+        return key_of(f"{above}{folder}/{end}" if folder else f"*{self.mask.tail}.*" if self.mask.tail else end)
 
 
 class Doubt(NamedTuple):
@@ -396,10 +398,11 @@ class _Search:
         first, *rest = matches
         if rest and rank(rest[0]) == rank(first):
             shown = first_few([match.mask.shown for match in matches])
-            ways = [f"`--mask-files '{match.mask.glob}'`" for match in matches[:2]]
+            ways = [f"`--mask-files '{match.glob()}'`" for match in matches[:2]]
             none = "`--layout mask-folders --masks none`, which packs the images without"
             seen = f"{first.image.shown} has several kinds of masks, {shown}, and it is not known which are meant"
-            self.pairing.unclear.append(Doubt(seen, (*ways, none)))
+            if all(doubt.ways[: len(ways)] != tuple(ways) for doubt in self.pairing.unclear):
+                self.pairing.unclear.append(Doubt(seen, (*ways, none)))
         words = first.words()
         if not words[0] & _IMAGE_WORDS and not words[1] & _MASK_WORDS and first.image.pattern != first.mask.pattern:
             seen = (
