@@ -67,6 +67,12 @@ def pack(
     ignore_index: Annotated[
         str | None, typer.Option(metavar="V|NAME", help="Value or class of masks that means no class.")
     ] = None,
+    mask_files: Annotated[
+        str,
+        typer.Option(
+            metavar="PATTERN", help="Paths of the masks, such as 'semantic/*', where there are several kinds."
+        ),
+    ] = "",
     labels: Annotated[
         Any,
         typer.Option(

@@ -17,8 +17,9 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
-from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of, values_in_masks
-from fastload.sources.listing import SPLITS, SourceOptions, first_few
+from fastload.sources.assemble import Draft, Samples, split_path, values_in_masks
+from fastload.sources.listing import SourceOptions, first_few
+from fastload.sources.paired import Found, Key, MaskKind, Paired, list_paired
 from fastload.sources.tree import Line, Tree, key_of
 
 OBJECTS, SCENES = "objectInfo150.txt", "sceneCategories.txt"
@@ -27,7 +28,6 @@ NUM_CLASSES = 150
 CALLED_CORRUPTED = tuple(f"ADE_train_{n:08}" for n in (3020, 1701, 13508, 8455))
 """Training images that the converter of MosaicML Streaming leaves out as corrupted."""
 
-_PLACE = re.compile(r"(?P<root>(?:.*/)?)(?P<of>images|release_test)/(?P<split>[^/]+)/[^/]+", re.DOTALL)
 _IMAGE = re.compile(r"(?:^|/)ADE_(train|val|test)_\d{8}\.jpe?g$", re.IGNORECASE)
 
 
@@ -49,71 +49,14 @@ def list_ade20k(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         SourceError: there are no images; in a split with masks, an image without its mask; a mask or a scene without
             its image (unless skipped); masks hold values of neither numbering.
     """
-    draft.leave_out_broken(tree)
-    root, images, splits = _find_images(tree)
-    masks, shifted = ({}, False) if options.masks == "none" else _find_masks(draft, tree, root)
-    if options.masks == "semantic" and not masks:
-        raise SourceError(f"{tree.given}: there is no mask in {root}annotations. Unpack them next to images/.")
-    pairs = Pairs(tree, images, masks, splits)
-    for split in pairs.splits_without_masks() if masks else ():
-        draft.notes.append(f"The split {split!r} has no masks: it is packed without.")
-    stems = pairs.complete(draft)
-    if listed := [stem for stem in CALLED_CORRUPTED if stem in images]:
-        draft.notes.append(
-            f"Kept, though the converter of MosaicML Streaming calls them corrupted: {', '.join(listed)}."
-        )
-    columns = _scenes(draft, tree, root, images, stems)
-    classes = _class_names(draft, tree, root)
-    names = classes if shifted or not classes else ("other", *classes)
-    return pairs.samples(stems, columns, masked=bool(masks), names=names, ignore_index=255 if shifted else 0)
+    return list_paired(draft, tree, options, _ADE20K)
 
 
-def _find_images(tree: Tree) -> tuple[str, dict[str, int], dict[str, str]]:
-    """Returns the top folder (ending in `/`, or ""), and stem -> position and stem -> split of the images."""
-    images: dict[str, int] = {}
-    splits: dict[str, str] = {}
-    roots = set()
-    for i in tree.images().tolist():
-        place = _PLACE.fullmatch(tree.names[i])
-        if not place or place["split"].lower() not in SPLITS:
-            continue
-        stem = stem_of(tree.names[i])
-        if stem in images:
-            raise SourceError(
-                f"{tree.given}: {key_of(tree.names[images[stem]])} and {key_of(tree.names[i])} have the same name. "
-                "Keep one of them: an image is known by its name."
-            )
-        images[stem], splits[stem] = i, SPLITS[place["split"].lower()]
-        if place["of"] == "images":
-            roots.add(place["root"])
-    if not images:
-        raise SourceError(
-            f"{tree.given}: there are no images in images/training, images/validation or release_test/testing. "
-            "Give the folder ADEChallengeData2016, with its images, or its archive."
-        )
-    if len(roots) > 1:
-        raise SourceError(
-            f"{tree.given}: there is more than one folder images: below {first_few(sorted(map(key_of, roots)))}. "
-            "Give the one to pack."
-        )
-    return next(iter(roots), ""), images, splits
-
-
-def _find_masks(draft: Draft, tree: Tree, root: str) -> tuple[dict[str, int], bool]:
-    """Returns stem -> position of the masks, and whether they are numbered as for detectron2."""
-    original, detectron2 = (
-        {stem: i for name in SPLITS for stem, i in children(tree, f"{root}{folder}/{name}/").items()}
-        for folder in ("annotations", "annotations_detectron2")
-    )
-    if original and detectron2:
-        draft.notes.append("Read the masks in annotations, not those in annotations_detectron2.")
-    masks, used = (original, "annotations") if original else (detectron2, "annotations_detectron2")
-    if not masks:
-        draft.notes.append("There are no masks: no folder annotations.")
-    seen = values_in_masks(tree.files, list(masks.values())).tolist()
-    if not seen:
-        return masks, not original
-    where, labelled = f"{tree.given}: {key_of(root)}{used}/", [value for value in seen if value < 255]
+def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[tuple[str, ...], int]:
+    """Returns the names of the values in masks, and the one that is ignored: the values show how they are numbered."""
+    original = kind.name == "annotations"
+    seen = values_in_masks(tree.files, [i for i in at if i >= 0]).tolist()
+    where, labelled = f"{tree.given}: {kind.name}/", [value for value in seen if value < 255]
     if beyond := [str(value) for value in labelled if value > NUM_CLASSES]:
         raise SourceError(
             f"{where}: masks hold {first_few(beyond)}, expected 0..{NUM_CLASSES}, or 255 where they are shifted. "
@@ -126,26 +69,32 @@ def _find_masks(draft: Draft, tree: Tree, root: str) -> tuple[dict[str, int], bo
             "has. Make them again from one source."
         )
     # The original masks never hold 255; shifted ones hold it where nothing is labelled.
-    shifted = seen[-1] == 255 or (not original and seen[-1] < NUM_CLASSES)
-    span = f"{seen[0]}..{(labelled or seen)[-1]}{', 255' if seen[-1] == 255 else ''}"
-    shown = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
-    draft.notes.append(f"Masks in {used}: {shown}, by their values ({span} in a sample of them); kept as they are.")
-    return masks, shifted
+    shifted = not original if not seen else seen[-1] == 255 or (not original and seen[-1] < NUM_CLASSES)
+    if seen:
+        span = f"{seen[0]}..{(labelled or seen)[-1]}{', 255' if seen[-1] == 255 else ''}"
+        shown = "0..149 with 255 = ignore, shifted as for detectron2" if shifted else "0 = other and ignored, 1..150"
+        draft.notes.append(
+            f"Masks in {kind.name}: {shown}, by their values ({span} in a sample of them); kept as they are."
+        )
+    names = _class_names(draft, tree)
+    return names if shifted or not names else ("other", *names), 255 if shifted else 0
 
 
-def _read_text(draft: Draft, tree: Tree, root: str, base: str, without: str) -> list[Line]:
-    """Returns the lines of a text file in the top folder, else of the first found elsewhere; [] for none."""
-    found = [i for i, name in enumerate(tree.names) if split_path(name)[1] == base]
-    lines = tree.lines(max(found, key=lambda i: tree.names[i] == root + base)) if found else []
+def _read_text(draft: Draft, tree: Tree, base: str, without: str) -> list[Line]:
+    """Returns the lines of a text file that lies beside the images, else of the first found elsewhere; [] for none."""
+    found = [i for i, name in tree.not_images if split_path(name)[1] == base]
+    lines = (
+        tree.lines(max(found, key=lambda i: f"{split_path(tree.names[i])[0]}images" in tree.folders)) if found else []
+    )
     if not lines:
         draft.notes.append(f"There is no {base}{', or it is empty' * bool(found)}: {without}.")
     return lines
 
 
-def _class_names(draft: Draft, tree: Tree, root: str) -> tuple[str, ...]:
+def _class_names(draft: Draft, tree: Tree) -> tuple[str, ...]:
     """Returns the names of classes 1..150; () without their file."""
     names: dict[int, str] = {}
-    lines = _read_text(draft, tree, root, OBJECTS, "the classes have no names")
+    lines = _read_text(draft, tree, OBJECTS, "the classes have no names")
     for line in lines:
         number, *cells = map(str.strip, line.text.split("\t"))
         if number == "Idx":
@@ -164,10 +113,15 @@ def _class_names(draft: Draft, tree: Tree, root: str) -> tuple[str, ...]:
     return tuple(names[i] for i in sorted(names))
 
 
-def _scenes(draft: Draft, tree: Tree, root: str, images: dict[str, int], stems: list[str]) -> dict[str, Column]:
+def _scenes(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> dict[str, Column]:
     """Returns the column of the images' scenes; {} without their file."""
+    images, stems = {key[-1] for key in found.images}, [key[-1] for key in kept]
+    if listed := [stem for stem in CALLED_CORRUPTED if stem in images]:
+        draft.notes.append(
+            f"Kept, though the converter of MosaicML Streaming calls them corrupted: {', '.join(listed)}."
+        )
     scene_of: dict[str, str] = {}
-    for line in _read_text(draft, tree, root, SCENES, "no labels"):
+    for line in _read_text(draft, tree, SCENES, "no labels"):
         stem, _, scene = line.text.partition(" ")
         stem, scene = stem.removesuffix(".jpg"), key_of(scene.strip())
         if not scene:
@@ -187,3 +141,19 @@ def _scenes(draft: Draft, tree: Tree, root: str, images: dict[str, int], stems: 
     if (labels < 0).any():
         draft.notes.append(f"Images without a scene in {SCENES} ({(labels < 0).sum()}): their labels are -1.")
     return {"labels": Column(labels, {"names": names})}
+
+
+def _path(folder: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:{folder})/(?P<split>[^/]+)/(?P<key>[^/]+)\.[^/.]+", re.DOTALL)
+
+
+_ADE20K = Paired(
+    image=_path("(?P<root>(?:.*/)?)images|(?:.*/)?release_test"),
+    kinds=tuple(MaskKind(folder, _path(f"(?:.*/)?{folder}")) for folder in ("annotations", "annotations_detectron2")),
+    absent="there are no images in images/training, images/validation or release_test/testing. Give the folder "
+    "ADEChallengeData2016, with its images, or its archive.",
+    where="annotations",
+    only_splits=True,
+    meaning=_meaning,
+    columns=_scenes,
+)

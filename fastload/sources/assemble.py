@@ -27,6 +27,7 @@ class Draft:
     tree: Tree | None  # None for an object
     on_error: OnError = "fail"  # whether samples that do not fit, such as an image without its mask, are left out
     where: str = ""  # what was given, for messages; that of the tree if there is one
+    further: str = ""  # a way out, where samples are contradicted, as the end of a sentence
     title: str = ""  # the first note; "": it says by which names the layout was recognised
     notes: list[str] = field(default_factory=list)  # further sentences for the user
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (key, reason) of each sample left out
@@ -78,7 +79,7 @@ class Draft:
         if self.skipped and self.on_error == "fail":
             raise SourceError(
                 f"{self.where}: samples that the dataset contradicts ({len(self.skipped)}): {_reasons(self.skipped)}. "
-                "Fix the lists or the files, or leave those samples out with `--on-error skip`."
+                f"Fix the lists or the files, or leave those samples out with `--on-error skip`{self.further}."
             )
 
 
@@ -212,12 +213,6 @@ class Pairs(Generic[K]):
             if key not in self.images and stem not in draft.unreadable:
                 draft.leave_out(key_of(self.tree.names[position]), "is a mask without its image")
         return kept
-
-    def note_others(self, draft: Draft) -> None:
-        """Notes the images of the tree that belong to no pair."""
-        used = {*self.images.values(), *self.masks.values()}
-        others = [key_of(self.tree.names[i]) for i in self.tree.images().tolist() if i not in used]
-        draft.note("Ignored images outside the pairs of folders", others)
 
     def samples(
         self,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 
-from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path, stem_of
-from fastload.sources.listing import SPLITS, SourceOptions
+from fastload.sources.assemble import Draft, Samples, split_path, stem_of
+from fastload.sources.listing import SourceOptions
+from fastload.sources.paired import Found, Key, MaskKind, Paired, list_paired
 from fastload.sources.tree import Tree, is_image, key_of
 
 CLASSES = tuple("Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist Void".split())
@@ -37,49 +37,41 @@ def list_camvid(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         SourceError: there are no pairs of folders; a frame without mask, a mask without frame, a line of a list
             without its files, a frame without a line (unless skipped).
     """
-    draft.leave_out_broken(tree)
-    folders = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
-    folder_of: dict[str, str] = {}  # split -> its folder of frames, which has a sibling of masks
-    for folder in sorted(folder for folder in folders if folder and f"{folder[:-1]}annot/" in folders):
-        name = split_path(folder[:-1])[1]
-        split = SPLITS.get(name.lower(), key_of(name))
-        if split in folder_of:
-            raise SourceError(
-                f"{tree.given}: {key_of(folder_of[split])} and {key_of(folder)} are both the split {split!r}. Give one."
-            )
-        folder_of[split] = folder
-    if not folder_of:
-        raise SourceError(
-            f"{tree.given}: there is no folder of frames with a sibling of masks (train/ and trainannot/). "
-            "Give the folder or archive that holds both."
-        )
-    images, masks = (
-        {
-            (split, stem): at
-            for split, of in folder_of.items()
-            for stem, at in children(tree, f"{of[:-1]}{end}/").items()
-        }
-        for end in ("", "annot")
-    )
-    pairs = Pairs(tree, images, masks, {key: key[0] for key in images})
-    kept = pairs.complete(draft, every_split=True)
-    for split, folder in folder_of.items():
-        listed = _read_list(tree, folder, draft)
+    return list_paired(draft, tree, options, _CAMVID)
+
+
+def _listed(draft: Draft, tree: Tree, found: Found, kept: list[Key]) -> list[Key]:
+    """Returns the frames that the lists of their splits name, if there are lists."""
+    for folder in sorted({folder for folder, _ in found.images}):
+        listed = _read_list(tree, f"{folder}/", draft)
         if listed is None:
             continue
-        name = f"{key_of(folder[:-1])}.txt"
-        unlisted = {key for key in kept if key[0] == split and key[1] not in listed}
+        name = f"{key_of(folder)}.txt"
+        unlisted = {key for key in kept if key[0] == folder and key[1] not in listed}
         for key in sorted(unlisted):
-            draft.leave_out(key_of(tree.names[images[key]]), f"is not listed in {name}")
+            draft.leave_out(key_of(tree.names[found.images[key]]), f"is not listed in {name}")
         kept = [key for key in kept if key not in unlisted]
         for stem, frame in listed.items():
-            if (split, stem) not in images and stem not in draft.unreadable:
+            if (folder, stem) not in found.images and stem not in draft.unreadable:
                 draft.leave_out(frame, f"is listed in {name}, but has no file")
-    pairs.note_others(draft)
-    masked = options.masks != "none"
-    if masked:
-        draft.notes.append(f"Masks: {len(CLASSES) - 1} classes, 11 = void and ignored.")
-    return pairs.samples(kept, masked=masked, names=CLASSES, ignore_index=VOID)
+    return kept
+
+
+_FILE = r"/(?P<key>[^/]+)\.[^/.]+"
+_CAMVID = Paired(
+    image=re.compile(rf"(?P<place>(?:.*/)?(?P<split>[^/]+)){_FILE}", re.DOTALL),
+    kinds=(
+        MaskKind(
+            "annot", re.compile(rf"(?P<place>(?:.*/)?(?P<split>[^/]+))annot{_FILE}", re.DOTALL), names=CLASSES,
+            ignore_index=VOID, note=f"Masks: {len(CLASSES) - 1} classes, {VOID} = void and ignored.",
+        ),
+    ),
+    absent="there is no folder of frames with a sibling of masks (train/ and trainannot/). Give the folder or archive "
+    "that holds both.",
+    every_split=True,
+    notes_others=True,
+    check=_listed,
+)  # fmt: skip
 
 
 def _read_list(tree: Tree, folder: str, draft: Draft) -> dict[str, str] | None:

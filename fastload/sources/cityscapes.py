@@ -12,12 +12,11 @@ classes, and are not read.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Pairs, Samples
-from fastload.sources.listing import SPLITS, SourceOptions
-from fastload.sources.mask_classes import Classes, MappedMasks
+from fastload.sources.assemble import Draft, Samples
+from fastload.sources.listing import SourceOptions
+from fastload.sources.mask_classes import Classes
+from fastload.sources.paired import MaskKind, Paired, list_paired
 from fastload.sources.tree import Tree, key_of
 
 LABEL_IDS = {
@@ -29,11 +28,8 @@ LABEL_IDS = {
 
 VOID = 255
 
-_IMAGE = re.compile(r"(?:^|.*/)leftImg8bit/(?P<split>[^/]+)/[^/]+/(?P<stem>\w+_\d{6}_\d{6})_leftImg8bit\.\w+")
-_MASK = re.compile(
-    r"(?:^|.*/)gt(?P<kind>Fine|Coarse)/(?P<split>[^/]+)/[^/]+/"
-    r"(?P<stem>\w+_\d{6}_\d{6})_gt(?:Fine|Coarse)_label(?P<of>Ids|TrainIds)\.png"
-)
+_STEM = r"(?P<split>[^/]+)/[^/]+/(?P<key>\w+_\d{6}_\d{6})"
+_IMAGE = re.compile(rf"(?:^|.*/)leftImg8bit/{_STEM}_leftImg8bit\.\w+")
 
 
 def cityscapes_evidence(tree: Tree) -> list[str]:
@@ -51,53 +47,30 @@ def list_cityscapes(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
         SourceError: there are no frames; in a split with masks, a frame without one; a mask without its frame (the
             latter two unless skipped); there are no masks, and they are asked for.
     """
-    draft.leave_out_broken(tree)
-    images, splits = dict[str, int](), dict[str, str]()
-    for i in tree.images().tolist():
-        if match := _IMAGE.fullmatch(tree.names[i]):
-            if (other := images.setdefault(match["stem"], i)) != i:
-                raise SourceError(
-                    f"{tree.given}: {key_of(tree.names[other])} and {key_of(tree.names[i])} have the same name. Keep "
-                    f"one of them: a frame is known by its name."
-                )
-            splits[match["stem"]] = SPLITS.get(match["split"], key_of(match["split"]))
-    if not images:
-        raise SourceError(
-            f"{tree.given}: there are no frames such as leftImg8bit/train/aachen/..._leftImg8bit.png. Give the folder "
-            f"that holds leftImg8bit and gtFine."
-        )
-    masks, of = ({}, "") if options.masks == "none" else _find_masks(draft, tree, images, splits)
-    if options.masks == "semantic" and not masks:
-        raise SourceError(f"{tree.given}: there are no masks in gtFine or gtCoarse. Unpack them next to leftImg8bit/.")
-    pairs = Pairs(tree, images, masks, splits)
-    for split in pairs.splits_without_masks() if masks else ():
-        draft.notes.append(f"The split {split!r} has no masks: it is packed without.")
-    stems = pairs.complete(draft)
-    samples = pairs.samples(stems, masked=bool(masks), names=tuple(LABEL_IDS.values()), ignore_index=VOID)
-    if samples.masks is None or of == "TrainIds":
-        return samples
-    others = tuple(value for value in (*range(34), VOID) if value not in LABEL_IDS)
-    classes = Classes(tuple(LABEL_IDS), tuple(LABEL_IDS.values()), others)
-    files = MappedMasks(samples.masks.files, None, classes, None, VOID)
-    return replace(samples, masks=replace(samples.masks, files=files))
+    return list_paired(draft, tree, options, _CITYSCAPES)
 
 
-def _find_masks(draft: Draft, tree: Tree, images: dict[str, int], splits: dict[str, str]) -> tuple[dict[str, int], str]:
-    """Returns stem -> position of the masks, and which values they hold: "Ids" or "TrainIds"."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    for i, name in enumerate(tree.names):
-        if "_label" in name and (match := _MASK.fullmatch(name)) and match["split"] != "test":
-            found.setdefault((match["kind"], match["of"]), {})[match["stem"]] = i
-    wanted = {stem for stem, split in splits.items() if split != "test"}
-    # Fine ones before coarse ones; values as trained with, if each frame has them.
-    for kind in ("Fine", "Coarse"):
-        trained, plain = (found.get((kind, of), {}) for of in ("TrainIds", "Ids"))
-        covered = {splits[stem] for stem in (*trained, *plain) if stem in splits}
-        needed = {stem for stem in wanted if splits[stem] in covered}
-        for of, masks in (("TrainIds", trained), ("Ids", plain)):
-            if masks and (of == "Ids" or needed <= masks.keys()):
-                shown = "0..18 as they are" if of == "TrainIds" else "the 19 classes that count as 0..18"
-                draft.notes.append(f"Masks: gt{kind}, files label{of}, {shown}, anything else is {VOID} and ignored.")
-                return masks, of
-    draft.notes.append("There are no masks: no folder gtFine or gtCoarse.")
-    return {}, ""
+def _kind(folder: str, of: str) -> MaskKind:
+    """Returns a kind of masks: fine or coarse ones, with the values of all labels or those that are trained with."""
+    names, others = tuple(LABEL_IDS.values()), tuple(value for value in (*range(34), VOID) if value not in LABEL_IDS)
+    shown = "0..18 as they are" if of == "TrainIds" else "the 19 classes that count as 0..18"
+    return MaskKind(
+        f"{folder}, files label{of}",
+        re.compile(rf"(?:^|.*/){folder}/{_STEM}_gt(?:Fine|Coarse)_label{of}\.png"),
+        of=folder,
+        names=names,
+        ignore_index=VOID,
+        classes=None if of == "TrainIds" else Classes(tuple(LABEL_IDS), names, others),
+        note=f"Masks: {folder}, files label{of}, {shown}, anything else is {VOID} and ignored.",
+    )
+
+
+# Fine ones before coarse ones; values as trained with, if each frame has them.
+_CITYSCAPES = Paired(
+    image=_IMAGE,
+    kinds=tuple(_kind(folder, of) for folder in ("gtFine", "gtCoarse") for of in ("TrainIds", "Ids")),
+    absent="there are no frames such as leftImg8bit/train/aachen/..._leftImg8bit.png. Give the folder that holds "
+    "leftImg8bit and gtFine.",
+    where="gtFine or gtCoarse",
+    without_masks=("test",),
+)

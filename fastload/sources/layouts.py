@@ -101,7 +101,7 @@ LAYOUTS: dict[str, Layout] = {
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
         "YOLO, also Darknet's: images and text files of boxes, polygons or keypoints; data.yaml", takes=("boxes",)),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
-        "Images and masks of the same names in sibling folders", takes=_MASKS),
+        "Images and masks of the same names in sibling folders, or side by side", takes=("masks", "mask_files")),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test", takes=("labels",)),
 }  # fmt: skip
@@ -164,10 +164,10 @@ def list_source(
     if layout is not None and layout not in LAYOUTS:
         raise OptionError(f"There is no layout {layout!r}. Choose one of {', '.join(LAYOUTS)}, or leave it out.")
     tree = open_tree(path)
-    name = layout or detect_layout(tree)[0]
     options = options or SourceOptions()
+    name = layout or ("mask-folders" if options.mask_files else detect_layout(tree)[0])
     if layout is None and name == "folder" and len(tree.images()):
-        refuse_by_signs(tree, classes=classes)
+        refuse_by_signs(tree, mask_folders.doubtful_pairs(tree), classes=classes)
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
             theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)

@@ -123,6 +123,8 @@ class Masks:
     ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
     drawn: bool = False  # whether they are drawn from annotations, at the size that these declare for the image
+    # Red, green, blue and name of each class, if masks are colours and a list of these lies beside them.
+    palette: tuple[tuple[int, int, int, str], ...] = ()
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""
@@ -248,6 +250,7 @@ class SourceOptions:
     labels: tuple[str, ...] = ()  # the columns of a table that are labels; (): found by their usual names
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
+    mask_files: str = ""  # pattern of the paths of masks, where images have several kinds; "": found by their names
     root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
     # What the four numbers of a box are: two corners, a corner and a size, or the middle and a size; "auto": what the
     # format says.

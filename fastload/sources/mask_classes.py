@@ -108,6 +108,8 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
         return listing
     # What `fastload export` wrote is to become what it was.
     said = replace(options, values="keep") if listing.layout == "exported" and options == MaskOptions() else options
+    if masks.palette and said.values == "auto" and not said.palette:
+        said = replace(said, palette=masks.palette)
     classes, notes = _classes(masks, said)
     listing = replace(listing, notes=(*listing.notes, *notes))
     if classes is None and options.size == "same":
@@ -223,8 +225,16 @@ def read_palette(path: Path) -> Palette:
         OptionError: it cannot be read, a line is no class, or a colour or a name stands for two.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
+        return parse_palette(path.read_bytes(), path)
+    except OSError as exc:
+        raise OptionError(f"{path}: the palette cannot be read: {exc}") from exc
+
+
+def parse_palette(content: bytes, path: str | Path) -> Palette:
+    """Returns the classes of a palette file with this content, as `read_palette` does."""
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as exc:
         raise OptionError(f"{path}: the palette cannot be read: {exc}") from exc
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip() and line[:1] != "#"]
     columns: dict[str, int] = {}

@@ -1,40 +1,55 @@
-"""Images and masks in sibling folders, paired by the names of the files.
+"""Images and masks in sibling folders, or side by side in one folder, paired by the names of the files.
 
 images/a.jpg, masks/a.png                        one split, `all`
 images/train/a.jpg, masks/train/a.png            splits below
 train/images/a.jpg, train/masks/a.png            splits above
 train/a.jpg, train_masks/a_mask.gif              siblings named after the images' folder
+a.jpg, a_mask.png                                in one folder
+
+`pairing` finds out which files are masks, whatever their folders are called.
 """
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 
 import numpy as np
 
-from fastload.errors import SourceError
-from fastload.sources.assemble import Draft, Pairs, Samples, fill_value, split_path, stem_of, values_in_masks
-from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS
-from fastload.sources.listing import SourceOptions, first_few, split_of_parts
+from fastload.errors import ImageError, OptionError, SourceError
+from fastload.sources.assemble import Draft, Samples, fill_value, stem_of, values_in_masks
+from fastload.sources.listing import SourceOptions, first_few
+from fastload.sources.mask_classes import Palette, parse_palette
+from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_paired
+from fastload.sources.pairing import Pairing, files_of, find_pairs, split_of_folder
+from fastload.sources.signs import Sign
 from fastload.sources.tree import Tree, key_of
 
-_ENDS = tuple("annot _annot _mask _masks _label _labels _gt".split())
 _TABLES = (".csv", ".tsv", ".jsonl")
-_BEHIND_FOLDER = re.compile(rf"(.+?)(?:{'|'.join(_ENDS)})")
-_BEHIND_STEM = re.compile(r"_(?:mask|masks|label|labels|gt|seg|segmentation|annot)$", re.IGNORECASE)
 
 
 def mask_folders_evidence(tree: Tree) -> list[str]:
-    """Returns the first image of a tree that has a mask of the same name in a sibling folder, and that mask."""
-    pairs, _ = _find_pairs(tree)
-    for pair, image in pairs.images.items():
-        if pair in pairs.masks:
-            mask = tree.names[pairs.masks[pair]]
-            # If a table at the top names the mask, the dataset is listed by the table.
-            tables = [i for i, name in enumerate(tree.names) if name.lower().endswith(_TABLES) and "/" not in name]
-            in_a_table = any(mask.encode("utf-8", "surrogateescape") in tree.files.read(i) for i in tables)
-            return [] if in_a_table else [key_of(tree.names[image]), key_of(mask)]
-    return []
+    """Returns an image of a tree and its mask, if it is certain which images are masks of which."""
+    found = find_pairs(tree)
+    if not found.pairs or found.doubts or found.unclear or _in_a_table(tree, found):
+        return []
+    return [key_of(tree.names[i]) for i in found.pairs[0].files[0]]
+
+
+def doubtful_pairs(tree: Tree) -> list[Sign]:
+    """Returns why it is likely, but not certain, that a tree holds images and masks; [] for neither.
+
+    Nothing is said if masks are certain, or if a table names them. A sign against the layout `folder`, which would pack
+    masks as photographs.
+    """
+    found = find_pairs(tree)
+    return [] if found.pairs and _in_a_table(tree, found) else [*found.unclear, *found.doubts]
+
+
+def _in_a_table(tree: Tree, found: Pairing) -> bool:
+    """Whether a table at the top names a mask: then the dataset is listed by the table."""
+    tables = [i for i, name in tree.not_images if "/" not in name and name.lower().endswith(_TABLES)]
+    mask = tree.names[found.pairs[0].files[0][1]].encode("utf-8", "surrogateescape") if tables else b""
+    return any(mask in tree.files.read(i) for i in tables)
 
 
 def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -44,71 +59,75 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     split has no masks: a value that no mask holds, mostly 255, fills its rows.
 
     Raises:
-        SourceError: no image has a mask; in a split with masks, an image without its mask; a mask without its image
-            (the latter two unless skipped).
+        SourceError: no image has a mask, or several; in a split with masks, an image without its mask; a mask without
+            its image (the latter two unless skipped).
     """
-    evidence = mask_folders_evidence(tree)
     draft.leave_out_broken(tree)
-    if not evidence:
-        raise SourceError(
-            f"{tree.given}: no image has a mask of the same name in a sibling folder, as images/a.jpg and masks/a.png. "
-            f"Folders of masks are called {', '.join(sorted(ANNOTATION_FOLDERS))}, or as the folder of images with "
-            "_mask or annot appended."
-        )
-    pairs, twice = _find_pairs(tree)
-    if twice:
-        raise SourceError(
-            f"{tree.given}: files that differ only in their suffix, so that pairs are ambiguous ({len(twice)}): "
-            f"{first_few(twice)}. Move one of each away."
-        )
-    kept = pairs.complete(draft)
-    pairs.note_others(draft)
-    masked, fill = options.masks != "none", None
-    if masked:
-        at = np.array([pairs.masks.get(key, -1) for key in kept], np.int64)
-        if without := sorted(pairs.splits_without_masks()):
-            draft.notes.append(f"Splits without masks: {', '.join(without)}.")
-        fill = fill_value(draft, tree.files.take(np.maximum(at, 0)), at >= 0)
-        if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
-            draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}.")
-    return pairs.samples(kept, masked=masked, ignore_index=fill)
+    found = find_pairs(tree, options.mask_files)
+    if options.masks != "none" and found.unclear:
+        raise SourceError(f"{tree.given}: {found.unclear[0]}")
+    draft.note("NOT READ: other masks, or pictures of them; `--mask-files` chooses", found.passed)
+    fits = f"no mask fits `--mask-files {options.mask_files}`" if options.mask_files else "no image has a mask"
+    doubts = "".join(f" {doubt}" for doubt in found.doubts)
+    absent = (
+        f"{fits} of the same name in a sibling folder, as images/a.jpg and masks/a.png, or beside it, as a.jpg and "
+        f"a_mask.png. The names of masks may have one beginning or end in common.{doubts}"
+    )
+    palette = _palette(draft, tree) if found.colours and options.masks != "none" else ()
+    files = _found(tree, found)
+    folders = dict.fromkeys(folder for folder, _ in files.images)
+    if len(inside := {_without_split(folder): folder for folder in folders}) > 1:
+        draft.note("Folders of images are not packed as labels", [f"{key_of(folder)}/" for folder in inside.values()])
+    spec = Paired((MaskKind(_MASKS, palette=palette),), absent, notes_others=True, meaning=_meaning)
+    return list_paired(draft, tree, options, spec, files)
 
 
-def _find_pairs(tree: Tree) -> tuple[Pairs[tuple[str, ...]], list[str]]:
-    """Returns the pairs by the parts of their path without suffix and without images/ or masks/, and what is ambiguous.
-
-    The latter are files that have the path of another.
-    """
-    images: dict[tuple[str, ...], int] = {}
-    masks: dict[tuple[str, ...], int] = {}
-    twice: list[str] = []
-    parts = {f"{folder}/": folder.split("/") for folder in tree.folders}
-    parts_seen = {part for each in parts.values() for part in each}
-    role_of = {folder: _role(each, parts_seen) for folder, each in parts.items()}
-    if len({role[0] for role in role_of.values() if role}) < 2:
-        return Pairs(tree, images, masks, {}), twice
-    for i in tree.images().tolist():
-        role = role_of.get(split_path(tree.names[i])[0])  # None for files at the top
-        if role is None:
-            continue
-        (kind, above), stem = role, stem_of(tree.names[i])
-        found, pair = (images, (*above, stem)) if kind == "image" else (masks, (*above, _BEHIND_STEM.sub("", stem)))
-        if found.setdefault(pair, i) != i:
-            twice.append(f"{key_of(tree.names[found[pair]])} and {key_of(tree.names[i])}")
-    return Pairs(tree, images, masks, {pair: split_of_parts(pair[:-1]) or "all" for pair in images}), twice
+def _without_split(folder: str) -> str:
+    return "/".join(part for part in folder.split("/") if not split_of_folder(part))
 
 
-def _role(parts: list[str], parts_seen: set[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Returns what a folder holds, "image" or "mask", and its path without the part that says so; None if neither."""
-    for at, part in enumerate(parts):
-        without = (*parts[:at], *parts[at + 1 :])
-        behind = _BEHIND_FOLDER.fullmatch(part)
-        if part.lower() in ANNOTATION_FOLDERS:
-            return "mask", without
-        if behind and behind[1] in parts_seen:
-            return "mask", without if behind[1].lower() in IMAGE_FOLDERS else (*parts[:at], behind[1], *parts[at + 1 :])
-        if part.lower() in IMAGE_FOLDERS:
-            return "image", without
-    if any(f"{part}{end}" in parts_seen for part in parts for end in _ENDS):
-        return "image", tuple(parts)
-    return None
+_MASKS = "masks"
+_LARGEST_PALETTE = 2**16  # bytes
+
+
+def _meaning(draft: Draft, tree: Tree, kind: MaskKind, positions: list[int]) -> tuple[tuple[str, ...], int | None]:
+    """Returns no names of classes, and the value for absent masks; notes values that masks hold."""
+    at = np.array(positions, np.int64)
+    fill = fill_value(draft, tree.files.take(np.maximum(at, 0)), at >= 0)
+    if seen := [str(value) for value in values_in_masks(tree.files, at[at >= 0].tolist())]:
+        draft.notes.append(f"Values in a sample of the masks: {first_few(seen, 24)}.")
+    return (), fill
+
+
+def _palette(draft: Draft, tree: Tree) -> Palette:
+    """Returns the classes of a list of colours at the top, or one folder below, and notes it; () for none."""
+    for i, name in tree.not_images:
+        if name.count("/") < 2 and name.lower().endswith((".csv", ".txt")) and tree.sizes[i] < _LARGEST_PALETTE:
+            with suppress(OptionError, ImageError):
+                palette = parse_palette(tree.files.read(i), tree.where(i))
+                draft.notes.append(
+                    f"Masks are colours, of the {len(palette)} classes in {key_of(name)}; `--palette FILE` gives "
+                    "others, and with it `--ignore-index NAME` says which means no class."
+                )
+                return palette
+    draft.notes.append(
+        "Masks are colours: `--palette FILE` must say which is which class, in lines such as `128,0,0,building`."
+    )
+    return ()
+
+
+def _found(tree: Tree, pairing: Pairing) -> Found:
+    """Returns the images and masks of a pairing, by the images' folder and what their stems share."""
+    found = Found({}, {}, {_MASKS: {}})
+    for match in pairing.pairs:
+        for place, i in files_of(tree, match.image):
+            add_file(tree, found.images, (match.image.places[place], match.image_core(tree.names[i])), i)
+        for place, i in files_of(tree, match.mask):
+            folder = match.image.places.get(place, match.mask.places[place])
+            add_file(tree, found.masks[_MASKS], (folder, match.mask_core(tree.names[i])), i)
+    for group in pairing.without:
+        for place, i in files_of(tree, group):
+            add_file(tree, found.images, (group.places[place], stem_of(tree.names[i])), i)
+    split_of = {folder: split_of_folder(folder) or "all" for folder in {folder for folder, _ in found.images}}
+    found.splits.update({key: split_of[key[0]] for key in found.images})
+    return found

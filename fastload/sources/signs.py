@@ -59,6 +59,9 @@ class Sign:
     ways: tuple[str, ...] = ()  # commands, or what to do, that would be right
     folders: frozenset[str] = frozenset()  # those whose files it is about, which need no sign of their own
 
+    def __str__(self) -> str:
+        return f"{self.seen}. What would be right: {'; or '.join(self.ways)}."
+
 
 def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collection[str] = ()) -> None:
     """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.

@@ -118,6 +118,12 @@ def _years(tree: Tree) -> dict[str, list[str]]:
     above = dict.fromkeys(at for at, base in map(split_path, tree.folders) if base in _PARTS)
     # ImageNet has folders Annotations and ImageSets too, but none of the others.
     own = ("ImageSets/Main", *_PARTS[2:])
+    # Masks in Annotations are those of DAVIS and the like, SegmentationClassPNG is labelme's: not VOC's.
+    masks = {f"{at}{part}" for at in above for part in ("Annotations", "SegmentationClassPNG")} & there
+    if masks:
+        holding = {split_path(tree.names[i])[0] for i in tree.images().tolist()}
+        masks = {part for part in masks if any(folder.startswith(f"{part}/") for folder in holding)}
+        above = dict.fromkeys(at for at in above if not any(split_path(part)[0] == at for part in masks))
     found = {at: [f"{at}{part}/" for part in _PARTS if at + part in there] for at in above}
     return {at: parts for at, parts in found.items() if len(parts) > 1 and any(at + part in there for part in own)}
 

@@ -57,7 +57,7 @@ def test_masks_keep_0_as_other_and_scenes_are_labels_if_there_are_any(ade: Path)
     listing = listed(ade)
     assert listing.split_names == ("train", "val", "test")
     assert listing.masks is not None and listing.masks.present.tolist() == [True, True, True, False]
-    assert values(listing) == [0, 1, 0, -1] and "The split 'test' has no masks" in notes_of(listing)
+    assert values(listing) == [0, 1, 0, -1] and "Splits without masks: test" in notes_of(listing)
     (ade / "sceneCategories.txt").unlink()
     listing = listed(ade)
     assert values(listing) == [-1, -1, 0, -1] and "without a scene in sceneCategories.txt (3)" in notes_of(listing)
@@ -98,6 +98,9 @@ def test_without_the_text_files_and_without_masks(ade: Path) -> None:
     (ade / "annotations").rename(ade.parent / "away")
     assert listed(ade).masks is None
     refused("there is no mask in annotations", ade, masks="semantic")
+    picture(ade / "old/images/training/ADE_train_00000009.jpg")
+    refused("images lie in several places, ., old/. Give the one to pack", ade)
+    (ade / "old").rename(ade.parent / "old")
     (ade / "images").rename(ade / "pictures")
     refused("there are no images in images/training", ade)
 
