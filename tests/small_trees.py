@@ -44,6 +44,15 @@ def picture(path: Path, *values: int, palette: bool = False) -> Path:
     return path
 
 
+def photo(path: Path, seed: int = 0, size: tuple[int, int] = (24, 32)) -> Path:
+    """An image of many colours, as a photograph has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    shades = np.linspace(0, 190, size[1])[None, :, None] + rng.integers(0, 65, (*size, 3))
+    Image.fromarray(shades.astype(np.uint8)).save(path)
+    return path
+
+
 def archived(folder: Path, path: Path, inside: str = "") -> Path:
     """A .zip or .tar, by the suffix of its path, with the files of a folder below `inside`."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())

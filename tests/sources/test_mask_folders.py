@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import make, notes_of, picture, refused, write
+from small_trees import make, notes_of, photo, picture, refused, write
 
 from fastload import pack_images
 from fastload.errors import FastloadError
@@ -12,15 +12,6 @@ from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import SourceOptions
 from fastload.sources.mask_folders import doubtful_pairs
 from fastload.sources.open_tree import open_tree
-
-
-def photo(path: Path, seed: int = 0, size: tuple[int, int] = (24, 32)) -> Path:
-    """An image of many colours, as a photograph has."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    shades = np.linspace(0, 190, size[1])[None, :, None] + rng.integers(0, 65, (*size, 3))
-    Image.fromarray(shades.astype(np.uint8)).save(path)
-    return path
 
 
 def mask(path: Path, seed: int = 0, size: tuple[int, int] = (24, 32), mode: str = "L", depth: int = 8) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_trees import make, notes_of, values, write
+from small_trees import make, notes_of, photo, values, write
 
 from fastload.errors import SourceError
 from fastload.sources.layouts import list_source
@@ -167,6 +167,8 @@ def test_ordinary_folders_raise_no_alarm(tmp_path: Path, name: str) -> None:
     for path in TEXTS:
         if (root / path).exists():
             write(root / path, TEXTS[path])
+    for seed, path in enumerate(sorted(root.rglob("*.*g"))):
+        photo(path, seed)
     listing = list_source(root)
     assert listing.layout == "folder" and "NOT READ" not in notes_of(listing)
     if "labels" in listing.columns:
