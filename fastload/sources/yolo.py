@@ -132,11 +132,13 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             objects = reader.read(pairs.labels[i]) if i in pairs.labels else []
             header = probe_image(_reading(tree, i)) if objects else None
             found[i] = objects, *((header.width, header.height) if header else (0, 0))
-        except ValueError as error:
-            wrong.append(str(error))
-            draft.leave_out(key_of(tree.names[i]), f"is labelled by {error}")
         except ImageError as error:
             draft.leave_out(key_of(tree.names[i]), str(error))
+        except SourceError:
+            raise
+        except ValueError as error:  # of a line
+            wrong.append(str(error))
+            draft.leave_out(key_of(tree.names[i]), f"is labelled by {error}")
     if wrong and not any(objects for objects, _, _ in found.values()):
         raise SourceError(
             f"{tree.given}: no file of labels can be read ({len(wrong)} are wrong), e.g. {wrong[0]}. A line of YOLO's "

@@ -190,6 +190,12 @@ def test_images_without_any_labels_are_said_or_refused(tmp_path: Path) -> None:
     assert list_source(tmp_path / "c", "folder").split_names == ("train", "val")
 
 
+def test_an_image_that_is_none_is_said_to_be_so_and_not_its_labels(yolo: Path) -> None:
+    write(yolo / "images/train/a.png", "no image")
+    skipped = refused_or_skipped(r"images/train/a.png (?!is labelled)", yolo).skipped
+    assert [key for key, _ in skipped] == ["images/train/a.png"]
+
+
 def test_darknet_and_its_lists(tmp_path: Path) -> None:
     root = boxed(tmp_path / "a", *(f"obj_train_data/{name}" for name in ("x.jpg", "x.txt", "y.jpg", "y.txt", "z.jpg")))
     write(root / "obj.data", "classes = 2\ntrain = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\n")
