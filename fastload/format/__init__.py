@@ -19,9 +19,12 @@ are in the root group and have first dimension N, the number of samples, except 
 | `digest` | uint64 (N,), XXH3-64 of the row's `images` bytes followed by its `masks` bytes | contiguous |
 | `digest_fields` | uint64 (N,), XXH3-64 of the row's bytes in all other datasets but `digest`, by name | contiguous |
 
-A label of -1 says that the sample has none. Integers are little-endian. Coordinates (`bbox`, `boxes`, `landmarks`) are
-pixels of the packed image, x before y, unless an attribute `coordinates` says otherwise; attribute `names` says what
-their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` (N, M) with -1.
+A label of -1 says that the sample has none. Integers are little-endian. Coordinates (`bbox`, `boxes`, `landmarks`,
+`keypoints`) are pixels of the packed image, x before y, unless an attribute `coordinates` says otherwise; attribute
+`names` says what their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` (N, M) with -1. `keypoints`
+float32 (N, M, K, 3) of the boxes are x, y and visibility (0: not labelled, then all three are 0; 1: hidden; 2:
+visible); attributes `names` of the K points, `skeleton` (numbers of joined points, in pairs) and `flip_pairs` (K
+numbers: the point that each becomes in a mirrored image), as far as they are known.
 
 **Pixels.** Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter,
 shape == maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever

@@ -82,7 +82,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.leave_out_broken(tree)
     notes = draft.notes
     if ignored := [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _OTHERS.search(name)]:
-        notes.append(f"Ignored, since only instances are read: {first_few(ignored)}.")
+        notes.append(f"NOT READ: {first_few(ignored)}; only objects are packed.")
     parts = _read_parts(tree, bool(drawn), draft, options.boxes)
     first = parts[0].instances
     for part in parts[1:]:
