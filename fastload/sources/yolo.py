@@ -132,11 +132,13 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             objects = reader.read(pairs.labels[i]) if i in pairs.labels else []
             header = probe_image(_reading(tree, i)) if objects else None
             found[i] = objects, *((header.width, header.height) if header else (0, 0))
-        except ValueError as error:
-            wrong.append(str(error))
-            draft.leave_out(key_of(tree.names[i]), f"is labelled by {error}")
         except ImageError as error:
             draft.leave_out(key_of(tree.names[i]), str(error))
+        except SourceError:
+            raise
+        except ValueError as error:  # of a line
+            wrong.append(str(error))
+            draft.leave_out(key_of(tree.names[i]), f"is labelled by {error}")
     if wrong and not any(objects for objects, _, _ in found.values()):
         raise SourceError(
             f"{tree.given}: no file of labels can be read ({len(wrong)} are wrong), e.g. {wrong[0]}. A line of YOLO's "
@@ -151,7 +153,7 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.note("Ignored images outside of folders `images`", others)
     _note_unlabelled(draft, tree, pairs)
     draft.notes += reader.notes()
-    kept, splits = _splits(draft, tree, about, list(found))
+    kept, splits = _splits(draft, tree, about, pairs.images, list(found))
     columns = _columns(draft, about, [found[i] for i in kept])
     return Samples.in_tree(tree, kept, splits, columns, by_name=True)
 
@@ -353,7 +355,7 @@ class _LabelReader:
             raise ValueError(f"is no class with four numbers: {shown}" + (f" ({other})" if other else ""))
         if plain != line:
             self.odd.setdefault("semicolons" if ";" in line else "commas", []).append(where)
-        if _ONE_NUMBER.fullmatch(first) and float(first) == abs(int(float(first))):
+        if _ONE_NUMBER.fullmatch(first) and 0 <= float(first) < 2**31 and float(first).is_integer():
             if not first.isdecimal():
                 self.odd.setdefault("classes as 0.0", []).append(where)
             return " ".join([str(int(float(first))), *rest])
@@ -419,8 +421,8 @@ def _note_unlabelled(draft: Draft, tree: Tree, pairs: _Pairs) -> None:
         )
 
 
-def _splits(draft: Draft, tree: Tree, about: _About, images: list[int]) -> tuple[list[int], Splits]:
-    """Returns the images to list, and their splits: by data.yaml or lists, else by the names of their folders.
+def _splits(draft: Draft, tree: Tree, about: _About, images: list[int], kept: list[int]) -> tuple[list[int], Splits]:
+    """Returns those of the images kept to list, and their splits: by data.yaml or lists, else by names of folders.
 
     An image that several entries name is of its folder's split, else of the first. One that none names is left alone,
     unless its folder is named after a split.
@@ -443,7 +445,7 @@ def _splits(draft: Draft, tree: Tree, about: _About, images: list[int]) -> tuple
     chosen: dict[int, str] = {}
     several, alone, moved = list[str](), list[str](), set[str]()
     apart = any(len(set(splits)) == 1 for splits in said.values())  # else train and val are the same images
-    for i in images:
+    for i in kept:
         folder, entries = split_of_parts(tree.names[i].split("/")[:-1]), list(dict.fromkeys(said.get(i, ())))
         if not entries and not folder and apart:
             alone.append(key_of(tree.names[i]))

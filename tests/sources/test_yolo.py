@@ -84,6 +84,8 @@ def test_as_exported_by_roboflow_and_in_an_archive(tmp_path: Path) -> None:
         ),
         ("-1 0.5 0.5 0.2 0.2", "has the class '-1', which is no number of a class"),
         ("0.5 0.5 0.5 0.2 0.2", "has the class '0.5'"),
+        ("1e400 0.5 0.5 0.2 0.2", "has the class '1e400'"),
+        ("0 1e400 0.5 0.2 0.2", "has a box outside of the image"),
         ("fox 0.5 0.5 0.2 0.2", "has the class 'fox', which is no number of a class: 'fox 0.5 .* Known are cat, dog"),
         ("0 0.5 0.5 0.2", "line 1 is no class with four numbers: '0 0.5 0.5 0.2'"),
         ("0 0.5 0.5 nan 0.2", "is no class with four numbers"),
@@ -190,6 +192,12 @@ def test_images_without_any_labels_are_said_or_refused(tmp_path: Path) -> None:
     assert list_source(tmp_path / "c", "folder").split_names == ("train", "val")
 
 
+def test_an_image_that_is_none_is_said_to_be_so_and_not_its_labels(yolo: Path) -> None:
+    write(yolo / "images/train/a.png", "no image")
+    skipped = refused_or_skipped(r"images/train/a.png (?!is labelled)", yolo).skipped
+    assert [key for key, _ in skipped] == ["images/train/a.png"]
+
+
 def test_darknet_and_its_lists(tmp_path: Path) -> None:
     root = boxed(tmp_path / "a", *(f"obj_train_data/{name}" for name in ("x.jpg", "x.txt", "y.jpg", "y.txt", "z.jpg")))
     write(root / "obj.data", "classes = 2\ntrain = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\n")
@@ -204,6 +212,10 @@ def test_darknet_and_its_lists(tmp_path: Path) -> None:
         (root / "obj.data").unlink(missing_ok=True)  # the lists alone say as much
     write(root / "valid.txt", "obj_train_data/y.jpg\nobj_train_data/gone.jpg\n")
     refused_or_skipped(r"obj_train_data/gone.jpg .valid.txt, line 2. is not there", root)
+    write(root / "valid.txt", "obj_train_data/y.jpg\n")
+    write(root / "obj_train_data/y.txt", "0 0.5\n")
+    skipped = refused_or_skipped("line 1 is no class with four numbers", root).skipped
+    assert [key for key, _ in skipped] == ["obj_train_data/y.jpg"]  # not also as one that is not there
     write(root / "other.names", "cat\n")
     refused("obj.names, other.names name different classes", root)
 
