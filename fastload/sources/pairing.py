@@ -59,6 +59,7 @@ _PROBED = 3  # files of a group that are read
 _FEW = 64  # values in a mask, at most
 _FLAT = 0.7  # part of the neighbouring pixels of a mask that are equal, at least
 _LARGE = 2**16  # pixels
+_TOO_LARGE = 2**28  # bytes of a file that is not read to see what it shows
 _ROWS = 64  # rows of an image that are looked at
 _BLURRED = 0.95  # part of the pixels of a mask in JPEG that have one of four values
 _STRAY, _STRAYS = 0.01, 3  # part, and number, of the images at the top that may belong to no pair
@@ -568,6 +569,8 @@ def _spread(every: Sequence[T], count: int) -> list[T]:
 
 def _look(tree: Tree, i: int) -> tuple[Shows, tuple[int, int]]:
     """Returns what file i shows, and its height and width; "" and (0, 0) if it cannot be read."""
+    if tree.sizes[i] > _TOO_LARGE:
+        return "", (0, 0)
     try:
         lossy = tree.names[i].lower().endswith(_LOSSY)
         data = tree.files.read(i)
