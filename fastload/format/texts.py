@@ -1,0 +1,53 @@
+"""Texts in a packed file, UTF-8 of a fixed length: one a row (`key`), or up to M a row with their number (`caption`).
+
+Why not of varying length: HDF5 keeps such texts as objects on a heap, which readers refuse and no row of which can be
+copied from where it lies; and as bytes with offsets every other tool would show bytes. Measured on texts like COCO's
+(5 to 7 of 52 bytes, the longest of 250) they take 6.5 times their own bytes, which is 1 % of a file of 224 px images,
+and 256 rows are read in 0.67 ms, against 0.94 ms through offsets. Where a few long texts would make a column many
+times as large as what it says (one of 10 kB among 50,000: 160 times), `sources.captions` refuses to pack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CAPTION = "caption"
+
+
+def count_name(name: str) -> str:
+    """Returns the dataset with the number of texts in each row of a field that holds several."""
+    return f"num_{name}s"
+
+
+def is_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether a dataset of this type and shape of a row holds one text a row, or a list of them."""
+    return dtype.kind == "S" and len(shape) <= 1 and dtype.itemsize > 0
+
+
+def text_lists(values: NDArray[Any], counts: NDArray[Any] | None = None) -> list[Any]:
+    """Returns the texts of B rows: a str each for values (B,), a list of str for (B, M).
+
+    `counts`, (B,), says how many each row has; without it every row has M. Bytes that are no UTF-8 become escapes.
+    """
+    rows: list[Any] = values.tolist()  # which drops the zero bytes behind each text
+    if values.ndim == 1:
+        return [text.decode(errors="backslashreplace") for text in rows]
+    if counts is not None:
+        rows = [row[:count] for row, count in zip(rows, counts.tolist(), strict=True)]
+    return [[text.decode(errors="backslashreplace") for text in row] for row in rows]
+
+
+def text_arrays(rows: Sequence[Sequence[bytes]]) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
+    """Returns texts of N rows as S (N, M), with empty ones behind the last of each, and their numbers, int64 (N,)."""
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    most = max(1, int(counts.max(initial=0)))
+    longest = max((len(text) for row in rows for text in row), default=0)
+    values = np.zeros((len(rows), most), f"S{max(1, longest)}")
+    for at in range(most):
+        having = np.flatnonzero(counts > at)
+        values[having, at] = [rows[row][at] for row in having.tolist()]
+    return values, counts
