@@ -440,7 +440,11 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
         raise OptionError(f"fields={fields!r}: give one or more of {', '.join(accepted)}, each once, in a list")
     for name in fields:
         if name not in accepted:
-            why = "holds neither texts nor numbers that torch has a type for" if name in file.fields else "is not in the file"
+            why = (
+                "holds neither texts nor numbers that torch has a type for"
+                if name in file.fields
+                else "is not in the file"
+            )
             why = _NOT_LOADED if name in file.left_out else why
             raise OptionError(f"{file.name}: field {name!r} {why}; choose from {', '.join(accepted)}")
     if "images" in fields:

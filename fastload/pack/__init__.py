@@ -85,6 +85,7 @@ def pack_images(
     labels: Sequence[str] = (),
     image_column: str = "",
     split_column: str = "",
+    captions: str = "all",
     root: str | Path | None = None,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
@@ -137,6 +138,8 @@ def pack_images(
         labels: columns of a table that hold labels; by default those with a usual name.
         image_column: column of a table that names or holds the images.
         split_column: column of a table that names the split.
+        captions: "all": texts of images are packed as `caption`; "none"; or the most bytes of one, such as "512":
+            longer ones are cut.
         root: folder that a table's paths are relative to.
         size: height and width of every image, one number for a square; by default each image keeps its size.
         fit: "crop": resize to cover, cut the middle out; "pad": resize to fit inside, black around; "stretch".

@@ -28,7 +28,6 @@ from fastload.timing.probe import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
 
-
 T = TypeVar("T", NDArray[Any], list[Any])
 
 

@@ -210,9 +210,13 @@ def text_fields(file: PackedFile) -> list[str]:
 
 def with_counts(file: PackedFile, names: Iterable[str]) -> list[str]:
     """Returns fields, and behind them the datasets that say how many texts a row has of those that hold several."""
-    texts = [name for name in names if name in file.fields and is_text(file.fields[name].dtype, file.fields[name].shape)]
+    texts = [
+        name for name in names if name in file.fields and is_text(file.fields[name].dtype, file.fields[name].shape)
+    ]
     counts = [count_name(name) for name in texts if file.fields[name].shape]
-    fitting = [name for name in counts if (field := file.fields.get(name)) and field.dtype.kind in "iu" and not field.shape]
+    fitting = [
+        name for name in counts if (field := file.fields.get(name)) and field.dtype.kind in "iu" and not field.shape
+    ]
     return list(dict.fromkeys([*names, *fitting]))
 
 

@@ -16,6 +16,7 @@ from fastload.errors import ImageError, OptionError, SourceError
 from fastload.sources import (
     ade20k,
     camvid,
+    captions,
     celeba,
     cifar,
     cityscapes,
@@ -67,7 +68,7 @@ class Layout:
 
 
 _MASKS = ("masks",)
-_OF_TABLES = ("masks", "labels", "image_column", "split_column")
+_OF_TABLES = ("masks", "labels", "image_column", "split_column", "captions")
 
 LAYOUTS: dict[str, Layout] = {
     "exported": Layout(exported.list_exported, exported.exported_evidence, "export",
@@ -85,7 +86,10 @@ LAYOUTS: dict[str, Layout] = {
     "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
         "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
-        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance",
+        takes=(*_MASKS, "captions")),
+    "captions": Layout(captions.list_captions, captions.captions_evidence, "dataset",
+        "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
     "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
@@ -97,7 +101,8 @@ LAYOUTS: dict[str, Layout] = {
     "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
         "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
-        "WebDataset: tar shards, a sample's files by their common name", takes=("masks", "labels", "image_column")),
+        "WebDataset: tar shards, a sample's files by their common name",
+        takes=("masks", "labels", "image_column", "captions")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",

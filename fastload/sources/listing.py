@@ -7,6 +7,7 @@ Arrays      the pixels of many samples at once, all of one shape
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -243,10 +244,16 @@ class SourceOptions:
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
     root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
+    captions: str = "all"  # "none": they are left out; a number: those of more bytes in UTF-8 are cut
 
     def __post_init__(self) -> None:
         if self.masks not in get_args(MasksWanted):
             raise OptionError(f"masks={self.masks!r} is not known; accepted: {', '.join(get_args(MasksWanted))}.")
+        if self.captions not in ("all", "none") and not re.fullmatch("[1-9][0-9]{0,8}", self.captions):
+            raise OptionError(
+                f"captions={self.captions!r} is not known; accepted: all, none, or the most bytes of a caption, such "
+                f"as 512."
+            )
 
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their default, by name."""

@@ -22,12 +22,12 @@ from fastload.format.ragged import Column
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
-from fastload.sources.coco.instances import Instances, join_instances, read_instances
+from fastload.sources.captions import captions_of
+from fastload.sources.coco.instances import INSTANCES, Instances, join_instances, read_instances
 from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
-_INSTANCES = re.compile(r"(?:^|/)(?:instances_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$")
-_OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|captions|stuff|panoptic|image_info)_[^/]+\.json)$")
+_OTHERS = re.compile(r"(?:^|/)((?:person_keypoints|stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
 
 _VOID = 255
@@ -48,7 +48,7 @@ class _InstancesFile(NamedTuple):
 
 def coco_evidence(tree: Tree) -> list[str]:
     """Returns the files instances_*.json, or _annotations.coco.json, of a tree."""
-    return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _INSTANCES.search(name)]
+    return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and INSTANCES.search(name)]
 
 
 def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -57,7 +57,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Columns: `image_id` int64 (N,), -1 if no file lists the image; `boxes` float32 (N, M, 4) as x, y, width, height from
     0, in the order of the file, also those without area; `box_labels` int64 (N, M), category ids mapped to 0, 1, ... in
     ascending order (attributes `names` and, with the original ids, `category_ids`), -1 behind the last box;
-    `box_crowd` uint8 (N, M); `num_boxes` int64 (N,).
+    `box_crowd` uint8 (N, M); `num_boxes` int64 (N,). `caption` and `num_captions`, if there are captions_*.json.
 
     Masks, if asked for, have `ignore_index` 255. Smaller annotations (by `area`) are drawn over larger ones, crowds
     below all others:
@@ -93,6 +93,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
         **slots.columns(all_files.boxes.astype(np.float32), all_files.category, about, box_crowd=all_files.crowd),
     }
+    columns |= captions_of(draft, tree, images, options)
     if empty := int((slots.counts == 0).sum()) - len(tests):
         notes.append(f"Images without an annotation were kept ({empty}).")
     if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
@@ -161,7 +162,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft) -> list[_InstancesFile]:
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []
     owner: dict[int, str] = {}
-    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := _INSTANCES.search(name))]
+    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := INSTANCES.search(name))]
     if not jsons:
         raise SourceError(
             f"{tree.given}: there is no instances_*.json. Unpack COCO's annotations into a folder annotations next to "

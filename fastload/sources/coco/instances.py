@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.system.text import text_of
 
+INSTANCES = re.compile(r"(?:^|/)(?:instances_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$")
+"""Names of the files, with the split in the name or in the folder."""
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 # The arrays of Instances that hold annotations, one behind the other; but for `image`, whose numbers count images.
@@ -55,7 +58,7 @@ def read_instances(data: bytes, where: str, with_regions: bool) -> Instances:
     try:
         text = data.decode("utf-8-sig")
         del data
-        for name, number, item in _walk(text):
+        for name, number, item in walk_json(text):
             seen.add(name)
             if number < 0 or name not in add:
                 continue
@@ -94,7 +97,7 @@ def join_instances(files: list[Instances], kept: list[NDArray[np.bool_]]) -> Ins
     )
 
 
-def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
+def walk_json(text: str) -> Iterator[tuple[str, int, Any]]:
     """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
 
     ValueError says what is not well formed.
