@@ -9,7 +9,7 @@ times as large as what it says (one of 10 kB among 50,000: 160 times), `sources.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,17 @@ def text_lists(values: NDArray[Any], counts: NDArray[Any] | None = None) -> list
     if counts is not None:
         rows = [row[:count] for row, count in zip(rows, counts.tolist(), strict=True)]
     return [[text.decode(errors="backslashreplace") for text in row] for row in rows]
+
+
+def captions_of_row(columns: Mapping[str, Any], row: int) -> list[str]:
+    """Returns the captions of a row, given the datasets of its file by name; none where these hold no captions."""
+    values = columns.get(CAPTION)
+    if values is None or len(values.shape) > 2 or not is_text(values.dtype, values.shape[1:]):
+        return []
+    said = np.asarray(values[row])
+    count = int(columns[count_name(CAPTION)][row]) if count_name(CAPTION) in columns else said.size
+    texts: list[str] = text_lists(said.reshape(-1))[:count]
+    return texts
 
 
 def text_arrays(rows: Sequence[Sequence[bytes]]) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:

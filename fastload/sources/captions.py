@@ -267,12 +267,13 @@ _FILES: tuple[tuple[re.Pattern[str], bytes, _Reader], ...] = (
     (re.compile(r"flickr[^/]*\.html?", re.IGNORECASE), rb"(?i)<li>|<table", _page),
     (re.compile(r"SBU_captioned_photo_dataset_urls\.txt"), rb"^https?://", _sbu),
 )
+_YEAR = re.compile(r"_?\d{4}$")
 _OF_SPLIT = re.compile(r"flickr_?(?:8k|30k)[._](train|dev|test)images\.txt", re.IGNORECASE)
 
 
 def _split_of(tree: Tree, at: int) -> str:
     """Returns the split that COCO's file is named after: captions_train2017.json."""
-    name = re.sub(r"_?\d{4}$", "", stem_of(tree.names[at]).partition("_")[2])
+    name = _YEAR.sub("", stem_of(tree.names[at]).partition("_")[2])
     return SPLITS.get(name.lower(), name)
 
 
@@ -340,7 +341,7 @@ def _places(index: ImageIndex, tree: Tree, at: int, names: list[str], splits: li
     known = [split if split in SPLITS.values() else "" for split in splits]
     folder = stem_of(tree.names[at]).partition("_")[2]
     found = np.full(len(names), -1, np.int64)
-    for above in (f"{folder}/", f"{re.sub(r'_?[0-9]{4}$', '', folder)}/", ""):
+    for above in (*(f"{one}/" for one in (folder, _YEAR.sub("", folder)) if one), ""):
         lost = np.flatnonzero(found < 0).tolist()
         found[lost] = index.find([above + names[k] for k in lost], [known[k] for k in lost]).positions
     return found.tolist()
