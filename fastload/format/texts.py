@@ -1,10 +1,6 @@
 """Texts in a packed file, UTF-8 of a fixed length: one a row (`key`), or up to M a row with their number (`caption`).
 
-Why not of varying length: HDF5 keeps such texts as objects on a heap, which readers refuse and no row of which can be
-copied from where it lies; and as bytes with offsets every other tool would show bytes. Measured on texts like COCO's
-(5 to 7 of 52 bytes, the longest of 250) they take 6.5 times their own bytes, which is 1 % of a file of 224 px images,
-and 256 rows are read in 0.67 ms, against 0.94 ms through offsets. Where a few long texts would make a column many
-times as large as what it says (one of 10 kB among 50,000: 160 times), `sources.captions` refuses to pack it.
+`fastload.format` says why they have a fixed length, and what that costs.
 """
 
 from __future__ import annotations
