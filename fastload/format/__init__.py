@@ -26,10 +26,10 @@ their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` (N, M) 
 
 **Texts** have a fixed length, that of the longest, as `key` has; row i has the first `num_captions[i]` of `caption[i]`,
 what is behind them is empty, and a text ends in no zero byte. Texts of varying length would be objects on HDF5's heap,
-which readers refuse, or bytes with offsets, which other tools show as bytes and older releases refuse. Measured on texts
-like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of 224 px
-images; 256 rows are read in 0.67 ms, through offsets in 0.94. Where a few long ones would take many times what all say
-(one of 10 kB among 50,000 of 60 bytes: 160 times), packing refuses them, unless they are cut.
+which readers refuse, or bytes with offsets, which other tools show as bytes and older releases refuse. Measured on
+texts like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of
+224 px images; 256 rows are read in 0.67 ms, through offsets in 0.94. Where a few long ones would take many times what
+all say (one of 10 kB among 50,000 of 60 bytes: 160 times), packing refuses them, unless they are cut.
 
 **Pixels.** Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter,
 shape == maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever
