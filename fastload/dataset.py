@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from fastload.errors import FileChangedError, FormatError, OptionError, typed
 from fastload.format.digests import DIGEST_FIELDS
@@ -22,14 +22,14 @@ from fastload.read.checked import require_packed
 from fastload.read.identity import check_path, sample_name
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead, open_read_ahead
-from fastload.read.reader import RowReader, forms_of_samples, image_axes
+from fastload.read.reader import RowReader, forms_of_samples, image_axes, text_fields, with_counts
 from fastload.read.row_check import Check
 from fastload.read.sharded import open_rows
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
 
-Sample = tuple[torch.Tensor, ...]
+Sample = tuple[Any, ...]
 Transform = Callable[[Any], Any]
 
 CheckOption = Literal["auto", "always", "first"] | None
@@ -44,9 +44,9 @@ class PackedDataset(Dataset[Any]):
     """The samples of a packed file, each a tuple of its fields.
 
     Images are torch.uint8 (C, H, W), a permuted view, each in its own size if they differ; masks (H, W); other fields
-    have the dtype of the file, labels int64; numbers are tensors without dimensions. A pickle holds the path, the
-    options and the file's identity, and each process opens the file at its first read, so any start method and any
-    number of threads work.
+    have the dtype of the file, labels int64; numbers are tensors without dimensions; texts are str (`key`) or a list of
+    str (`caption`). A pickle holds the path, the options and the file's identity, and each process opens the file at
+    its first read, so any start method and any number of threads work.
 
     Args:
         path: a file or index of `fastload pack`, or another HDF5 file with a dataset `images`; also its URL
@@ -215,18 +215,30 @@ class PackedDataset(Dataset[Any]):
             DamagedRowError: a row is no longer what was packed.
         """
         columns = (
-            [torch.from_numpy(one) for one in column] if isinstance(column, list) else torch.from_numpy(column)
+            list(map(as_tensor, column)) if isinstance(column, list) else torch.from_numpy(column)
             for column in self.columns(rows)
         )
         return list(zip(*columns, strict=True))
 
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """Returns samples as a batch, for `DataLoader(dataset, collate_fn=dataset.collate)`.
+
+        As torch's own, but lists of texts (`caption`) stay a list for each sample, as `FastLoader` gives them. Torch
+        would turn rows and columns of these, and fail where samples have different numbers of texts.
+        """
+        if not isinstance(samples[0], (tuple, dict)):
+            return collated(samples)
+        if isinstance(samples[0], dict):
+            return {key: collated([sample[key] for sample in samples]) for key in samples[0]}
+        return [collated(values) for values in zip(*samples, strict=True)]
+
     def columns(
         self, rows: NDArray[np.int64], into: Mapping[str, NDArray[Any]] | None = None
-    ) -> list[NDArray[Any] | list[NDArray[Any]]]:
+    ) -> list[NDArray[Any] | list[Any]]:
         """Returns the fields of `samples` as arrays (B, ...) with the axes of samples; images (B, C, H, W).
 
-        If samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W). Fields are gathered into the
-        arrays given by name, as `layout` describes them; others are allocated.
+        If samples differ in size, a list of their arrays: (C, H, W) each, masks (H, W); texts are lists, too. Fields
+        are gathered into the arrays given by name, as `layout` describes them; others are allocated.
         """
         arrays = dict(into or {})
         varied = [name for name in self._from_file if self.file.fields[name].varied]
@@ -237,18 +249,20 @@ class PackedDataset(Dataset[Any]):
         arrays = as_handed_over(self.file, arrays) | {"row": rows.copy(), "valid": np.ones(len(rows), np.bool_)}
         if "images" in arrays:
             arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
-        lists = {name: self._open().decoded(name, rows) for name in varied}
+        lists: dict[str, list[Any]] = {name: self._open().decoded(name, rows) for name in varied}
         if "images" in lists:
             lists["images"] = [image.transpose(2, 0, 1) for image in lists["images"]]
         if "pixel_mask" in self.fields:
             images = lists["images"] if "images" in lists else arrays["images"]
             lists["pixel_mask"] = [np.ones(image.shape[1:], np.bool_) for image in images]
+        lists |= self.texts(self._open(), rows)
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""
         rows = self.rows if isinstance(self.rows, range) else range(self.file.num_rows)
-        return open_read_ahead(self.file, self._from_file, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
+        names = with_counts(self.file, self._from_file)
+        return open_read_ahead(self.file, names, rows, chunk_rows=chunk_rows, recent_chunks=recent_chunks)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -322,7 +336,7 @@ class PackedDataset(Dataset[Any]):
         """Returns a `RowReader` of this dataset's fields, with its options; the caller closes it."""
         return open_rows(
             self.file,
-            self._from_file,
+            with_counts(self.file, self._from_file),
             read,
             cache_chunks=cache_chunks,
             windows=windows,
@@ -343,18 +357,41 @@ class PackedDataset(Dataset[Any]):
         return sample_name(self.file, row)
 
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
-        """Returns name, shape of a row and native dtype of each field that is read from the file.
+        """Returns name, shape of a row and native dtype of each field that is read from the file, but for texts.
 
         A shape has 0 where rows differ; such fields are not gathered into arrays.
         """
-        fields = self.file.fields
-        return [(name, fields[name].shape, fields[name].dtype.newbyteorder("=")) for name in self._from_file]
+        fields, texts = self.file.fields, self.text_fields
+        named = [(name, fields[name]) for name in self._from_file if name not in texts]
+        return [(name, field.shape, field.dtype.newbyteorder("=")) for name, field in named]
+
+    @property
+    def text_fields(self) -> list[str]:
+        """The fields asked for that are texts, which no array holds."""
+        texts = text_fields(self.file)
+        return [name for name in self.fields if name in texts]
+
+    def texts(self, reader: RowReader, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
+        """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
+        return {name: reader.texts(name, rows) for name in self.text_fields}
 
 
 def check_option(check: object) -> None:
     """Raises OptionError unless it is a value of the option `check`."""
     if check not in ("auto", "always", "first", None):
         raise OptionError(f'check={check!r} is not known; choose "auto", "always", "first" or None')
+
+
+def as_tensor(value: Any) -> Any:
+    """Returns an array as a tensor over its memory, and texts as they are."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def collated(values: Sequence[Any]) -> Any:
+    """Returns one field of some samples as torch collates it, but lists of texts as a list of these lists."""
+    if all(isinstance(value, list) and all(isinstance(text, str) for text in value) for value in values):
+        return list(values)
+    return default_collate(list(values))
 
 
 _LARGEST = 2**63 - 1
@@ -398,12 +435,16 @@ def _checked_fields(file: PackedFile, fields: Sequence[str] | None) -> tuple[str
                 f"{file.name}: it has neither images nor another field of numbers; say which in fields=[...]"
             )
         return tuple(sorted(own, key=lambda name: name == "labels"))
-    accepted = (*numeric, *PLAN_FIELDS)
+    accepted = (*numeric, *text_fields(file), *PLAN_FIELDS)
     if isinstance(fields, str) or not fields or len(set(fields)) != len(fields):
         raise OptionError(f"fields={fields!r}: give one or more of {', '.join(accepted)}, each once, in a list")
     for name in fields:
         if name not in accepted:
-            why = "holds no numbers that torch has a type for" if name in file.fields else "is not in the file"
+            why = (
+                "holds neither texts nor numbers that torch has a type for"
+                if name in file.fields
+                else "is not in the file"
+            )
             why = _NOT_LOADED if name in file.left_out else why
             raise OptionError(f"{file.name}: field {name!r} {why}; choose from {', '.join(accepted)}")
     if "images" in fields:

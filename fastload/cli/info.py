@@ -36,6 +36,7 @@ _NO_STORES = (
 )
 MAX_CLASSES = 12
 MAX_FIELDS = 40
+MAX_TEXT = 80
 MAX_FINDINGS = 20
 
 
@@ -108,6 +109,9 @@ def _print(found: FileInfo) -> None:
         pairs.append((label, f"{len(found.classes):,}: {shown}{more}"))
     if found.mask_shares:
         pairs.append(("masks", _mask_classes(found)))
+    if found.captions:
+        more = f" and {len(found.captions) - 1:,} more" if len(found.captions) > 1 else ""
+        pairs.append(("captions", f"of the first image {one_line(found.captions[0])[:MAX_TEXT]!r}{more}"))
     if found.num_shards is not None:
         pairs.append(
             (

@@ -83,6 +83,9 @@ def pack(
     ] = "",
     image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",
     split_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the split.")] = "",
+    captions: Annotated[
+        str, typer.Option(metavar="all|none|BYTES", help="Texts of images: all, none, or cut to so many bytes.")
+    ] = "all",
     root: Annotated[
         Any, typer.Option(parser=parse_path, metavar="PATH", help="Folder that a table's paths are relative to.")
     ] = None,

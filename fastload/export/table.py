@@ -7,6 +7,7 @@ two tags, "nan" no label), numbers are written, and the names in an extra column
 for each attribute, a few numbers a column each. Text that a spreadsheet would run as a formula gets an apostrophe
 before it, and the table a last column that says so (`ESCAPED`). Longer arrays (token ids) do not fit a table and are
 left out; `fields.npz` has every column, and `fastload.json` what neither says. `sources/exported.py` reads both.
+Captions are one column: a text, or a list of texts as JSON where an image has none or several.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.export.plan import RENUMBERED, ExportPlan
 from fastload.format.ragged import Column, Moves
+from fastload.format.texts import CAPTION, count_name, text_lists
 from fastload.format.writer import writer_name
 from fastload.sources.assemble import Splits
 from fastload.sources.box_forms import BOXES, POINTS, form_by_names
@@ -49,6 +52,9 @@ def table_text(listing: Listing, plan: ExportPlan) -> tuple[bytes, list[str]]:
     """Returns the table as CSV in UTF-8, and notes on what it leaves out."""
     columns: dict[str, _Cells] = {"file_name": list(plan.images)}
     notes: list[str] = []
+    listing, captions = _without_captions(listing)
+    if captions:
+        columns[CAPTION] = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in captions]
     if listing.split_names != ("all",):
         columns["split"] = [listing.split_names[number] for number in listing.split.tolist()]
     if plan.masks:
@@ -101,7 +107,8 @@ def metadata_texts(listing: Listing, plan: ExportPlan) -> tuple[dict[str, bytes]
     columns; boxes are `objects`, arrays lists.
     """
     notes: list[str] = []
-    columns: dict[str, list[Any]] = {}
+    listing, captions = _without_captions(listing)
+    columns: dict[str, list[Any]] = {CAPTION: captions} if captions else {}
     boxed = all(name in listing.columns for name in _BOXES)
     for name, column in listing.columns.items():
         if boxed and name in _BOXES:
@@ -134,6 +141,20 @@ def metadata_texts(listing: Listing, plan: ExportPlan) -> tuple[dict[str, bytes]
     return texts, [note.replace(" without fastload.json", "") for note in notes]
 
 
+def _without_captions(listing: Listing) -> tuple[Listing, list[Any]]:
+    """Returns a listing without its captions, and these: a text for each sample if all have one, else lists of texts.
+
+    [] where there are none. A text that a table would read otherwise, such as an empty one, makes lists of them all.
+    """
+    columns = dict(listing.columns)
+    values, counts = columns.pop(CAPTION, None), columns.pop(count_name(CAPTION), None)
+    if values is None or counts is None or values.values.dtype.kind != "S" or values.values.ndim != 2:
+        return listing, []
+    rows = text_lists(values.values, counts.values)
+    plain = all(len(row) == 1 and row[0] == row[0].strip() and row[0][:1] not in ("", "[") for row in rows)
+    return replace(listing, columns=columns), [row[0] for row in rows] if plain else rows
+
+
 def _json_cells(name: str, column: Column, notes: list[str]) -> Iterator[tuple[str, list[Any]]]:
     """Yields what `_cells_of` does as JSON values: numbers, null for none, or text."""
     for title, cells in _cells_of(name, column, notes):
@@ -156,8 +177,10 @@ def _is_number(cell: str) -> bool:
 def sample_fields(listing: Listing, notes: list[str]) -> Callable[[int], list[tuple[str, bytes]]]:
     """Returns a function row -> (suffix, content) of a sample's fields in a shard, without image and mask.
 
-    `cls` is its class, `json` its key and all single values, `NAME.npy` an array. Adds to notes.
+    `cls` is its class, `json` its key, its captions and all single values, `txt` its first caption, `NAME.npy` an
+    array. Adds to notes.
     """
+    listing, captions = _without_captions(listing)
     labels = listing.columns.get("labels")
     has_class = labels is not None and labels.values.ndim == 1 and labels.values.dtype.kind in "iu"
     arrays, single = dict[str, NDArray[Any]](), dict[str, list[Any]]()
@@ -188,7 +211,10 @@ def sample_fields(listing: Listing, notes: list[str]) -> Callable[[int], list[tu
 
     def of_row(row: int) -> list[tuple[str, bytes]]:
         found = [("cls", str(int(labels.values[row])).encode())] if labels is not None and has_class else []
-        said = {"key": listing.keys[row], **{name: values[row] for name, values in single.items()}}
+        said: dict[str, Any] = {"key": listing.keys[row], **{name: values[row] for name, values in single.items()}}
+        if captions:
+            said[CAPTION] = texts = captions[row]
+            found += [("txt", text.encode()) for text in ([texts] if isinstance(texts, str) else texts[:1])]
         found.append(("json", json.dumps(said).encode()))
         for suffix, values in arrays.items():
             out = io.BytesIO()

@@ -2,7 +2,7 @@
 
 Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
 `PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
-then `ragged` (rows of varying length), `codecs` (compression), `digests`. Imports only `errors` and `system`;
+then `ragged` (rows of varying length), `texts`, `codecs` (compression), `digests`. Imports only `errors` and `system`;
 no torch.
 
 A packed file is a standard HDF5 file (superblock of HDF5 1.10, no user block) that any HDF5 tool opens. All datasets
@@ -14,6 +14,7 @@ are in the root group and have first dimension N, the number of samples, except 
 | `masks` | uint8 (N, H, W); attributes `ignore_index`, `names`, `source_values` | chunks (K, H, W), too; optional |
 | `labels` | int64 (N,), or uint8 (N, A) for attribute vectors of 0 and 1; attribute `names` | contiguous; optional |
 | any other | fixed-shape numeric (N, ...): `identity`, `boxes`, `landmarks`, `tokens`, ... | contiguous; optional |
+| `caption` | fixed-length UTF-8 (N, M), up to M texts a row; `num_captions` int64 (N,) | contiguous; optional |
 | `split` | uint8 (N,), attribute `names`; each split is one contiguous run of rows | contiguous |
 | `key` | fixed-length UTF-8 (N,), the path relative to the source, undecodable bytes as `\\xNN` | contiguous |
 | `digest` | uint64 (N,), XXH3-64 of the row's `images` bytes followed by its `masks` bytes | contiguous |
@@ -25,6 +26,13 @@ A label of -1 says that the sample has none. Integers are little-endian. Coordin
 float32 (N, M, K, 3) of the boxes are x, y and visibility (0: not labelled, then all three are 0; 1: hidden; 2:
 visible); attributes `names` of the K points, `skeleton` (numbers of joined points, in pairs) and `flip_pairs` (K
 numbers: the point that each becomes in a mirrored image), as far as they are known.
+
+**Texts** have a fixed length, that of the longest, as `key` has; row i has the first `num_captions[i]` of `caption[i]`,
+what is behind them is empty, and a text ends in no zero byte. Texts of varying length would be objects on HDF5's heap,
+which readers refuse, or bytes with offsets, which other tools show as bytes and older releases refuse. Measured on
+texts like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of
+224 px images; 256 rows are read in 0.67 ms, through offsets in 0.94. Where a few long ones would take many times what
+all say (one of 10 kB among 50,000 of 60 bytes: 160 times), packing refuses them, unless they are cut.
 
 **Pixels.** Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter,
 shape == maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever

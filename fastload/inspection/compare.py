@@ -308,7 +308,7 @@ def _changed_fields(
 def _as_in_joined(column: Column, field: Field) -> NDArray[Any]:
     """Returns a column of one source as a file that was joined from several holds it.
 
-    That has the classes of all of them, and room for the most boxes.
+    That has the classes of all of them, and room for the most boxes or texts.
     """
     values, names = column.values, tuple(map(str, column.attrs.get("names", ())))
     if field.names and names != field.names and set(names) <= set(field.names) and values.dtype.kind == "i":
@@ -316,8 +316,8 @@ def _as_in_joined(column: Column, field: Field) -> NDArray[Any]:
         inside = (values >= -1) & (values < len(names))
         values = np.where(inside, table[np.where(inside, values, -1)], values)
     if values.ndim > 1 and values.shape[1:2] < field.shape[:1] and values.shape[2:] == field.shape[1:]:
-        more = np.full(
-            (len(values), field.shape[0] - values.shape[1], *values.shape[2:]), -1 if field.name == "box_labels" else 0
-        )
-        values = np.concatenate([values, more.astype(values.dtype)], axis=1)
+        more = np.zeros((len(values), field.shape[0] - values.shape[1], *values.shape[2:]), values.dtype)
+        if field.name == "box_labels":
+            more[:] = -1
+        values = np.concatenate([values, more], axis=1)
     return values

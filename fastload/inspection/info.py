@@ -20,6 +20,7 @@ from fastload.format.columns import open_columns
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
 from fastload.format.shards import check_mappings
+from fastload.format.texts import captions_of_row
 from fastload.inspection.chunk_layout import (
     PACK_AGAIN,
     ChunkLayout,
@@ -80,6 +81,7 @@ class FileInfo:
         file_bytes: size of the file.
         pixel_bytes: of the pixels, uncompressed and decoded.
         header_digest: identity of the file, hex; None for a file that FastLoader cannot read.
+        captions: texts of the first image, as an example.
         decoder: that decoded the pixels.
         source_layout: layout of the source the file was packed from.
         pack_options: options that affected the file's bytes.
@@ -120,6 +122,7 @@ class FileInfo:
     findings: tuple[str, ...]
     num_shards: int | None = None
     cached: Path | None = None
+    captions: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -206,6 +209,7 @@ def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
     }
     with open_columns(header) as columns:
         counts, images = _class_counts(columns, header), header.fields.get("images")
+        captions = tuple(captions_of_row(columns, 0))
         pixels = images.row_bytes * header.num_rows if images else 0
         if images is not None and images.ragged is not None:
             pixels = int(columns["images_shape"][()].astype(np.int64).prod(axis=1).sum()) * images.dtype.itemsize
@@ -220,6 +224,7 @@ def _inspect_index(header: PackedFile, file: h5py.File) -> FileInfo:
         file_bytes=header.path.stat().st_size + int(shards.num_bytes.sum()),
         pixel_bytes=pixels,
         num_shards=len(shards.names),
+        captions=captions,
         findings=(),
     )
 
@@ -308,6 +313,7 @@ def _inspect(
         fields=fields,
         class_counts=_class_counts(file, header),
         mask_shares=_mask_shares(header) if not refusal and with_pixels else {},
+        captions=tuple(captions_of_row(file, 0)) if header.fields and not refusal and with_pixels else (),
         layout=layout,
         stores=stores,
         file_bytes=path.stat().st_size,

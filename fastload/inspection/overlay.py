@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fastload.format.header import Field, PackedFile
+from fastload.format.texts import captions_of_row
 from fastload.images.fit import axis_letter
 from fastload.system.text import share_text, text_of
 
@@ -170,12 +171,14 @@ def _box_form(field: Field) -> Literal["xywh", "xyxy"] | None:
 
 
 def labels_of(hdf5: Mapping[str, Any], file: PackedFile, rows: Sequence[int]) -> list[str]:
-    """Returns the text below each image: class name, names of the attributes that are set, or the key."""
+    """Returns the text below each image: class name, names of the attributes that are set, first caption, or key."""
     field = file.fields.get("labels")
     if field is None or len(field.shape) > 1 or field.dtype.kind not in "iu":
+        captions = ["".join(captions_of_row(hdf5, row)[:1]) for row in rows]
         if "key" not in file.fields:
-            return [""] * len(rows)
-        return [text_of(bytes(hdf5["key"][row])).rsplit("/")[-1] for row in rows]
+            return captions
+        keys = (text_of(bytes(hdf5["key"][row])).rsplit("/")[-1] for row in rows)
+        return [caption or key for caption, key in zip(captions, keys, strict=True)]
     values = np.stack([hdf5["labels"][row] for row in rows]).astype(np.int64)
     if not field.shape:
         return [class_name(int(value), field.names) for value in values]

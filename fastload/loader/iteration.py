@@ -388,6 +388,7 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter.consumed += num_valid
         counter.steps += 1
         if form is None:
+            result |= source.texts if last else copy.deepcopy(source.texts)
             return Batch([result[name] for name in options.data.fields or ()])._with_facts(facts)
         values = [result[name] if name in result else extra[name] for name in form.names]
         if form.keys is not None:

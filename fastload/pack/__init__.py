@@ -86,6 +86,7 @@ def pack_images(
     labels: Sequence[str] = (),
     image_column: str = "",
     split_column: str = "",
+    captions: str = "all",
     root: str | Path | None = None,
     boxes: BoxForm = "auto",
     boxes_of: BoxesOf = "auto",
@@ -142,6 +143,8 @@ def pack_images(
         labels: columns of a table that hold labels; by default those with a usual name.
         image_column: column of a table that names or holds the images.
         split_column: column of a table that names the split.
+        captions: "all": texts of images are packed as `caption`; "none"; or the most bytes of one, such as "512":
+            longer ones are cut.
         root: folder that a table's paths are relative to.
         boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners), "xywh" (a corner, width and
             height), "cxcywh" (the middle, width and height); by default what the format says.

@@ -18,6 +18,7 @@ from fastload.errors import OptionError, OutputError, SourceError
 from fastload.format.digests import attributes
 from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
+from fastload.format.texts import is_text
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
 from fastload.pack.output_url import check_url, found_object, shown_as, upload
 from fastload.pack.pack_options import output_exists
@@ -267,8 +268,8 @@ def _kind(field: Field) -> tuple[Any, ...]:
     """Returns what must be the same of a field in all shards."""
     shape: tuple[Any, ...] = ("H", "W", *field.shape[2:]) if field.ragged is not None else field.shape
     form = "rows of varying length" if field.ragged is not None else "rows"
-    if field.name == "key":
-        return "texts", (), "rows", (), {}
+    if is_text(field.dtype, field.shape):  # of any length
+        return "texts", shape, "rows", (), field.attrs
     if field.name == "split":  # joined by name
         return field.dtype.name, shape, form, (), {}
     return field.dtype.name, shape, form, field.names, field.attrs

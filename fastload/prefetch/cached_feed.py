@@ -36,7 +36,8 @@ from fastload.prefetch.resolved import Location, Resolved
 from fastload.prefetch.ring import INNER, FilledBatch, Ring, SlotField, allocate_aligned, slot_arrays, slot_bytes
 from fastload.prefetch.thread_stream import ThreadFeed, ThreadStream, fact_fields
 from fastload.read.ragged_rows import sample_error
-from fastload.read.reader import image_axes
+from fastload.read.reader import image_axes, with_counts
+from fastload.read.sharded import open_rows
 from fastload.system.machine import available_memory
 from fastload.timing.probe import WorkerInfo
 from fastload.transforms.engine import gpu
@@ -142,6 +143,9 @@ class CachedFeed:
         fields = [SlotField(_INDEX, (size,), np.dtype(np.int64)), *options.words_field(), *fact_fields(size)]
         self._draw = options.draw if WORDS in (field.name for field in fields) else None
         self._pins = Pins(options.backend)
+        dataset = options.packed.dataset
+        names = with_counts(dataset.file, dataset.text_fields)
+        self._reader = open_rows(dataset.file, names, options.read, check=dataset.check) if names else None  # of texts
         # One thread is enough for some numbers a sample, and is a few batches ahead.
         self._ring = Ring(fields, SLOTS_IN_COPY + 3, self._pins.add_if_possible, manual_release=True)
         self._threads = FillThreads(1)
@@ -171,6 +175,11 @@ class CachedFeed:
             arrays[_INDEX][:] = cache.index_of(planned.rows)
             return 0
 
+        def texts(planned: PlannedBatch) -> dict[str, list[Any]]:
+            assert self._reader is not None, "there are texts"
+            self._reader.gather(planned.rows, {})  # which compares them
+            return options.packed.dataset.texts(self._reader, planned.rows)
+
         if self._stream is not None:
             self._stream.close()
         self._stream = _IndexStream(
@@ -181,6 +190,7 @@ class CachedFeed:
             draw=self._draw,
             patience=options.patience(),
             replace_damaged=options.replace_damaged,
+            texts=texts if self._reader is not None else None,
         )
         self._stream.cache = cache
         return self._stream
@@ -193,6 +203,8 @@ class CachedFeed:
         if self._threads.left_behind:
             return
         self._pins.close()
+        if self._reader is not None:
+            self._reader.close()
         if self._cache is not None and self._cache.pins is not None:
             self._cache.pins.close()
         self._cache = self._stream = None

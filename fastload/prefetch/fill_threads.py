@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from fastload.system.threads import run_as_batch
 from fastload.timing.probe import span
 from fastload.timing.results import BatchWork
 from fastload.timing.stopwatch import Stopwatch
+
+T = TypeVar("T", NDArray[Any], list[Any])
 
 
 class Group(NamedTuple):
@@ -48,6 +50,9 @@ WORDS = f"{INNER}words"
 Draw = Callable[[int, PlannedBatch, NDArray[np.int32]], Any]
 """Draws the transforms' numbers for a batch of an epoch, and writes what the device needs of them to the words."""
 
+
+Texts = Callable[[PlannedBatch], dict[str, list[Any]]]
+"""Reads the texts of a batch, by field; called after `Fill`."""
 
 ReplaceDamaged = Callable[[PlannedBatch, Collection[int]], PlannedBatch | None]
 """Returns a batch with damaged rows replaced by others of it; None: none is left. See `PlannedBatch.without`."""
@@ -78,11 +83,13 @@ class Request:
     done_one: queue.SimpleQueue[None]  # wakes who waits; not the request itself, which would keep file and slot alive
     draw: Draw | None = None  # None: nothing is drawn beforehand
     make_ready: Callable[[Slot, Group], Ready] | None = None  # None: who takes the batch does it
+    read_texts: Texts | None = None  # None: there are none
     ready: Ready | None = None
     group: Group | None = None  # None: not planned yet, or there are no more
     drawn: Any = None
     copied: list[int] = field(default_factory=list)  # bytes that the parts copied into the slot
     extra: dict[str, Any] = field(default_factory=dict)  # what it holds beside the slot's arrays
+    texts: dict[str, list[Any]] = field(default_factory=dict)
     works: list[BatchWork] = field(default_factory=list)  # what the parts cost, if that is measured
     error: BaseException | None = None  # came instead
     thread: int | None = None  # that has it, by its number; the last one of several
@@ -281,6 +288,9 @@ def _complete(request: Request) -> None:
     if request.parts == 1 or request.failed:
         request.copied.clear()
         request.fill(request, request.group, None)
+    if request.read_texts is not None:
+        with span("read"):
+            request.texts = request.read_texts(request.group.whole)
     if request.draw is not None:
         with span("draw"):
             request.drawn = request.draw(request.group.epoch, request.group.whole, request.slot.arrays[WORDS])
@@ -355,8 +365,8 @@ def made_ready(ring: Ring, present: Present | None, tensors: Tensors, slot: Slot
         raise
 
 
-def split(arrays: dict[str, NDArray[Any]], group: Group) -> list[dict[str, NDArray[Any]]]:
-    """Returns the part of the arrays that belongs to each batch of a group."""
+def split(arrays: dict[str, T], group: Group) -> list[dict[str, T]]:
+    """Returns the part of the arrays, or lists, that belongs to each batch of a group."""
     size = len(group.members[0].rows)
     firsts = range(0, len(group.members) * size, size)
     return [{name: array[first : first + size] for name, array in arrays.items()} for first in firsts]

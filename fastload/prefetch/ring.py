@@ -262,8 +262,9 @@ class FilledBatch:
     planned: PlannedBatch  # its rows, valid flags and step
     bytes_read: int  # bytes copied from the file
     form: SampleForm | None = None  # of the batch; None: the fields the loader was asked for, in that order
-    # Fields that no array holds, such as lists of text, as they are handed over, or `PlacedImages`.
+    # Fields that no array holds, as they are handed over, or `PlacedImages`.
     extra: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    texts: Mapping[str, list[Any]] = dataclass_field(default_factory=dict)  # of a packed file, B each; not for a device
     work: BatchWork | None = None  # time it took the thread or process that made it; None: not measured
     # The slot's, uint8 (slot_bytes,), with manual release: arrays are views of it, but for those that were converted.
     memory: NDArray[np.uint8] | None = None

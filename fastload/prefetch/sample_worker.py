@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from fastload.dataset import as_tensor, collated
 from fastload.errors import DamagedRowError, FastloadError, WorkerError, shortened
 from fastload.plan import PlannedBatch
 from fastload.prefetch.inputs import Input, PackedInput
@@ -108,6 +109,7 @@ class Filler(Dataset[Any]):
         self._control = control
         self._batch_size = batch_size
         self._skip_damaged = skip_damaged
+        self._collate = collated if isinstance(source, PackedInput) else default_collate
         self._layout: SampleLayout | None = None  # of the slots
         self._slots: dict[int, dict[str, NDArray[Any]]] = {}
         self._kept: set[int] = set()  # slots that the user's code still refers to; the training process replaces them
@@ -200,7 +202,7 @@ class Filler(Dataset[Any]):
                 return BatchResult(slot, skipped=True, kept=self._note_kept(slot, kept=_any_referenced(gathered)))
             self._place[0] = index
             # Not by zip, which keeps the last tuple that it gave.
-            given: Any = tuple([torch.from_numpy(column[index]) for column in raw]) if transform else None
+            given: Any = tuple([as_tensor(column[index]) for column in raw]) if transform else None
             sample = transform(given) if transform else next(samples)
             if stopwatch is not None:
                 stopwatch.lap("transform")
@@ -231,7 +233,7 @@ class Filler(Dataset[Any]):
                 # A transform that mostly makes new images is better off with samples that are still in the cache.
                 self._in_place = 2 * num_written <= len(rows)
             columns = zip(layout.form.names, arrays, zip(*made, strict=True), strict=True)
-            extra = {name: default_collate(list(values)) for name, array, values in columns if array is None}
+            extra = {name: self._collate(list(values)) for name, array, values in columns if array is None}
             return BatchResult(request.slot, fields=extra)
         # A sample does not fit the slot, or the transform keeps a view of it, to mix it with a later sample or so.
         self._in_place = False
@@ -293,7 +295,7 @@ class Filler(Dataset[Any]):
                     f"then FastLoader(transform=[RandomResizedCrop(224), ...]) makes their size."
                 )
         columns = zip(*(fields_of(sample, layout.form) or () for sample in samples), strict=True)
-        fields = {name: default_collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
+        fields = {name: self._collate(list(one)) for name, one in zip(layout.form.names, columns, strict=True)}
         return BatchResult(slot, layout, fields, found)
 
     def _named(self, error: BaseException, rows: NDArray[np.int64]) -> WorkerError:

@@ -41,6 +41,7 @@ from fastload.prefetch.fill_threads import (
     ReplaceDamaged,
     Request,
     Tensors,
+    Texts,
     fill_slot,
     made_ready,
     split,
@@ -143,6 +144,8 @@ class ThreadFeed:
             with reader.holding(planned.rows):
                 return transformer.fill(epoch, planned, arrays)
 
+        dataset = options.packed.dataset
+        texts = (lambda planned: dataset.texts(reader, planned.rows)) if dataset.text_fields else None
         if self._stream is not None:
             self._stream.close()  # which may still wait for a thread, if it was collected by one
         with ExitStack() as resources:
@@ -160,6 +163,7 @@ class ThreadFeed:
                 draw=self._options.draw if WORDS in self._ring.slots[0].arrays else None,
                 patience=self._options.patience(),
                 replace_damaged=self._options.replace_damaged,
+                texts=texts,
             )
             stream.views, stream.resources = views, resources.pop_all()
         self._stream = stream
@@ -202,6 +206,7 @@ class ThreadStream(BatchStream):
         draw: called by the threads after `fill`, for rings with the field WORDS; None: nothing is drawn beforehand.
         patience: of who waits for a batch; None: it is endless.
         replace_damaged: lets a batch with damaged rows be filled without them; None: they are an error.
+        texts: reads the texts of a batch that was filled, in the thread that filled it; None: there are none.
     """
 
     def __init__(
@@ -218,6 +223,7 @@ class ThreadStream(BatchStream):
         draw: Draw | None = None,
         patience: Patience | None = None,
         replace_damaged: ReplaceDamaged | None = None,
+        texts: Texts | None = None,
     ) -> None:
         self.resources = ExitStack()  # closed with the stream
         self._coming = coming
@@ -227,7 +233,7 @@ class ThreadStream(BatchStream):
         self._group, self._parts = group, parts
         self._present = present
         self._make_ready = functools.partial(made_ready, ring, present, tensors) if tensors is not None else None
-        self._draw = draw
+        self._draw, self._texts = draw, texts
         self._patience = patience or Patience()
         self._begun: deque[Request] = deque()  # with a slot, in order; the first is handed over next
         self._split: deque[FilledBatch] = deque()  # left of the request that was taken last
@@ -263,12 +269,16 @@ class ThreadStream(BatchStream):
             raise
         if self._group == 1:
             batch.arrays, batch.tensors = ready.parts[0]
+            batch.texts = request.texts
             return batch
         # Each member has its part of the arrays, and the slot returns when all parts are gone.
         count = len(group.members)
         work = request.work / count if request.work is not None else None
-        for (arrays, tensors), planned in zip(ready.parts, group.members, strict=True):
-            self._split.append(FilledBatch(arrays, planned, request.bytes_read // count, work=work, tensors=tensors))
+        texts = split(request.texts, group)
+        for (arrays, tensors), planned, said in zip(ready.parts, group.members, texts, strict=True):
+            self._split.append(
+                FilledBatch(arrays, planned, request.bytes_read // count, work=work, tensors=tensors, texts=said)
+            )
         return self._split.popleft()
 
     def _wait_for(self, request: Request) -> None:
@@ -341,7 +351,9 @@ class ThreadStream(BatchStream):
         for _ in range(0 if self._closed else self._ring.collect()):
             slot = self._ring.free.popleft()
             parts, self._parts = self._parts, 1
-            request = Request(self._coming, slot, self._fill, self._done_one, self._draw, self._make_ready, parts=parts)
+            request = Request(
+                self._coming, slot, self._fill, self._done_one, self._draw, self._make_ready, self._texts, parts=parts
+            )
             self._begun.append(request)
             self._threads.put(request)
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fastload.errors import FormatError, OptionError
 from fastload.format.digests import KEEPS_GIL
 from fastload.format.header import PackedFile
+from fastload.format.texts import count_name, is_text, text_lists
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.read.identity import HeldOffWriters, check_open, open_checked
 from fastload.read.linear import MappedRows, PreadRows, Read, chosen
@@ -143,6 +144,18 @@ class RowReader:
         with self.holding(rows):
             return self._ragged[name].decoded(rows)
 
+    def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
+        """Returns the texts of rows, unchecked: a str each, or a list of them; the fields are those of `with_counts`.
+
+        Raises IndexError and FileChangedError as `gather` does.
+        """
+        fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
+        arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
+        with self.holding(rows):
+            for one, array in arrays.items():
+                self._sources[one].gather(rows, {one: array})
+        return text_lists(arrays.pop(name), *arrays.values())
+
     def ragged(self, name: str) -> RaggedReader:
         """Returns the reader of a ragged field's encoded bytes, to be used like `mapped`."""
         return self._ragged[name]
@@ -190,6 +203,23 @@ def check_rows(rows: NDArray[np.int64], num_rows: int, what: object) -> None:
             raise IndexError(f"{what}: row {bad} is outside 0..{num_rows - 1}")
 
 
+def text_fields(file: PackedFile) -> list[str]:
+    """Returns the fields of a file that hold texts."""
+    return [name for name, field in file.fields.items() if field.ragged is None and is_text(field.dtype, field.shape)]
+
+
+def with_counts(file: PackedFile, names: Iterable[str]) -> list[str]:
+    """Returns fields, and behind them the datasets that say how many texts a row has of those that hold several."""
+    texts = [
+        name for name in names if name in file.fields and is_text(file.fields[name].dtype, file.fields[name].shape)
+    ]
+    counts = [count_name(name) for name in texts if file.fields[name].shape]
+    fitting = [
+        name for name in counts if (field := file.fields.get(name)) and field.dtype.kind in "iu" and not field.shape
+    ]
+    return list(dict.fromkeys([*names, *fitting]))
+
+
 def image_axes(file: PackedFile) -> Literal["HWC", "CHW", "HW"]:
     """Returns the order of the axes of one image in the file, by its shape: other writers do not say.
 
@@ -220,6 +250,9 @@ def forms_of_samples(file: PackedFile | None, fields: Iterable[str]) -> list[str
         if name == "images":
             axes = "HWC" if field.ragged is not None else image_axes(file)
             shape = ["1", *shape] if axes == "HW" else [shape[2], *shape[:2]] if axes == "HWC" else shape
+        if is_text(field.dtype, field.shape):
+            forms.append(f"{name} list of str" if field.shape else f"{name} str")
+            continue
         dtype = "int64" if name == "labels" and not shape and field.dtype.kind in "iu" else field.dtype.name
         forms.append(f"{name} {dtype}" + (f" ({', '.join(shape)})" if shape else ""))
     return forms

@@ -328,6 +328,16 @@ class ShardedReader(RowReader):
         with self.holding(rows):
             return self._ragged[name].decoded(rows)
 
+    def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
+        """Returns the texts of rows, unchecked, as `RowReader.texts`."""
+        check_rows(rows, self.file.num_rows, self.file.name)
+        found: list[Any] = [None] * len(rows)
+        for part in self.parts(rows):
+            with self.holding_of(part.shard, part.rows):
+                for at, texts in zip(part.at.tolist(), self._open[part.shard].texts(name, part.rows), strict=True):
+                    found[at] = texts
+        return found
+
     def mapped(self, name: str) -> NDArray[np.uint8] | None:
         """Returns all rows of a field as one array, uint8 (N, row_bytes), read-only; None where they are not one."""
         return self._joined.rows if self._joined is not None and name == "images" else None

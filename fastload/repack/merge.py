@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.header import PackedFile
 from fastload.format.ragged import Column
+from fastload.format.texts import count_name, is_text
 from fastload.repack.packed_listing import list_packed, pack_options, regroup, without_damaged
 from fastload.repack.packed_rows import RaggedRows
 from fastload.sources.arrays.raw_rows import JoinedRows
 from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, first_few
+from fastload.system.machine import available_memory
 
+_LARGE, _MOST_TIMES = 2**28, 16  # bytes of texts from which on they are compared with what they take now
 _IDS = "category_ids"  # the attribute with the number that a COCO file gives to each class
 
 _Part = tuple[PackedFile, Listing]
@@ -114,6 +118,8 @@ def _kinds(part: _Part) -> dict[str, str]:
             kinds[name] = f"{rows.dtype} {rows.shape}"
     for name, column in listing.columns.items():
         kinds[name] = f"{column.values.dtype.name} {column.values.shape[1:]}"
+        if is_text(column.values.dtype, column.values.shape[1:]):
+            kinds[name] = "texts" if column.values.ndim == 1 else "lists of texts"
     for name in _of_boxes(listing):
         values = listing.columns[name].values
         kinds[name] = f"{values.dtype.name} ({', '.join(['boxes', *map(str, values.shape[2:])])})"
@@ -131,19 +137,40 @@ def _of_boxes(listing: Listing) -> list[str]:
     ]
 
 
+def _of_texts(listing: Listing) -> list[str]:
+    """Returns the columns (N, M) with up to M texts for each image."""
+    columns = listing.columns.items()
+    return [name for name, one in columns if one.values.dtype.kind == "S" and count_name(name) in listing.columns]
+
+
 def _with_equal_boxes(parts: Sequence[_Part], notes: list[str]) -> list[_Part]:
-    """Returns the files with box columns padded to the size of the largest."""
+    """Returns the files with columns of boxes, and of texts, padded to the size of the largest."""
     joined = [(file, dict(listing.columns)) for file, listing in parts]
-    for name in _of_boxes(parts[0][1]):
+    for name in (*_of_boxes(parts[0][1]), *_of_texts(parts[0][1])):
         rooms = [columns[name].values.shape[1] for _, columns in joined]
         if len(set(rooms)) > 1 and name == "boxes":
             sizes = ", ".join(f"{room} in {file.path.name}" for room, (file, _) in zip(rooms, joined, strict=True))
             notes.append(f"Images have room for up to {max(rooms)} boxes ({sizes}); what is behind the last is filled.")
+        _check_room(name, [columns[name].values for _, columns in joined], parts)
         for room, (_, columns) in zip(rooms, joined, strict=True):
             values = columns[name].values
-            more = np.full((len(values), max(rooms) - room, *values.shape[2:]), -1 if name == "box_labels" else 0)
-            columns[name] = replace(columns[name], values=np.concatenate([values, more.astype(values.dtype)], axis=1))
+            more = np.zeros((len(values), max(rooms) - room, *values.shape[2:]), values.dtype)
+            if name == "box_labels":
+                more[:] = -1
+            columns[name] = replace(columns[name], values=np.concatenate([values, more], axis=1))
     return [(file, replace(listing, columns=c)) for (file, listing), (_, c) in zip(parts, joined, strict=True)]
+
+
+def _check_room(name: str, columns: Sequence[NDArray[Any]], parts: Sequence[_Part]) -> None:
+    """Raises SourceError for texts of many rows of one file that would take the room of a few long ones of another."""
+    room = max(each.shape[1] for each in columns) * max(each.dtype.itemsize for each in columns)
+    needed, now = room * sum(map(len, columns)), sum(each.nbytes for each in columns)
+    if columns[0].dtype.kind == "S" and needed > _LARGE and needed > min(_MOST_TIMES * now, available_memory() // 3):
+        longest = max(zip(columns, parts, strict=True), key=lambda pair: pair[0].dtype.itemsize)[1][0].path
+        raise SourceError(
+            f"`{name}` would take {needed:,} bytes, {now:,} in the files: all rows get room for the longest text, of "
+            f"{longest}. Pack that one again with `--captions BYTES`, which cuts it."
+        )
 
 
 def _join_columns(name: str, parts: Sequence[_Part], notes: list[str]) -> Column:

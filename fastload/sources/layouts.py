@@ -11,6 +11,7 @@ from fastload.errors import OptionError, SourceError
 from fastload.sources import (
     ade20k,
     camvid,
+    captions,
     celeba,
     cifar,
     cityscapes,
@@ -61,7 +62,7 @@ class Layout:
 
 _MASKS = ("masks",)
 _OF_BOXES = ("boxes", "boxes_of")
-_OF_TABLES = ("masks", "labels", "image_column", "split_column", *_OF_BOXES)
+_OF_TABLES = ("masks", "labels", "image_column", "split_column", "captions", *_OF_BOXES)
 
 LAYOUTS: dict[str, Layout] = {
     "exported": Layout(exported.list_exported, exported.exported_evidence, "export",
@@ -80,7 +81,9 @@ LAYOUTS: dict[str, Layout] = {
         "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
         "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance",
-        takes=(*_MASKS, *_OF_BOXES)),
+        takes=(*_MASKS, *_OF_BOXES, "captions")),
+    "captions": Layout(captions.list_captions, captions.captions_evidence, "dataset",
+        "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
     "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
@@ -93,7 +96,7 @@ LAYOUTS: dict[str, Layout] = {
         "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
-        takes=("masks", "labels", "image_column", *_OF_BOXES)),
+        takes=("masks", "labels", "image_column", "captions", *_OF_BOXES)),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",

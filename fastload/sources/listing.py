@@ -7,6 +7,7 @@ Arrays      the pixels of many samples at once, all of one shape
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -259,11 +260,17 @@ class SourceOptions:
     # as its file stores it, before the EXIF orientation turns it; an image of the declared size, which has another size
     # now. "auto": the upright image, and images of another size than declared are refused.
     boxes_of: BoxesOf = "auto"
+    captions: str = "all"  # "none": they are left out; a number: those of more bytes in UTF-8 are cut
 
     def __post_init__(self) -> None:
         for name, accepted in (("masks", MasksWanted), ("boxes", BoxForm), ("boxes_of", BoxesOf)):
             if (value := getattr(self, name)) not in get_args(accepted):
                 raise OptionError(f"{name}={value!r} is not known; accepted: {', '.join(get_args(accepted))}.")
+        if self.captions not in ("all", "none") and not re.fullmatch("[1-9][0-9]{0,8}", self.captions):
+            raise OptionError(
+                f"captions={self.captions!r} is not known; accepted: all, none, or the most bytes of a caption, such "
+                f"as 512."
+            )
 
     def given(self) -> dict[str, Any]:
         """Returns the options that differ from their default, by name."""

@@ -14,6 +14,7 @@ from fastload.errors import FormatError, MissingFileError
 from fastload.format.digests import header_digest, row_digests
 from fastload.format.header import IMAGES_OFFSET, read_header
 from fastload.format.ragged import Column
+from fastload.format.texts import text_arrays
 from sample_files import write_packed
 
 
@@ -160,11 +161,15 @@ def test_compressed_foreign_and_big_endian_datasets_have_no_offset(tmp_path, ima
 
 def test_hugging_face_hdf5_builder_loads_a_packed_file(tmp_path, images):
     datasets = pytest.importorskip("datasets", reason="the Hugging Face package is not installed")
-    path = write_packed(tmp_path / "a.h5", images, {"labels": _column()}, splits={"train": 40, "val": 10})
+    values, counts = text_arrays([[b"a dog", "zwei Hündchen".encode()][: row % 3] for row in range(50)])
+    columns = {"labels": _column(), "caption": Column(values), "num_captions": Column(counts)}
+    path = write_packed(tmp_path / "a.h5", images, columns, splits={"train": 40, "val": 10})
     loaded = datasets.load_dataset("hdf5", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
     assert len(loaded) == 50
     np.testing.assert_array_equal(np.array(loaded[7]["images"], np.uint8), images[7])
     assert loaded[7]["labels"] == 7 % 3
+    assert loaded[7]["caption"] == [b"a dog", b""] and loaded[7]["num_captions"] == 1
+    assert loaded[8]["caption"][1].decode() == "zwei Hündchen"
 
 
 def test_h5dump_reads_it(tmp_path, images):

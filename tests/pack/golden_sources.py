@@ -364,6 +364,17 @@ def coco(root: Path) -> Path:
     return root
 
 
+def captions(root: Path) -> Path:
+    for split, numbers in {"train2017": (25, 9, 30), "val2017": (139,)}.items():
+        listed = [{"id": n, "file_name": f"{n:012}.jpg", "height": 10, "width": 16} for n in numbers]
+        texts = [{"id": n * 10 + k, "image_id": n, "caption": f"{k} Hündchen"} for n in numbers for k in range(n % 4)]
+        content = json.dumps({"images": listed, "annotations": texts[::-1]})
+        write(root / f"annotations/captions_{split}.json", content)
+        for n in numbers:
+            image(root / f"{split}/{n:012}.jpg", 10, 16, 3)
+    return root
+
+
 def camvid(root: Path) -> Path:
     root = root / "CamVid"
     for split, frames in {"train": ("0001TP_1", "0016E5_2"), "val": ("0016E5_3",), "test": ("Seq05VD_4",)}.items():
@@ -474,6 +485,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "hdf5": hdf5, "mask-folders": mask_folders, "imagenet": imagenet, "imagenet in tars": imagenet_tars,
     "ade20k": ade20k, "voc": voc, "coco": coco, "camvid": camvid, "celeba": celeba, "cifar": cifar,
     "cifar in pickles": cifar_pickles, "mnist": mnist, "cityscapes": cityscapes, "cub": cub, "yolo": yolo,
+    "captions": captions,
 }  # fmt: skip
 """Each makes its source in a folder that need not exist yet, and returns the path to pack. Only `exported` is not among
 them: `fastload export` makes it of a packed file."""

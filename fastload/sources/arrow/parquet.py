@@ -26,6 +26,7 @@ from fastload.sources.arrow.shards import (
     values_in,
 )
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
+from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
@@ -91,6 +92,12 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         cells, classes = table.objects(objects), table.classes.get(objects, ())
         nested = nested_boxes(objects, cells, table.location, draft, classes, options.boxes)
         taken |= {objects} if nested else set()
+    captions = {}
+    texts = {name: table.objects(name) for name in table.names if maybe_captions(name) and name not in taken}
+    if image and options.captions != "none" and (caption := caption_column(texts, (*options.labels, *table.classes))):
+        notes.append(f"Captions by column {caption!r}.")
+        captions = caption_columns(draft, list(map(texts_in, texts[caption])), options, table.location)
+        taken |= {caption}
     lists = [name for name in table.names if name not in taken and name in table.lists]
     boxes = [name for name in lists if plain_name(name) in BOX_KEYS]
     if boxes and not nested and table.values(boxes[0]).kind == "other":  # else all images have as many boxes
@@ -103,7 +110,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     missing = [(table.location(row), why) for row, why in sorted(bad.items())]
     draft.leave_out_all(missing, "rows without their image", "Fetch the files again, or leave those rows out")
     made, lost = columns_of(Frame(values, draft.where, splits, options.labels, table.location), notes)
-    columns = nested | made
+    columns = nested | made | captions
     lost = {row: why for row, why in lost.items() if row not in bad}
     unlabelled = [(table.location(row), why) for row, why in sorted(lost.items())]
     shown = [f"{location}: {why}" for location, why in unlabelled]

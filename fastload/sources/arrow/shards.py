@@ -341,7 +341,11 @@ class ArrowTable:
         if classes := self.classes.get(name):
             for shard in self.shards:
                 _require_same_classes(shard, name, shard.classes.get(name, ()), classes)
-        return [cell for shard in self.shards for cell in shard.column(name).to_pylist()]
+        return [
+            cell
+            for shard in self.shards
+            for cell in (shard.column(name).to_pylist() if name in shard.schema.names else [None] * shard.num_rows)
+        ]
 
 
 def values_in(shards: list[Shard], name: str, names: tuple[str, ...] = ()) -> Values:

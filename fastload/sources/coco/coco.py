@@ -27,15 +27,13 @@ from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, check_size, header_of_pixels, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
-from fastload.sources.coco.instances import Instances, join_instances, read_instances
+from fastload.sources.captions import captions_of
+from fastload.sources.coco.instances import INSTANCES, Instances, join_instances, read_instances
 from fastload.sources.keypoints import keypoints_column
 from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 
-_INSTANCES = re.compile(
-    r"(?:^|/)(?:(?:instances|(?P<keypoints>person_keypoints))_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$"
-)
-_OTHERS = re.compile(r"(?:^|/)((?:captions|stuff|panoptic|image_info)_[^/]+\.json)$")
+_OTHERS = re.compile(r"(?:^|/)((?:stuff|panoptic|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
 
 _VOID = 255
@@ -56,7 +54,7 @@ class _InstancesFile(NamedTuple):
 
 def coco_evidence(tree: Tree) -> list[str]:
     """Returns the files instances_*.json, person_keypoints_*.json or _annotations.coco.json of a tree."""
-    return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _INSTANCES.search(name)]
+    return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and INSTANCES.search(name)]
 
 
 def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -66,7 +64,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     0, in the order of the file, also those without area; `box_labels` int64 (N, M), category ids mapped to 0, 1, ... in
     ascending order (attributes `names` and, with the original ids, `category_ids`), -1 behind the last box;
     `box_crowd` uint8 (N, M); `num_boxes` int64 (N,). Where annotations have keypoints: `keypoints` float32
-    (N, M, K, 3), see `keypoints_column`.
+    (N, M, K, 3), see `keypoints_column`. `caption` and `num_captions`, if there are captions_*.json.
 
     Masks, if asked for, have `ignore_index` 255. Smaller annotations (by `area`) are drawn over larger ones, crowds
     below all others:
@@ -105,6 +103,7 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     _check_meaning(draft, all_files, drawn)
     if all_files.keypoints.shape[1]:
         columns["keypoints"] = _keypoints(draft, all_files, slots)
+    columns |= captions_of(draft, tree, images, options)
     if empty := int((slots.counts == 0).sum()) - len(tests):
         notes.append(f"Images without an annotation were kept ({empty}).")
     if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
@@ -178,7 +177,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm) -> list[_
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []
     owner: dict[int, str] = {}
-    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := _INSTANCES.search(name))]
+    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := INSTANCES.search(name))]
     of_keypoints = [key_of(tree.names[i]) for i, match in jsons if match["keypoints"]]
     if 0 < len(of_keypoints) < len(jsons):
         jsons = [(i, match) for i, match in jsons if not match["keypoints"]]

@@ -21,6 +21,11 @@ from fastload.sources.box_forms import declared_size, sized_boxes
 from fastload.sources.listing import BoxForm
 from fastload.system.text import text_of
 
+INSTANCES = re.compile(
+    r"(?:^|/)(?:(?:instances|(?P<keypoints>person_keypoints))_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$"
+)
+"""Names of the files, with the split in the name or in the folder."""
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 # The arrays of Instances that hold annotations, one behind the other; but for `image`, whose numbers count images.
@@ -69,7 +74,7 @@ def read_instances(data: bytes, where: str, with_regions: bool, boxes: BoxForm =
     try:
         text = data.decode("utf-8-sig")
         del data
-        for name, number, item in _walk(text):
+        for name, number, item in walk_json(text):
             seen.add(name)
             if number < 0 or name not in add:
                 continue
@@ -116,7 +121,7 @@ def with_room(keypoints: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     return np.pad(keypoints, ((0, 0), (0, most - keypoints.shape[1]), (0, 0)))
 
 
-def _walk(text: str) -> Iterator[tuple[str, int, Any]]:
+def walk_json(text: str) -> Iterator[tuple[str, int, Any]]:
     """Yields (name, number, element) of the lists in a JSON object, and first (name, -1, None) for each name.
 
     ValueError says what is not well formed.

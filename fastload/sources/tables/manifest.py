@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.sources.assemble import Draft, MaskFiles, Samples, Splits, fill_value
 from fastload.sources.box_forms import CORNERS, SIZED
+from fastload.sources.captions import caption_column, caption_columns, texts_in
 from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.tables.boxes import (
@@ -31,7 +32,7 @@ from fastload.sources.tables.boxes import (
     objects_of_lists,
     spread_boxes,
 )
-from fastload.sources.tables.frame import MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
+from fastload.sources.tables.frame import LABELS, MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.image_tables import NO_HEADER, ImageTable, find_tables, in_class_folders, text_cells
 from fastload.sources.tables.read_table import Values, values_of
@@ -43,8 +44,8 @@ _LOOKED_AT = 40  # cells of a column, to see what it may be
 def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """Returns the images that a table names, in its order.
 
-    Columns: `labels` (classes, or vectors of 0 and 1), `targets` of floats, boxes, and other columns of numbers or
-    recurring text by their own names.
+    Columns: `labels` (classes, or vectors of 0 and 1), `targets` of floats, boxes, `caption`, and other columns of
+    numbers or recurring text by their own names.
 
     Raises:
         SourceError: a table is broken; a row has no image or no label, or an image has two rows without boxes (unless
@@ -53,6 +54,7 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     rows, index = _read_tables(draft, tree, options)
     rows = _find_images(draft, rows, index, options)
     named = rows.positions
+    rows, texts = _take_captions(draft, rows, options)
     rows, sample = _join_boxes(draft, rows)
     first = np.arange(len(rows.lines)) if sample is None else np.unique(sample, return_index=True)[1]
     table = {name: values_of(cells) for name, cells in rows.cells.items()}
@@ -71,7 +73,9 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         table = {name: values for name, values in table.items() if not nested or name not in found[1]}
     frame = Frame(table, draft.where, splits, options.labels, rows.location, sample, options.boxes)
     columns, lost = columns_with_boxes(frame, draft)
-    if len(rows.cells) > 1 and not {"labels", "targets", "bbox", "boxes"} & columns.keys() and not options.labels:
+    at = rows.positions[first].tolist()
+    columns |= caption_columns(draft, [texts.get(i, ()) for i in at], options, lambda i: rows.key(int(first[i])))
+    if len(rows.cells) > 1 and not {"labels", "targets", "bbox", "boxes", "caption"} & columns.keys() and not options.labels:
         rows.refuse_without_header()
     unlabelled = {int(first[at]): why for at, why in lost.items()}
     rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
@@ -221,6 +225,35 @@ def _find_images(draft: Draft, rows: _Rows, index: ImageIndex, options: SourceOp
         return rows
     draft.notes.append(f"Splits by the images' folders: {', '.join(sorted(set(found)))}.")
     return replace(rows, split=found)
+
+
+def _take_captions(draft: Draft, rows: _Rows, options: SourceOptions) -> tuple[_Rows, dict[int, list[str]]]:
+    """Returns the rows without the column of captions, and position of an image -> its captions; none without any.
+
+    Several rows of an image that differ in their captions only, or in what numbers these, become one.
+    """
+    name = "" if options.captions == "none" else caption_column(rows.cells, options.labels)
+    if not name:
+        return rows, {}
+    draft.notes.append(f"Captions by column {name!r}.")
+    texts: dict[int, list[str]] = {}
+    for position, cell in zip(rows.positions.tolist(), rows.cells[name], strict=True):
+        texts.setdefault(position, []).extend(texts_in(cell))
+    rows = replace(rows, cells={other: cells for other, cells in rows.cells.items() if other != name})
+    if box_columns(spread_boxes(rows.cells)[0])[1]:  # each row of an image is a box, and says its captions again
+        return rows, {position: list(dict.fromkeys(found)) for position, found in texts.items()}
+    _, first, inverse = np.unique(rows.positions, return_index=True, return_inverse=True)
+    begins = first[inverse].tolist()  # the first row of each row's image
+    differ = [
+        other
+        for other, cells in {**rows.cells, "split": rows.split}.items()
+        if any(cells[begin] != cell for begin, cell in zip(begins, cells, strict=True))
+    ]
+    if len(first) == len(begins) or any(plain_name(other) in (*LABELS, "split", *options.labels) for other in differ):
+        return rows, texts
+    draft.note("Several rows of an image are its captions; columns that differ among them were left out", differ)
+    rows = replace(rows, cells={other: cells for other, cells in rows.cells.items() if other not in differ})
+    return rows.without([row for row, begin in enumerate(begins) if row != begin]), texts
 
 
 def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | None]:

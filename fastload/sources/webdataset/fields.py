@@ -1,4 +1,4 @@
-"""Makes columns of numbers of WebDataset's fields other than images. Pickles are refused, text is left out."""
+"""Makes columns of WebDataset's fields other than images: numbers, and texts as captions. Pickles are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fastload.format.ragged import Column
 from fastload.sources.arrays.raw_rows import npy_header
 from fastload.sources.assemble import Draft
 from fastload.sources.box_forms import BOXES, POINTS
-from fastload.sources.listing import first_few, free_name
+from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
+from fastload.sources.listing import SourceOptions, first_few, free_name
 from fastload.sources.tables.frame import categories
 from fastload.sources.tables.read_table import Values, mostly_empty
 from fastload.sources.tree import key_of
@@ -27,7 +28,7 @@ from fastload.system.text import read_json
 
 INTEGERS = frozenset("cls cls2 class count index inx id".split())
 PICKLES = frozenset("pyd pkl pickle pth pt".split())
-JSON, ARRAY = "json", "npy"
+JSON, ARRAY, TEXT = "json", "npy", "txt"
 
 _LABELS = ("cls", "class", "label")  # fields that are the labels, unless the user names others
 
@@ -37,15 +38,16 @@ def kind_of(field: str) -> str:
     return field.rpartition(".")[2]
 
 
-def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ...]) -> dict[str, Column]:
+def collect_columns(draft: Draft, grouped: GroupedSamples, options: SourceOptions) -> dict[str, Column]:
     """Returns the columns of all samples; those without a field that most have, or with a damaged one, become unusable.
 
-    `labels` are the columns that are the labels; (): they are found by their usual names.
+    Captions are those of a json, which may have several, else a field of text.
 
     Raises:
         SourceError: a field is a pickle (unless skipped).
-        OptionError: there is no column named in `labels`.
+        OptionError: there is no column named in `options.labels`.
     """
+    labels = options.labels
     samples, counts = grouped.samples, grouped.counts
     if pickles := sorted(field for field in counts if kind_of(field) in PICKLES):
         member = next(sample.fields[field] for sample in samples for field in pickles if field in sample.fields)
@@ -58,8 +60,13 @@ def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ..
         draft.notes.append(f"Fields that are pickles were left out ({first_few(pickles)}): {said}.")
     columns: dict[str, Column] = {}
     unused: list[str] = []
+    captions: dict[str, list[Any]] = {}  # by where they are
     for field, count in sorted(counts.items()):
         kind = kind_of(field)
+        if kind == TEXT and 2 * count >= len(samples) and options.captions != "none":
+            if not captions:
+                captions[repr(field)] = _read_field(draft, field, grouped, optional=True)
+            continue
         if kind not in INTEGERS and kind not in (JSON, ARRAY):
             if not is_picture(field) and kind not in PICKLES:
                 unused.append(f"{field} ({count})")
@@ -68,6 +75,8 @@ def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ..
             unused.append(f"{field} (in {count} of {len(samples)} samples)")
             continue
         values = _read_field(draft, field, grouped)
+        if kind == JSON and options.captions != "none" and (name := _captions_in(values, labels)):
+            captions[f"{name!r} of {field!r}"] = [value and value.pop(name, None) for value in values]
         if kind == JSON:
             found = _json_columns(draft, grouped, field, values, labels, columns)
             columns |= {f"{_name(field)}_{name}" if name in columns else name: found[name] for name in found}
@@ -77,12 +86,25 @@ def collect_columns(draft: Draft, grouped: GroupedSamples, labels: tuple[str, ..
             columns[_name(field)] = Column(np.array([value or 0 for value in values], np.int64))
     if unused:
         draft.notes.append(f"Fields that are not packed: {first_few(unused, 12)}.")
+    if captions:
+        where, cells = next(iter(captions.items()))
+        draft.notes.append(f"Captions by {where}.")
+        columns |= caption_columns(draft, list(map(texts_in, cells)), options, lambda i: key_of(samples[i].name))
     return _with_labels(draft, columns, labels)
 
 
-def _read_field(draft: Draft, field: str, grouped: GroupedSamples) -> list[Any]:
-    """Returns the parsed content of a field of each sample; None for samples that are, or thereby become, unusable."""
-    parse = {JSON: _json, ARRAY: _array}.get(kind_of(field), _integer)
+def _captions_in(values: list[Any], labels: tuple[str, ...]) -> str:
+    """Returns the name of the captions in jsons, None for unusable ones; "" if there are none."""
+    names = [name for name in dict.fromkeys(name for value in values for name in value or ()) if maybe_captions(name)]
+    return caption_column({name: [value and value.get(name) for value in values] for name in names}, labels)
+
+
+def _read_field(draft: Draft, field: str, grouped: GroupedSamples, *, optional: bool = False) -> list[Any]:
+    """Returns the parsed content of a field of each sample; None for samples that are, or thereby become, unusable.
+
+    `optional`: samples may lack it.
+    """
+    parse = {JSON: _json, ARRAY: _array, TEXT: _text}.get(kind_of(field), _integer)
     members = [sample.fields[field] for sample in grouped.samples if field in sample.fields]
     # Links can name one member again and again.
     if (needed := int(grouped.sizes[members].sum())) > max(2**28, available_memory() // 2):
@@ -95,7 +117,8 @@ def _read_field(draft: Draft, field: str, grouped: GroupedSamples) -> list[Any]:
     for i, sample in enumerate(grouped.samples):
         values.append(None)
         if field not in sample.fields:
-            grouped.unusable.setdefault(i, f"has no field {field!r}")
+            if not optional:
+                grouped.unusable.setdefault(i, f"has no field {field!r}")
             continue
         try:
             values[i] = parse(grouped.files.read(sample.fields[field]))
@@ -111,6 +134,13 @@ def _integer(data: bytes) -> int:
         raise ValueError(f"{data[:40]!r}, not an integer as text") from None
     except OverflowError:
         raise ValueError(f"{data[:40]!r}, which does not fit 64 bits") from None
+
+
+def _text(data: bytes) -> list[str]:
+    try:
+        return [data.decode("utf-8")]
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"no text in UTF-8 ({exc.reason} at byte {exc.start})") from None
 
 
 def _json(data: bytes) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def list_webdataset(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     said = [f"{field} ({count})" for field, count in grouped.counts.most_common()]
     draft.notes.append(f"{len(samples)} samples in shards ({len(grouped.shards)}), fields: {first_few(said, 12)}.")
     images = choose_images(draft, grouped, options.image_column)
-    columns = collect_columns(draft, grouped, options.labels)
+    columns = collect_columns(draft, grouped, options)
     masks = None if options.masks == "none" else _masks(draft, grouped)
     draft.leave_out_all(
         [(key_of(samples[i].name), why) for i, why in sorted(grouped.unusable.items())],

@@ -301,7 +301,7 @@ def test_columns_asked_for_are_labels_and_others_stay_under_their_names(abc: Pat
     listing = list_source(table, options=SourceOptions(labels=("kind",)))
     assert values(listing) == [0, 1, 0] and values(listing, "age") == [3, 5, 4]
     assert values(listing, "key_") == [0, 1, 0] and "key" not in listing.columns
-    assert "caption (text, mostly different in each row)" in notes_of(listing) and "none (empty)" in notes_of(listing)
+    assert listing.columns["caption"].values.shape == (3, 1) and "none (empty)" in notes_of(listing)
     several = list_source(table, options=SourceOptions(labels=("kind", "age")))
     assert values(several, "kind") == [0, 1, 0] and values(several, "age") == [3, 5, 4]
     refused(r"no column 'sort' for labels. There are kind, age", table, options=SourceOptions(labels=("sort",)))

@@ -39,9 +39,9 @@ def test_a_shard_becomes_samples_in_its_order(tmp_path: Path) -> None:
     assert values(listing, "index") == [1, 0] and values(listing, "json_index") == [5, 6]
     assert values(listing, "size") == [3, 4] and values(listing, "ok") == [1, 0]
     assert listing.columns["score"].values.dtype == np.float64 and np.isnan(listing.columns["score"].values[1])
-    assert set(listing.columns) == {"labels", "index", "json_index", "size", "ok", "score"}
+    assert set(listing.columns) == {"labels", "index", "json_index", "size", "ok", "score", "caption", "num_captions"}
     assert listing.sizes.tolist() == [7, 7] and set(listing.mtimes_ns.tolist()) == {path.stat().st_mtime_ns}
-    assert "Fields that are not packed: txt (2)." in listing.notes
+    assert "Captions by 'txt'." in listing.notes
     assert "not numbers in every sample: url (str), of (list)" in notes_of(listing)
     assert "no fields of a sample were ignored (2): __meta__, README." in notes_of(listing)
 
