@@ -23,8 +23,9 @@ from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_pair
 from fastload.sources.pairing import Pairing, files_of, find_pairs, split_of_folder
 from fastload.sources.signs import Sign
 from fastload.sources.tree import Tree, key_of
+from fastload.sources.webdataset.webdataset import webdataset_evidence
 
-_TABLES = (".csv", ".tsv", ".jsonl")
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 def mask_folders_evidence(tree: Tree) -> list[str]:
@@ -46,10 +47,14 @@ def doubtful_pairs(tree: Tree) -> list[Sign]:
 
 
 def _in_a_table(tree: Tree, found: Pairing) -> bool:
-    """Whether a table at the top names a mask: then the dataset is listed by the table."""
+    """Whether a table at the top names a mask, or samples of a WebDataset hold them: then these list the dataset."""
     tables = [i for i, name in tree.not_images if "/" not in name and name.lower().endswith(_TABLES)]
-    mask = tree.names[found.pairs[0].files[0][1]].encode("utf-8", "surrogateescape") if tables else b""
-    return any(mask in tree.files.read(i) for i in tables)
+    mask = tree.names[found.pairs[0].files[0][1]].encode("utf-8", "surrogateescape")
+    # Parquet packs its cells; the names of its columns stand in it as they are.
+    wanted = [b"mask" if tree.names[i].lower().endswith(".parquet") else mask for i in tables]
+    return any(text in tree.files.read(i) for i, text in zip(tables, wanted, strict=True)) or (
+        tree.archive and bool(webdataset_evidence(tree))
+    )
 
 
 def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:

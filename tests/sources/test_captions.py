@@ -285,4 +285,4 @@ def test_an_option_that_means_nothing_is_refused(tmp_path: Path) -> None:
         SourceOptions(captions="some")
     make(tmp_path, "cat/1.jpg")
     with pytest.raises(OptionError, match="`--captions` means nothing to the layout folder"):
-        list_source(tmp_path, options=SourceOptions(captions="none"))
+        list_source(tmp_path, "folder", options=SourceOptions(captions="none"))
