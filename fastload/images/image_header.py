@@ -173,6 +173,11 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _PLUGINS if name in Image.OPEN)
 
 
+def looks_like_image(head: bytes) -> bool:
+    """Whether a file that begins with these bytes (16 are enough) may be an image of a format that is decoded."""
+    return any((accept := Image.OPEN[name][1]) is not None and accept(head) is True for name in _formats())
+
+
 def kind_of(image: Image.Image, data: bytes) -> tuple[str, int, int]:
     """Returns kind, channels and bits of an image opened from data, as in `ImageHeader`.
 

@@ -265,6 +265,24 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
     return listing
 
 
+def keys_in_shards(names: Sequence[str], counts: Sequence[int], all_paths: Sequence[str]) -> list[str]:
+    """Returns the keys of the rows of shards: shard and path of a row, or its number.
+
+    `all_paths` are those of all rows, [] for none; they count in a shard where they are unique, without their folder if
+    that is enough.
+    """
+    keys: list[str] = []
+    for name, count in zip(names, counts, strict=True):
+        paths = all_paths[len(keys) : len(keys) + count]
+        inner = [f"{row:08d}" for row in range(count)]
+        if paths and "" not in paths and len(set(paths)) == count:
+            inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
+            if len(set(inner)) < count:
+                inner = [path.lstrip("/") for path in paths]
+        keys += [f"{key_of(name)}/{key_of(path)}" for path in inner]
+    return keys
+
+
 def children(tree: Tree, folder: str, suffix: str = "") -> dict[str, int]:
     """Returns stem -> position of the images directly in a folder (`a/b/`), or of its files with a given suffix.
 

@@ -35,6 +35,7 @@ from fastload.sources.coco import coco
 from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
+from fastload.sources.records import mds
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex
@@ -98,6 +99,8 @@ LAYOUTS: dict[str, Layout] = {
         "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name", takes=("masks", "labels", "image_column")),
+    "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
+        "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",

@@ -7,6 +7,7 @@ Arrays      the pixels of many samples at once, all of one shape
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -177,6 +178,12 @@ SPLIT_ORDER = ("train", "val", "test")
 def split_of_parts(parts: Iterable[str]) -> str:
     """Returns the split that the first of these parts of a path names; "" if none does."""
     return next((SPLITS[part.lower()] for part in parts if part.lower() in SPLITS), "")
+
+
+def split_of_shard(name: str) -> str:
+    """Returns the split that a shard, or else a folder above it, is named after: train-000000.tar, val/000000.tar."""
+    words = (word for part in reversed(name.lower().split("/")) for word in re.findall("[a-z]+", part))
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
 
 
 def in_split_order(names: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, SourceError
 from fastload.sources.arrow.shards import ArrowTable, Shard, UnpackedImages, translate_errors, values_in
-from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
+from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards, split_path
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
@@ -86,17 +86,17 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     shown = [f"{location}: {why}" for location, why in unlabelled]
     fix = "Fill them in, or leave those images out"
     draft.leave_out_all(unlabelled, "rows without a label", fix, shown)
-    mtimes = written[table.shard_of]
+    mtimes, counts = written[table.shard_of], [shard.num_rows for shard in table.shards]
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)
-        samples = Samples(_keys_of(images.paths, table), images.files, images.sizes, mtimes, splits, columns)
+        samples = Samples(keys_in_shards(table.files, counts, images.paths), images.files, images.sizes, mtimes, splits, columns)
     elif not columns:
         there = ", ".join(table.names)
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
     else:
         notes.append("No column holds images: a dataset of columns only.")
         sizes = np.full(len(mtimes), sum(column.values[:1].nbytes for column in columns.values()), np.int64)
-        samples = Samples(_keys_of([], table), None, sizes, mtimes, splits, columns)
+        samples = Samples(keys_in_shards(table.files, counts, []), None, sizes, mtimes, splits, columns)
     if masks is not None:  # absent ones get a value that no other holds
         present = np.ones(len(masks.sizes), np.bool_)
         present[list(masks.bad)] = False
@@ -283,21 +283,3 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
 def _image_index(tree: Tree) -> ImageIndex:
     """Returns the index of the image files in the folder of the tables."""
     return ImageIndex(open_tree(tree.path) if tree.file else tree)
-
-
-def _keys_of(all_paths: list[str], table: ArrowTable) -> list[str]:
-    """Returns the keys: shard and path of a row if the paths ([]: none) in the shard are unique, else its number."""
-    keys: list[str] = []
-    start = 0
-    for name, shard in zip(table.files, table.shards, strict=True):
-        count = shard.num_rows
-        paths = all_paths[start : start + count]
-        start += count
-        inner = [f"{row:08d}" for row in range(count)]
-        if paths and "" not in paths and len(set(paths)) == count:
-            inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
-            if len(set(inner)) < count:
-                inner = [path.lstrip("/") for path in paths]
-        prefix = f"{key_of(name)}/"
-        keys += [prefix + key_of(path) for path in inner]
-    return keys
