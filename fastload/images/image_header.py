@@ -78,6 +78,10 @@ _LARGER = "; `fastload pack --allow-large-images` accepts it, best with `--size`
 _CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
 _ORIENTATION = 0x0112
 
+_SHORT = 2**10  # bytes of a compressed text that cannot inflate to more than Pillow takes
+_TEXTS = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
+_TELLING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")  # how texts begin that may tell the orientation
+
 
 class ImageHeader(NamedTuple):
     """The header of one image file."""
@@ -130,8 +134,7 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         if isinstance(image, TiffImageFile):
             width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
         # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
-        texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-        told = any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
+        told = any(kind == b"eXIf" or data.startswith(_TELLING, start + 8) for kind, start, _ in _png_chunks(data))
         orientation = orientation_of(image) if told or image.format != "PNG" else 1
         try:
             frames = int(getattr(image, "n_frames", 1))
@@ -160,9 +163,29 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
     """
     if large_room():
         Image.MAX_IMAGE_PIXELS = None  # `pillow_silenced` restores it
-    image = Image.open(io.BytesIO(data), formats=_formats())
+    try:
+        image = Image.open(io.BytesIO(data), formats=_formats())
+    except ValueError:  # of a PNG whose profile or texts are larger than Pillow inflates
+        without = _without_texts(data)
+        if without is None:
+            raise
+        image = Image.open(io.BytesIO(without), formats=_formats())
     check_size(image.height, image.width)
     return image
+
+
+def _without_texts(data: bytes) -> bytes | None:
+    """Returns a PNG without its profile and texts, which change no pixel, but for short ones of its orientation.
+
+    None if it is no PNG, or has none of these.
+    """
+    kept = [data[:8]]
+    for kind, start, end in _png_chunks(data):
+        tells = data.startswith(_TELLING, start + 8) and end - start <= _SHORT
+        if kind not in _TEXTS or tells:
+            kept.append(data[start:end])
+    without = b"".join(kept)
+    return without if 8 < len(without) < len(data) else None
 
 
 @cache
@@ -170,7 +193,9 @@ def _formats() -> tuple[str, ...]:
     for module in _PLUGINS.values():
         with suppress(ImportError):  # Pillow before 11.3 has no AVIF
             import_module(f"PIL.{module}")
-    return tuple(name for name in _PLUGINS if name in Image.OPEN)
+    with suppress(ImportError):  # an optional package, which adds HEIF to Pillow
+        import_module("pillow_heif").register_heif_opener()
+    return tuple(name for name in (*_PLUGINS, "HEIF") if name in Image.OPEN)
 
 
 def looks_like_image(head: bytes) -> bool:
@@ -209,6 +234,8 @@ def _stored_bits(image: Image.Image, data: bytes) -> int:
     if image.format == "JPEG2000":
         size = data.find(b"\xff\x4f\xff\x51")  # ISO/IEC 15444-1, A.5.1: the depth of the first component, less 1
         return (data[size + 42] & 0x7F) + 1 if 0 <= size < len(data) - 42 else 8
+    if image.format == "HEIF":
+        return int(image.info.get("bit_depth", 8))
     if image.format == "AVIF":
         configuration = data.find(b"av1C")  # AV1 in ISOBMFF, 2.3.3: the flags high_bitdepth and twelve_bit
         flags = data[configuration + 6] if 0 <= configuration < len(data) - 6 else 0

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits
+from fastload.sources.foreign import foreign_format
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
@@ -105,6 +106,8 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
         raise SourceError(
             f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
         )
+    if why := foreign_format(tree):
+        raise SourceError(why)
     found = Counter(Path(name).suffix.lower() or "no suffix" for name in tree.names)
     listed = first_few([f"{count} {suffix}" for suffix, count in found.most_common()])
     hint = "Is it the right folder?"

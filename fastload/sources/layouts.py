@@ -22,6 +22,7 @@ from fastload.sources import (
     cub,
     exported,
     folder,
+    foreign,
     mask_folders,
     mnist,
     voc,
@@ -35,7 +36,7 @@ from fastload.sources.coco import coco
 from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
-from fastload.sources.records import mds
+from fastload.sources.records import mds, tfrecord
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex
@@ -101,6 +102,8 @@ LAYOUTS: dict[str, Layout] = {
         "WebDataset: tar shards, a sample's files by their common name", takes=("masks", "labels", "image_column")),
     "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
         "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column")),
+    "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
+        "TFRecord of images and labels, also tensorflow-datasets' folders", takes=("masks", "labels", "image_column")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=_MASKS),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
@@ -142,6 +145,8 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
             )
         if found:
             return next(iter(found.items()))
+        if kind == "format" and (why := foreign.foreign_format(tree)):
+            raise SourceError(why)
     return "folder", []
 
 
@@ -188,7 +193,7 @@ def list_source(
     if name != "exported" and (why := exported.why_ignored(tree)):
         draft.notes.append(f"What `fastload export` left was passed over: {why}")
     if name in ("folder", "mask-folders"):
-        draft.notes += unread_annotations(tree)
+        draft.notes += [*unread_annotations(tree), *foreign.foreign_notes(tree)]
     listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     return with_box_forms(listing) if LAYOUTS[name].kind == "format" else listing

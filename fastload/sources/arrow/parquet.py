@@ -7,7 +7,6 @@ train/data-00000-of-00001.arrow     a folder that `datasets` saved with save_to_
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, split_of_name
 from fastload.sources.tree import Tree, key_of
 
-_PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)", re.DOTALL)
 _FIRST_IMAGES = ("image", "img", "pixel_values", "picture", "photo")
 
 
@@ -136,23 +134,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
-    parts: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        if found := _PART.fullmatch(name):
-            before, number, of, suffix = found.groups()
-            parts.setdefault((before, of, suffix), set()).add(int(number))
-    lacking = [
-        key_of(f"{before}{number:0{len(of)}d}-of-{of}{suffix}")
-        for (before, of, suffix), there in parts.items()
-        for number in (range(min(int(of), 100_000)) if len(there) < int(of) else ())
-        if number not in there
-    ]
-    if lacking and draft.on_error == "fail" and not tree.file:
-        raise SourceError(
-            f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
-            f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
-        )
-    draft.note("Files are missing by the names of the others", lacking)
+    draft.require_parts(names)
     return table, tree.mtimes_ns[np.array(positions)]
 
 
