@@ -113,6 +113,8 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
     hint = "Is it the right folder?"
     if packed := [key_of(name) for name in tree.names if name.lower().endswith((".zip", ".tar"))]:
         hint = f"To pack an archive that lies in it, give the archive itself: {tree.path / packed[0]}."
+        if tree.archive:
+            hint = f"To pack the archive that lies in it ({packed[0]}), unpack {tree.path} first."
     raise SourceError(f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}. {hint}")
 
 

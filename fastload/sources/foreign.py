@@ -35,6 +35,7 @@ class Foreign(NamedTuple):
     way: str
     head: bytes = b""  # a pattern that the first bytes match
     image: bool = False  # whether each file is an image
+    outermost: bool = False  # whether the dataset's folder is what opens it, not the one that holds the file
     whole: bool = False  # whether it is an archive, of which `archives` says more where it is given itself
 
 
@@ -58,8 +59,8 @@ FOREIGN = (
     Foreign("Deep Lake's tensors", r"_deeplake_log/(.*/)?next_base|/(dataset_meta|tensor_meta)\.json",
         _python("import deeplake, numpy; rows = deeplake.open_read_only({folder!r}); pack_images([(numpy.asarray("
         "row['images']), int(row['labels'])) for row in rows], 'out.h5')")
-        + " Datasets of Deep Lake 3 are opened by `deeplake<4` as `deeplake.load`."),
-    Foreign("databases of LMDB (LSUN's, for one)", r"\.mdb|\.lmdb",
+        + " Datasets of Deep Lake 3 are opened by `deeplake<4` as `deeplake.load`.", outermost=True),
+    Foreign("LMDB databases, as LSUN's", r"\.mdb|\.lmdb",
         _python("import lmdb; values = lmdb.open({folder!r}, readonly=True, lock=False).begin().cursor(); "
         "pack_images([bytes(value) for _, value in values], 'out.h5')")
         + " That is for LSUN, whose values are image files; of others, unpack each value as it was packed.",
@@ -73,10 +74,10 @@ FOREIGN = (
         "pack_images(builder.as_data_source('train'), 'out.h5')")),
     Foreign("arrays of Zarr", r"/zarr\.json|/\d+(\.\d+){2,3}|\.zarr",
         _python("import zarr; group = zarr.open({folder!r}, mode='r'); pack_images(list(zip(group['images'][:], "
-        "group['labels'][:].tolist())), 'out.h5')")),
+        "group['labels'][:].tolist())), 'out.h5')"), outermost=True),
     Foreign("tables of Lance", r"\.lance",
         _python("import lance, pyarrow.parquet; pyarrow.parquet.write_table(lance.dataset({folder!r}).to_table(), "
-        "'out.parquet')") + " Then `fastload pack out.parquet out.h5`."),
+        "'out.parquet')") + " Then `fastload pack out.parquet out.h5`.", outermost=True),
     Foreign("Arrow files without their state.json", r"\.arrow|\.feather",
         _python("from datasets import Dataset; pack_images(Dataset.from_file({path!r}), 'out.h5')")),
     Foreign("pickles", r"\.(pt|pth|pkl|pickle|joblib)",
@@ -158,8 +159,8 @@ def foreign_format(tree: Tree) -> str | None:
     images = len(tree.images())
     for row, at in _found(tree).items():
         if not images or (row.image and len(at) > images):
-            beside = f", and has only {images} images that are read" if images else ""
-            return f"{tree.given} holds {row.what} ({_named(tree, at)}), which fastload does not read{beside}. {_way(tree, row, at[0])}"
+            beside = f", and there are only {images} images that it reads" if images else ""
+            return f"{tree.given}: fastload does not read {row.what} ({_named(tree, at)}){beside}. {_way(tree, row, at[0])}"
     return None
 
 
@@ -175,7 +176,7 @@ def why_foreign(path: Path, head: bytes) -> str | None:
     """Returns why a single file is refused that is of a kind that is not read; None for any other."""
     for row in (row for row in FOREIGN if not row.whole):
         if re.search(f"(?:{row.name})$", f"/{path.name}".lower(), re.DOTALL) and (not row.head or re.match(row.head, head)):
-            return f"{path} is of {row.what}, which fastload does not read. {_told(row, path, path.parent)}"
+            return f"{path}: fastload does not read {row.what}. {_told(row, path, path.parent)}"
     return None
 
 
@@ -184,10 +185,11 @@ def _named(tree: Tree, at: list[int]) -> str:
 
 
 def _way(tree: Tree, row: Foreign, i: int) -> str:
-    path = tree.path / key_of(tree.names[i])
-    # Tensors and arrays in many folders are opened by the outermost.
-    inside = {"Deep Lake's tensors", "arrays of Zarr", "tables of Lance"}
-    return _told(row, path, tree.given if row.what in inside or row.image else path.parent)
+    path = Path(key_of(tree.names[i]))
+    if tree.archive:
+        return f"Unpack {tree.path} first. {_told(row, path, path.parent)}"
+    path = tree.path / path
+    return _told(row, path, tree.given if row.outermost or row.image else path.parent)
 
 
 class _Place(str):

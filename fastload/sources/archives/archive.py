@@ -106,7 +106,7 @@ def _tree(path: Path, archive: ListedFile | ListedObject, found: FoundMembers, *
     files = ZipFiles(spans, sizes, column("method", np.uint8), column("crc", np.uint32)) if zipped else spans
     hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
     passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
-    notes = [hidden_note(hidden)] if hidden else []
+    notes = [*found.notes, *([hidden_note(hidden)] if hidden else [])]
     if passed:
         notes.append(f"Passed over in the archive ({len(passed)}): {first_few(passed)}.")
     return Tree(
