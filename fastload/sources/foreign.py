@@ -39,50 +39,51 @@ class Foreign(NamedTuple):
     whole: bool = False  # whether it is an archive, of which `archives` says more where it is given itself
 
 
-def _python(lines: str) -> str:
+def in_python(lines: str) -> str:
+    """Returns the sentence that gives lines of Python, where `pack_images` is imported."""
     return f"In Python: `from fastload import pack_images; {lines}`."
 
 
 FOREIGN = (
     Foreign("LitData's chunks", r"/index\.json",
-        _python("from litdata import StreamingDataset; pack_images(StreamingDataset({folder!r}), 'out.h5')")
+        in_python("from litdata import StreamingDataset; pack_images(StreamingDataset({folder!r}), 'out.h5')")
         + " Samples are (image, label), or dicts with `image` and `label` or `class`.",
         rb'(?s)\A\s*\{.*"(chunks|data_format)"'),
     Foreign("shards of MosaicML's Streaming in CSV or JSON", r"/index\.json",
-        _python("from streaming import StreamingDataset; pack_images(StreamingDataset(local={folder!r}, shuffle=False, "
+        in_python("from streaming import StreamingDataset; pack_images(StreamingDataset(local={folder!r}, shuffle=False, "
         "batch_size=1), 'out.h5')"), rb'(?s)\A\s*\{.*"format": *"(csv|tsv|xsv|jsonl?)"'),
     Foreign("FFCV's files", r"\.beton",
-        _python("from ffcv.loader import Loader, OrderOption; from ffcv.fields.decoders import IntDecoder, "
+        in_python("from ffcv.loader import Loader, OrderOption; from ffcv.fields.decoders import IntDecoder, "
         "SimpleRGBImageDecoder; loader = Loader({path!r}, batch_size=1, num_workers=1, order=OrderOption.SEQUENTIAL, "
         "pipelines={{'image': [SimpleRGBImageDecoder()], 'label': [IntDecoder()]}}); pack_images([(image[0].copy(), "
         "int(label[0, 0])) for image, label in loader], 'out.h5')") + " Or pack the folder that the file was made of."),
     Foreign("Deep Lake's tensors", r"_deeplake_log/(.*/)?next_base|/(dataset_meta|tensor_meta)\.json",
-        _python("import deeplake, numpy; rows = deeplake.open_read_only({folder!r}); pack_images([(numpy.asarray("
+        in_python("import deeplake, numpy; rows = deeplake.open_read_only({folder!r}); pack_images([(numpy.asarray("
         "row['images']), int(row['labels'])) for row in rows], 'out.h5')")
         + " Datasets of Deep Lake 3 are opened by `deeplake<4` as `deeplake.load`.", outermost=True),
     Foreign("LMDB databases, as LSUN's", r"\.mdb|\.lmdb",
-        _python("import lmdb; values = lmdb.open({folder!r}, readonly=True, lock=False).begin().cursor(); "
+        in_python("import lmdb; values = lmdb.open({folder!r}, readonly=True, lock=False).begin().cursor(); "
         "pack_images([bytes(value) for _, value in values], 'out.h5')")
         + " That is for LSUN, whose values are image files; of others, unpack each value as it was packed.",
         rb"(?s)\A.{16}\xde\xc0\xef\xbe"),
     Foreign("records of MXNet", r"\.rec",
-        _python("import mxnet; from mxnet.recordio import MXIndexedRecordIO, unpack; file = MXIndexedRecordIO("
+        in_python("import mxnet; from mxnet.recordio import MXIndexedRecordIO, unpack; file = MXIndexedRecordIO("
         "{stem!r} + '.idx', {path!r}, 'r'); records = [unpack(file.read_idx(key)) for key in file.keys]; pack_images("
         "[(data, int(head.label)) for head, data in records], 'out.h5')"), rb"(?s)\A\x0a\x23\xd7\xce"),
     Foreign("ArrayRecord files of tensorflow-datasets", r"\.(array_record|riegeli)(-\d+-of-\d+)?",
-        _python("import tensorflow_datasets; builder = tensorflow_datasets.builder_from_directory({folder!r}); "
+        in_python("import tensorflow_datasets; builder = tensorflow_datasets.builder_from_directory({folder!r}); "
         "pack_images(builder.as_data_source('train'), 'out.h5')")),
     Foreign("arrays of Zarr", r"/zarr\.json|/\d+(\.\d+){2,3}|\.zarr",
-        _python("import zarr; group = zarr.open({folder!r}, mode='r'); pack_images(list(zip(group['images'][:], "
+        in_python("import zarr; group = zarr.open({folder!r}, mode='r'); pack_images(list(zip(group['images'][:], "
         "group['labels'][:].tolist())), 'out.h5')"), outermost=True),
     Foreign("tables of Lance", r"\.lance",
-        _python("import lance, pyarrow.parquet; pyarrow.parquet.write_table(lance.dataset({folder!r}).to_table(), "
+        in_python("import lance, pyarrow.parquet; pyarrow.parquet.write_table(lance.dataset({folder!r}).to_table(), "
         "'out.parquet')") + " Then `fastload pack out.parquet out.h5`.", outermost=True),
     Foreign("Arrow files without their state.json", r"\.arrow|\.feather",
-        _python("from datasets import Dataset; pack_images(Dataset.from_file({path!r}), 'out.h5')")),
+        in_python("from datasets import Dataset; pack_images(Dataset.from_file({path!r}), 'out.h5')")),
     Foreign("pickles", r"\.(pt|pth|pkl|pickle|joblib)",
         "A pickle can run any program when it is read, so that fastload never does. Load it yourself if you trust it: "
-        + _python("pack_images(list(zip(images, labels)), 'out.h5')")),
+        + in_python("pack_images(list(zip(images, labels)), 'out.h5')")),
     Foreign("videos", r"\.(mp4|avi|mov|mkv|webm|mpe?g|m4v)",
         "Take the images out: `ffmpeg -i {path} frames/%06d.png`."),
     Foreign("parts of a split archive", r"\.(zip|7z|rar)(?P<part>\.\d{2,3})",
@@ -101,11 +102,11 @@ FOREIGN = (
     Foreign("AVIF images", r"\.avifs?", "Install what reads them: `pip install 'pillow>=11.3'`.", image=True),
     Foreign("JPEG XL images", r"\.jxl", "Turn each into PNG: `djxl a.jxl a.png`.", image=True),
     Foreign("DICOM images", r"\.(dcm|dicom)",
-        _python("import glob, pydicom; files = sorted(glob.glob({folder!r} + '/**/*.dcm', recursive=True)); pack_images("
+        in_python("import glob, pydicom; files = sorted(glob.glob({folder!r} + '/**/*.dcm', recursive=True)); pack_images("
         "[pydicom.dcmread(file).pixel_array.astype('uint16') for file in files], 'out.h5')")
         + " Add the labels; window the values as your task needs it.", image=True),
     Foreign("volumes of NIfTI", r"\.nii(\.gz)?",
-        _python("import nibabel; volume = nibabel.load({path!r}).get_fdata(); slices = ((volume - volume.min()) / "
+        in_python("import nibabel; volume = nibabel.load({path!r}).get_fdata(); slices = ((volume - volume.min()) / "
         "(volume.max() - volume.min()) * 65535).astype('uint16'); pack_images([slices[:, :, i] for i in range("
         "slices.shape[2])], 'out.h5')"), image=True),
     Foreign("vector drawings", r"\.svgz?", "Draw each as PNG: `rsvg-convert -h 512 a.svg -o a.png`.", image=True),
@@ -114,7 +115,7 @@ FOREIGN = (
     Foreign("images of formats that are not read", r"\.(tga|psd|exr|hdr|jls|pcx|ico|xcf|svs|ndpi|mrxs)",
         "Turn each into PNG: `magick mogrify -format png *` in their folder.", image=True),
     Foreign("arrays", r"\.np[yz]", "Give the array file itself (layout arrays), or "
-        + _python("pack_images([numpy.load(file) for file in files], 'out.h5')")),
+        + in_python("pack_images([numpy.load(file) for file in files], 'out.h5')")),
 )  # fmt: skip
 """The kinds that are not read, the first that fits."""
 

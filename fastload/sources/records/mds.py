@@ -22,6 +22,7 @@ import numpy as np
 
 from fastload.errors import ImageError, MissingExtraError, SourceError
 from fastload.sources.assemble import Draft, Samples
+from fastload.sources.foreign import in_python
 from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.records.record_table import (
     BLOB_HEAD,
@@ -152,9 +153,11 @@ def _unpack(tree: Tree, shard: _Shard) -> Unpack:
     if shard.compression not in known:
         folder = tree.given / shard.name.rpartition("/")[0]
         raise SourceError(
-            f"{tree.path / shard.packed} is compressed with {shard.compression!r}; read are {', '.join(known)}. With "
-            "MosaicML's own package:\n  from streaming import StreamingDataset\n  from fastload import pack_images\n"
-            f"  pack_images(StreamingDataset(local={str(folder)!r}, shuffle=False, batch_size=1), 'out.h5')"
+            f"{tree.path / shard.packed} is compressed with {shard.compression!r}; read are {', '.join(known)}. "
+            + in_python(
+                f"from streaming import StreamingDataset; pack_images(StreamingDataset(local={str(folder)!r}, "
+                "shuffle=False, batch_size=1), 'out.h5')"
+            )
         )
     if shard.compression == "zstd":
         try:

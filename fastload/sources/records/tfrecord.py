@@ -27,7 +27,7 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.images.image_header import ImageHeader, probe_image
 from fastload.sources.assemble import Draft, Samples
-from fastload.sources.foreign import SHARD_NAME
+from fastload.sources.foreign import SHARD_NAME, in_python
 from fastload.sources.listing import SPLITS, Files, Reader, SourceOptions, first_few
 from fastload.sources.records.record_table import (
     BLOB_HEAD,
@@ -57,10 +57,9 @@ _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _BOX_LABELS = ("label", "text", "name")
 _SHAPE = (("height", "rows", "h"), ("width", "cols", "columns", "w"), ("depth", "channels", "c"))
-_TENSORFLOW = (
-    "With TensorFlow, which knows how they were written:\n"
-    "  samples = [(tf.reshape(tf.io.decode_raw(x['image'], tf.uint8), SHAPE).numpy(), int(x['label'])) for x in dataset]\n"
-    "  fastload.pack_images(samples, 'out.h5')"
+_TENSORFLOW = in_python(
+    "samples = [(tensorflow.io.decode_raw(one['image'], 'uint8').numpy().reshape(SHAPE), int(one['label'])) for one in "
+    "dataset]; pack_images(samples, 'out.h5')"
 )
 
 
@@ -301,7 +300,7 @@ def _with_pixels(draft: Draft, table: RecordTable) -> None:
         raise SourceError(
             f"{draft.where}: no feature holds the file of an image (JPEG, PNG, WebP, ...). Raw pixels in "
             f"{first_few(unknown)} are read only where integer features say their height, width and depth, and these "
-            f"are uint8. {_TENSORFLOW}"
+            f"are uint8. {_TENSORFLOW} SHAPE and `dataset` are yours to say."
         )
 
 
