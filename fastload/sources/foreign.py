@@ -72,7 +72,8 @@ FOREIGN = (
         "[(data, int(head.label)) for head, data in records], 'out.h5')"), rb"(?s)\A\x0a\x23\xd7\xce"),
     Foreign("ArrayRecord files of tensorflow-datasets", r"\.(array_record|riegeli)(-\d+-of-\d+)?",
         in_python("import tensorflow_datasets; builder = tensorflow_datasets.builder_from_directory({folder!r}); "
-        "pack_images(builder.as_data_source('train'), 'out.h5')")),
+        "pack_images(builder.as_data_source('train'), 'out.h5')")
+        + " Where samples have boxes, write it as TFRecord: `tfds convert_format --out_file_format=tfrecord`."),
     Foreign("arrays of Zarr", r"/zarr\.json|/\d+(\.\d+){2,3}|\.zarr",
         in_python("import zarr; group = zarr.open({folder!r}, mode='r'); pack_images(list(zip(group['images'][:], "
         "group['labels'][:].tolist())), 'out.h5')"), outermost=True),
@@ -176,7 +177,9 @@ def foreign_notes(tree: Tree) -> list[str]:
 def why_foreign(path: Path, head: bytes) -> str | None:
     """Returns why a single file is refused that is of a kind that is not read; None for any other."""
     for row in (row for row in FOREIGN if not row.whole):
-        if re.search(f"(?:{row.name})$", f"/{path.name}".lower(), re.DOTALL) and (not row.head or re.match(row.head, head)):
+        if re.search(f"(?:{row.name})$", f"/{path.name}".lower(), re.DOTALL) and (
+            not row.head or re.match(row.head, head)
+        ):
             return f"{path}: fastload does not read {row.what}. {_told(row, path, path.parent)}"
     return None
 

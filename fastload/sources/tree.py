@@ -23,7 +23,6 @@ from fastload.sources.spans import is_as_listed
 from fastload.system.files import read_bytes
 
 
-
 def _optional_suffixes() -> list[str]:
     """Returns the suffixes of images that not every installation decodes, if this one does; Pillow is not imported."""
     pillow = find_spec("PIL")

@@ -87,7 +87,9 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     mtimes, counts = written[table.shard_of], [shard.num_rows for shard in table.shards]
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)
-        samples = Samples(keys_in_shards(table.files, counts, images.paths), images.files, images.sizes, mtimes, splits, columns)
+        samples = Samples(
+            keys_in_shards(table.files, counts, images.paths), images.files, images.sizes, mtimes, splits, columns
+        )
     elif not columns:
         there = ", ".join(table.names)
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")

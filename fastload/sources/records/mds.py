@@ -44,10 +44,14 @@ _MOST_HEAD = 2**16  # bytes of an index.json that show whose it is
 _PICKLE = "pkl"
 _BLOCK = 2**20
 _VALUES = {  # as numbered in an array
-    bits + at: f"{kind}{bits}" for bits in (8, 16, 32, 64) for at, kind in enumerate(("uint", "int", "float")) if bits + at != 10
+    bits + at: f"{kind}{bits}"
+    for bits in (8, 16, 32, 64)
+    for at, kind in enumerate(("uint", "int", "float"))
+    if bits + at != 10
 }
 _SHAPES = (np.uint8, np.uint16, np.uint32, np.uint64)
 _PILLOW = {"L": (1, np.uint8), "P": (1, np.uint8), "RGB": (3, np.uint8), "RGBA": (4, np.uint8), "I;16": (1, np.uint16)}
+
 
 class _Decoder(NamedTuple):
     """Makes cells of one encoding."""
@@ -127,7 +131,9 @@ def _shards_of(tree: Tree, i: int) -> list[_Shard]:
     where, folder = tree.where(i), tree.names[i].removesuffix(_INDEX)
     try:
         index = read_json(tree.read_text(i))
-        shards = [_shard(folder, one) for one in index["shards"]] if isinstance(index, dict) and "shards" in index else []
+        shards = (
+            [_shard(folder, one) for one in index["shards"]] if isinstance(index, dict) and "shards" in index else []
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise SourceError(
             f"{where} is damaged: {type(exc).__name__}: {exc}. Fetch it again; without it, `streaming.base.util` can "
@@ -197,7 +203,12 @@ def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[dict[str, C
         table = np.frombuffer(content.read(4 * (shard.samples + 2)), "<u4").astype(np.int64)
         begins = table[1:]
         inside = len(begins) == shard.samples + 1 and int(begins[-1]) == file.num_bytes
-        if not inside or table[0] != shard.samples or (np.diff(begins) < 4 * varying).any() or int(begins[0]) < 4 * len(table):
+        if (
+            not inside
+            or table[0] != shard.samples
+            or (np.diff(begins) < 4 * varying).any()
+            or int(begins[0]) < 4 * len(table)
+        ):
             raise SourceError(
                 f"{where}: its table of {shard.samples} records is damaged, or longer than the 4 GiB that MDS can "
                 "number. Fetch it again, or write it anew with a smaller size_limit."
@@ -210,7 +221,9 @@ def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[dict[str, C
             for name, fixed, decode in fields:
                 size = fixed or next(sizes)
                 if at + size > end:
-                    raise SourceError(f"{where}: record {number} is damaged: its field {name!r} reaches beyond its end.")
+                    raise SourceError(
+                        f"{where}: record {number} is damaged: its field {name!r} reaches beyond its end."
+                    )
                 if decode is not None:
                     content.seek(file.base + at)
                     try:

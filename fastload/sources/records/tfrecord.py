@@ -270,7 +270,9 @@ def _check_counts(draft: Draft, tree: Tree, table: RecordTable) -> None:
             for split in read_json(tree.read_text(i))["splits"]:
                 stated = sum(map(int, split["shardLengths"]))
                 if draft.on_error == "fail" and stated != (found := there.get(split["name"], stated)):
-                    draft.leave_out(f"{key_of(name)}", f"states {stated} records of {split['name']!r}, there are {found}")
+                    draft.leave_out(
+                        f"{key_of(name)}", f"states {stated} records of {split['name']!r}, there are {found}"
+                    )
 
 
 def _class_names(tree: Tree, feature: str) -> tuple[str, ...]:
@@ -291,7 +293,9 @@ def _with_pixels(draft: Draft, table: RecordTable) -> None:
         if not blobs or all(text_of(blob) is not None for blob in blobs):
             continue
         shapes = list(zip(*(side or [None] * len(cells) for side in sides), strict=True))
-        made = [_pixels(cell, *shape) if isinstance(cell, Blob) else None for cell, shape in zip(cells, shapes, strict=True)]
+        made = [
+            _pixels(cell, *shape) if isinstance(cell, Blob) else None for cell, shape in zip(cells, shapes, strict=True)
+        ]
         if all(pixels is not None for pixels, cell in zip(made, cells, strict=True) if isinstance(cell, Blob)):
             table.cells[name] = list(made)
         else:
@@ -341,7 +345,9 @@ def _boxes(draft: Draft, tree: Tree, table: RecordTable, images: Reader) -> tupl
     column = None
     values = values_of(found) if found and None not in found else None
     if values is not None and values.kind in ("int", "text"):
-        column = Column(values.values, {"names": names} if names else {}) if values.kind == "int" else categories(values)
+        column = (
+            Column(values.values, {"names": names} if names else {}) if values.kind == "int" else categories(values)
+        )
     array = np.array(scaled, np.float32).reshape(-1, 4)
     draft.notes.append("Boxes in fractions of the image were turned into pixels: x, y, width, height.")
     return boxes_by_sample(array, "xyxy", np.array(owners, np.int64), len(boxes), draft.where, column), bad
@@ -362,7 +368,9 @@ def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tup
         probe_image(lambda size: images.read_head(row, size)) if isinstance(images, Files) else images.header(row)  # type: ignore[union-attr]
     )
     if header.turned:
-        raise ImageError("is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be beside objects")
+        raise ImageError(
+            "is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be beside objects"
+        )
     return header.width, header.height
 
 
@@ -388,7 +396,12 @@ def _fractions(
             return None, None, ()
         boxes = [np.array(_as_list(cell), np.float64).reshape(-1, 4)[:, [1, 0, 3, 2]] for cell in cells.pop(name)]
         above = name.rpartition("/")[0]
-    of_labels = [name for last in _BOX_LABELS for name in cells if above and _plain(name) == last and name.startswith(f"{above}/")]
+    of_labels = [
+        name
+        for last in _BOX_LABELS
+        for name in cells
+        if above and _plain(name) == last and name.startswith(f"{above}/")
+    ]
     labels = [_as_list(cell) for cell in cells[of_labels[0]]] if of_labels else None
     for name in of_labels:
         del cells[name]

@@ -49,7 +49,9 @@ def test_shards_become_samples_whose_images_stay_in_place(tmp_path: Path) -> Non
     assert values(listing) == [i % 3 for i in range(9)] and values(listing, "i") == list(range(9))
     assert listing.keys[0] == "train/shard.00000.mds/00000000" and listing.keys[-1] == "val/shard.00000.mds/00000001"
     assert listing.sizes.tolist() == list(map(len, contents(listing)))
-    assert "Labels are the column 'y'" in notes_of(listing) and "Ignored other files (1): README.md" in notes_of(listing)
+    assert "Labels are the column 'y'" in notes_of(listing) and "Ignored other files (1): README.md" in notes_of(
+        listing
+    )
 
 
 @pytest.mark.parametrize("pack", [("gz", gzip.compress), ("bz2", bz2.compress), ("zstd", None)])
@@ -111,7 +113,11 @@ def test_raw_images_of_pillow_are_their_pixels(tmp_path: Path, mode: str, shape:
 @pytest.mark.parametrize("encoding", ["ndarray:uint8:3,4,6", "ndarray:uint8", "ndarray"])
 def test_arrays_shaped_like_images_are_images_with_channels_last(tmp_path: Path, encoding: str) -> None:
     images = [np.random.default_rng(i).integers(0, 256, (3, 4, 6), dtype=np.uint8) for i in range(3)]
-    head = {"ndarray:uint8:3,4,6": b"", "ndarray:uint8": bytes([3 << 2, 3, 4, 6]), "ndarray": bytes([8, 3 << 2, 3, 4, 6])}
+    head = {
+        "ndarray:uint8:3,4,6": b"",
+        "ndarray:uint8": bytes([3 << 2, 3, 4, 6]),
+        "ndarray": bytes([8, 3 << 2, 3, 4, 6]),
+    }
     folder = write_mds(tmp_path, {"img": encoding, "label": "int"}, [
         [head[encoding] + one.tobytes(), np.int64(0).tobytes()] for one in images
     ])  # fmt: skip

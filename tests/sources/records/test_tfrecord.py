@@ -58,11 +58,19 @@ def test_a_file_is_known_by_its_name_and_its_first_checksum(tmp_path: Path, name
 
 def test_boxes_in_fractions_become_pixels(tmp_path: Path) -> None:
     def boxed(i: int, *boxes: tuple[float, ...], label: list[int] | None = None) -> dict[str, Any]:
-        sides = {f"object_bbox_{side}": [box[at] for box in boxes] for at, side in enumerate(("xmin", "ymin", "xmax", "ymax"))}
+        sides = {
+            f"object_bbox_{side}": [box[at] for box in boxes]
+            for at, side in enumerate(("xmin", "ymin", "xmax", "ymax"))
+        }
         return sample(i, **sides, object_class_label=label or [7] * len(boxes), object_class_text=[b"dog"] * len(boxes))
 
     path = tmp_path / "a.tfrecord"
-    write_tfrecord(path, boxed(0, (0.1, 0.2, 0.5, 0.6), (0.0, 0.0, 1.0, 1.0), label=[7, 9]), boxed(1), boxed(2, (0.5, 0.5, 1.0, 1.0)))
+    write_tfrecord(
+        path,
+        boxed(0, (0.1, 0.2, 0.5, 0.6), (0.0, 0.0, 1.0, 1.0), label=[7, 9]),
+        boxed(1),
+        boxed(2, (0.5, 0.5, 1.0, 1.0)),
+    )
     listing = list_source(path)
     expected = [[[2, 2, 8, 4], [0, 0, 20, 10]], [[0] * 4] * 2, [[10, 5, 10, 5], [0] * 4]]
     assert np.allclose(values(listing, "boxes"), expected, atol=1e-5) and listing.columns["boxes"].moves == "xywh"
@@ -81,7 +89,9 @@ def test_boxes_of_an_image_turned_by_exif_are_refused(tmp_path: Path) -> None:
     turned = sample(0, **{f"object_bbox_{side}": 0.5 for side in ("xmin", "ymin", "xmax", "ymax")})
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
     turned["image/encoded"] = image_file(0, (10, 20, 3), "JPEG", exif=exif)
-    refused("is turned by its EXIF orientation, which TensorFlow ignores", write_tfrecord(tmp_path / "a.tfrecord", turned))
+    refused(
+        "is turned by its EXIF orientation, which TensorFlow ignores", write_tfrecord(tmp_path / "a.tfrecord", turned)
+    )
 
 
 def of_tfds(root: Path, *, stated: int = 2) -> Path:
@@ -110,7 +120,9 @@ def test_tensorflow_datasets_name_their_classes_splits_and_boxes(tmp_path: Path)
 
 def test_raw_pixels_need_their_shape(tmp_path: Path) -> None:
     images = [np.random.default_rng(i).integers(0, 256, (4, 6, 3), dtype=np.uint8) for i in range(3)]
-    rows = [{"image_raw": one.tobytes(), "height": 4, "width": 6, "depth": 3, "label": i} for i, one in enumerate(images)]
+    rows = [
+        {"image_raw": one.tobytes(), "height": 4, "width": 6, "depth": 3, "label": i} for i, one in enumerate(images)
+    ]
     path = write_tfrecord(tmp_path / "a.tfrecords", *rows)
     listing = list_source(path)
     for i, one in enumerate(images):
@@ -151,7 +163,11 @@ def test_values_are_read_however_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(record(image + b"\x0a" + bytes([len(entries)]) + entries))
     listing = list_source(path)
-    assert values(listing, "a") == [[5, -1]] and values(listing, "b") == [[0.5, 2.0]] and values(listing, "many") == [[3, -4, 5]]
+    assert (
+        values(listing, "a") == [[5, -1]]
+        and values(listing, "b") == [[0.5, 2.0]]
+        and values(listing, "many") == [[3, -4, 5]]
+    )
 
 
 def test_shards_of_which_only_some_name_a_split_are_refused(tmp_path: Path) -> None:
@@ -161,7 +177,9 @@ def test_shards_of_which_only_some_name_a_split_are_refused(tmp_path: Path) -> N
 
 
 def test_labels_and_images_are_those_the_user_names(tmp_path: Path) -> None:
-    path = write_tfrecord(tmp_path / "a.tfrecord", *[sample(i) | {"thumb/encoded": image_file(9), "age": 3} for i in range(2)])
+    path = write_tfrecord(
+        tmp_path / "a.tfrecord", *[sample(i) | {"thumb/encoded": image_file(9), "age": 3} for i in range(2)]
+    )
     refused("several fields hold images: image/encoded, thumb/encoded", path)
     options = SourceOptions(image_column="thumb/encoded", labels=("age",))
     listing = list_source(path, options=options)
