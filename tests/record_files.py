@@ -26,7 +26,7 @@ def image_file(seed: int = 0, size: tuple[int, ...] = (4, 6, 3), form: str = "PN
 def write_mds(
     folder: Path, fields: dict[str, str], samples: Sequence[Sequence[bytes]], *, shards: int = 1, pack: Any = None
 ) -> Path:
-    """A folder of MDS shards; each sample is its encoded fields. `pack`: a name of a compression, and what compresses."""
+    """A folder of MDS shards; a sample is its encoded fields. `pack`: name of a compression, and what compresses."""
     folder.mkdir(parents=True, exist_ok=True)
     index = []
     sizes = [_SIZES.get(encoding.partition(":")[0]) for encoding in fields.values()]

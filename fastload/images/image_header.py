@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import re
 import struct
 import threading
 import warnings
@@ -74,6 +75,24 @@ _PLUGINS = {
     "QOI": "QoiImagePlugin",
 }
 _MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+# How files begin that are often called .jpg or .png, and what they are.
+_NOT_READ = (
+    (rb"(?s).{4}ftyp(hei|hev|mif|msf)", "HEIC by its content, which `pip install pillow-heif` adds"),
+    (rb"(?s).{4}ftypavi", "AVIF by its content, which `pip install 'pillow>=11.3'` adds"),
+    (rb"(?s).{4}ftyp|\x1aE\xdf\xa3|RIFF.{4}AVI", "a video by its content"),
+    (rb"\xff\x0a|\0\0\0\x0cJXL ", "JPEG XL by its content; turn it into PNG with `djxl`"),
+    (rb"version https://git-lfs", "a pointer of Git LFS to a file that was not fetched; run `git lfs pull`"),
+    (
+        rb"(?i)\s*(\xef\xbb\xbf)?<(!doctype html|html)",
+        "a web page, as servers send instead of a file; download it again",
+    ),
+    (rb"(?is)\s*(<\?xml.{0,300}?)?<svg", "a vector drawing (SVG); draw it as PNG"),
+    (rb"\s*[{\[]", "JSON, perhaps the error of a download; fetch it again"),
+    (rb"%PDF", "a PDF"),
+    (rb"(?s).{128}DICM", "DICOM; pydicom reads it"),
+    (rb"PK\x03\x04|\x1f\x8b|Rar!|7z\xbc\xaf", "an archive"),
+    (rb"\0+\Z", "zeros alone, as a copy that was cut short leaves them; copy it again"),
+)
 _LARGER = "; `fastload pack --allow-large-images` accepts it, best with `--size` or `--max-size`"
 _CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
 _ORIENTATION = 0x0112
@@ -292,6 +311,8 @@ def decoding_errors(data: bytes) -> Iterator[None]:
             reason = f"cannot be decoded: its {magic} header is damaged or of an unsupported kind"
         else:
             reason = f"not an image: starts with {data[:8]!r}" if data else "not an image (0 bytes)"
+            if known := next((what for begin, what in _NOT_READ if re.match(begin, data)), ""):
+                reason = f"not an image that is read: {known}"
         raise ImageError(reason) from error
 
 

@@ -19,7 +19,6 @@ from fastload.images.image_header import open_image, pillow_silenced
 from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
-
 _PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)?", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Files of other loaders, archives in parts, and odd images that fastload does not read: what they are, and the way out.
+"""Files of other loaders, split archives and odd images that are not read: what they are, and the way out.
 
 One table, `FOREIGN`, of the names (and first bytes) by which each is known and the lines that bring it into a form
 that is read. `foreign_format` refuses a dataset that is mostly such files; `foreign_notes` says what else was not read.
@@ -50,8 +50,8 @@ FOREIGN = (
         + " Samples are (image, label), or dicts with `image` and `label` or `class`.",
         rb'(?s)\A\s*\{.*"(chunks|data_format)"'),
     Foreign("shards of MosaicML's Streaming in CSV or JSON", r"/index\.json",
-        in_python("from streaming import StreamingDataset; pack_images(StreamingDataset(local={folder!r}, shuffle=False, "
-        "batch_size=1), 'out.h5')"), rb'(?s)\A\s*\{.*"format": *"(csv|tsv|xsv|jsonl?)"'),
+        in_python("from streaming import StreamingDataset; pack_images(StreamingDataset(local={folder!r}, "
+        "shuffle=False, batch_size=1), 'out.h5')"), rb'(?s)\A\s*\{.*"format": *"(csv|tsv|xsv|jsonl?)"'),
     Foreign("FFCV's files", r"\.beton",
         in_python("from ffcv.loader import Loader, OrderOption; from ffcv.fields.decoders import IntDecoder, "
         "SimpleRGBImageDecoder; loader = Loader({path!r}, batch_size=1, num_workers=1, order=OrderOption.SEQUENTIAL, "
@@ -103,8 +103,8 @@ FOREIGN = (
     Foreign("AVIF images", r"\.avifs?", "Install what reads them: `pip install 'pillow>=11.3'`.", image=True),
     Foreign("JPEG XL images", r"\.jxl", "Turn each into PNG: `djxl a.jxl a.png`.", image=True),
     Foreign("DICOM images", r"\.(dcm|dicom)",
-        in_python("import glob, pydicom; files = sorted(glob.glob({folder!r} + '/**/*.dcm', recursive=True)); pack_images("
-        "[pydicom.dcmread(file).pixel_array.astype('uint16') for file in files], 'out.h5')")
+        in_python("import glob, pydicom; files = sorted(glob.glob({folder!r} + '/**/*.dcm', recursive=True)); "
+        "pack_images([pydicom.dcmread(file).pixel_array.astype('uint16') for file in files], 'out.h5')")
         + " Add the labels; window the values as your task needs it.", image=True),
     Foreign("volumes of NIfTI", r"\.nii(\.gz)?",
         in_python("import nibabel; volume = nibabel.load({path!r}).get_fdata(); slices = ((volume - volume.min()) / "
@@ -162,7 +162,8 @@ def foreign_format(tree: Tree) -> str | None:
     for row, at in _found(tree).items():
         if not images or (row.image and len(at) > images):
             beside = f", and there are only {images} images that it reads" if images else ""
-            return f"{tree.given}: fastload does not read {row.what} ({_named(tree, at)}){beside}. {_way(tree, row, at[0])}"
+            found = f"{row.what} ({_named(tree, at)})"
+            return f"{tree.given}: fastload does not read {found}{beside}. {_way(tree, row, at[0])}"
     return None
 
 

@@ -32,8 +32,8 @@ def _optional_suffixes() -> list[str]:
 
 
 _SUFFIXES = (
-    ".jpg .jpeg .jpe .jfif .png .apng .ppm .pgm .pbm .pnm .bmp .tif .tiff .webp .gif .mpo .qoi .jp2 .j2k .j2c .jpc .jpf "
-    ".jpx"
+    ".jpg .jpeg .jpe .jfif .png .apng .ppm .pgm .pbm .pnm .bmp .tif .tiff .webp .gif .mpo .qoi "
+    ".jp2 .j2k .j2c .jpc .jpf .jpx"
 )
 IMAGE_SUFFIXES = (*_SUFFIXES.split(), *_optional_suffixes())
 """Suffixes, in any case, of files that are taken for images; their content decides the format later."""

@@ -320,3 +320,26 @@ def test_heic_is_packed_where_pillow_heif_is_installed(tmp_path: Path) -> None:
     photo(32, 48).save(tmp_path / "in" / "a.heic", quality=90)
     report = pack_images(tmp_path / "in", tmp_path / "o.h5", workers=0)
     assert report.num_samples == 1 and report.image_shape == (32, 48, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC by its content.*pip install pillow-heif"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0", "a video"),
+        (b"\xff\x0a\xfa\x1f\x01", "JPEG XL"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "a web page"),
+        (b'<?xml version="1.0"?>\n<svg xmlns="a"/>', "SVG"),
+        (b'{"error": "quota exceeded"}', "JSON"),
+        (b"%PDF-1.7", "a PDF"),
+        (bytes(128) + b"DICM" + bytes(9), "DICOM"),
+        (b"PK\x03\x04abcdefgh", "an archive"),
+        (bytes(999), "zeros alone"),
+    ],
+)
+def test_files_called_like_images_that_are_something_else_are_named(data: bytes, said: str) -> None:
+    if said.startswith("HEIC") and features.check("avif") and "HEIF" in Image.OPEN:
+        pytest.skip("pillow-heif is installed, and reads it")
+    with pytest.raises(ImageError, match=f"not an image that is read: .*{said}"):
+        probe_image(lambda size: data[:size])

@@ -108,7 +108,7 @@ def run_lines(message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     lines = re.search(r"In Python: `(.*?)`\.", message)
     assert lines
     monkeypatch.chdir(folder)
-    exec(lines[1], {})  # noqa: S102 - what users are told to run
+    exec(lines[1], {})
     return folder / "out.h5"
 
 

@@ -95,8 +95,9 @@ def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     missing = [shard.name for shard in shards if shard.name not in position and shard.packed not in position]
     if missing:
         raise SourceError(
-            f"{tree.given}: shards that {_INDEX} names are missing ({len(missing)}): {first_few(map(key_of, missing))}. "
-            "Fetch them; a cache that StreamingDataset evicted from is not the whole dataset."
+            f"{tree.given}: shards that {_INDEX} names are missing ({len(missing)}): "
+            f"{first_few(map(key_of, missing))}. Fetch them; a cache that StreamingDataset evicted from is not the whole "
+            "dataset."
         )
     for shard in shards:
         unpacked = shard.name in position
@@ -104,8 +105,8 @@ def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     refused = sorted({name for shard in shards for name, encoding, _ in shard.fields if encoding == _PICKLE})
     if refused and draft.on_error == "fail":
         raise SourceError(
-            f"{draft.where}: the fields {', '.join(refused)} are pickles, which can run any program when they are read. "
-            "Write them as json, int or ndarray instead, or leave them out with `--on-error skip`."
+            f"{draft.where}: the fields {', '.join(refused)} are pickles, which can run any program when they are "
+            "read. Write them as json, int or ndarray instead, or leave them out with `--on-error skip`."
         )
     draft.note("NOT READ, since they are pickles: fields", refused)
     files = open_shards(tree, wanted)

@@ -233,7 +233,7 @@ def _values(window: _Window, at: int, end: int) -> Cell:
     """Returns the only value of a feature, or the list of its values; None for none."""
     found: list[Any] = []
     for number, _, begin, stop in window.fields(at, end):
-        for _, kind, first, last in window.fields(begin, stop):
+        for _, _, first, last in window.fields(begin, stop):
             if number == _BYTES:
                 size = last - first
                 found.append(Blob.of(window.read(first, min(size, BLOB_HEAD)), first, size))

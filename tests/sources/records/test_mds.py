@@ -62,7 +62,7 @@ def test_compressed_shards_give_the_same(tmp_path: Path, pack: tuple) -> None:
     plain = list_source(write_mds(tmp_path / "plain", FIELDS, samples(6), shards=2))
     packed = list_source(write_mds(tmp_path / "packed", FIELDS, samples(6), shards=2, pack=(name, compress)))
     assert contents(packed) == contents(plain) and values(packed) == values(plain)
-    assert [key.removesuffix(name) for key in packed.keys][0].startswith("shard.00000.mds")
+    assert packed.keys[0].startswith("shard.00000.mds")
     assert contents(packed.take(np.array([4, 1]))) == [contents(plain)[4], contents(plain)[1]]
 
 

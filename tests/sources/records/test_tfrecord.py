@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from record_files import example, image_file, record, write_tfrecord
-from small_trees import notes_of, refused, refused_or_skipped, values
+from small_trees import refused, refused_or_skipped, values
 
 from fastload import pack_images
 from fastload.sources.layouts import detect_layout, list_source
@@ -98,7 +98,8 @@ def of_tfds(root: Path, *, stated: int = 2) -> Path:
     """A dataset as tensorflow-datasets writes it."""
     for split, count in (("train", 2), ("extra", 1)):
         write_tfrecord(root / f"toys-{split}.tfrecord-00000-of-00001", *[
-            {"image": image_file(i, (10, 20, 3)), "label": i, "objects/bbox": [0.2, 0.1, 0.6, 0.5] * i, "objects/label": [1] * i}
+            {"image": image_file(i, (10, 20, 3)), "label": i, "objects/bbox": [0.2, 0.1, 0.6, 0.5] * i,
+             "objects/label": [1] * i}
             for i in range(count)
         ])  # fmt: skip
     (root / "label.labels.txt").write_text("cat\ndog\n")
