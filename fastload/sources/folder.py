@@ -106,8 +106,8 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
         raise SourceError(
             f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
         )
-    if why := foreign_format(tree):
-        raise SourceError(why)
+    if refused := foreign_format(tree):
+        raise SourceError(refused)
     found = Counter(Path(name).suffix.lower() or "no suffix" for name in tree.names)
     listed = first_few([f"{count} {suffix}" for suffix, count in found.most_common()])
     hint = "Is it the right folder?"

@@ -96,8 +96,8 @@ def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if missing:
         raise SourceError(
             f"{tree.given}: shards that {_INDEX} names are missing ({len(missing)}): "
-            f"{first_few(map(key_of, missing))}. Fetch them; a cache that StreamingDataset evicted from is not the whole "
-            "dataset."
+            f"{first_few(map(key_of, missing))}. Fetch them; a cache that StreamingDataset evicted from is not "
+            "the whole dataset."
         )
     for shard in shards:
         unpacked = shard.name in position
@@ -250,7 +250,13 @@ def _decoder(where: str, name: str, encoding: str) -> _Decoder | None:
         return _Decoder(_pillow_image, 64)
     if kind == "ndarray":
         return _Decoder(partial(_array, form))
-    simple = {"str": bytes.decode, "json": read_json, "str_int": int, "str_float": float, "str_decimal": float}
+    simple: dict[str, Callable[[bytes], Any]] = {
+        "str": bytes.decode,
+        "json": read_json,
+        "str_int": int,
+        "str_float": float,
+        "str_decimal": float,
+    }
     if kind in simple:
         return _Decoder(lambda data, at, size: simple[kind](data))
     if (dtype := {"int": "int64"}.get(kind, kind)) in _VALUES.values():

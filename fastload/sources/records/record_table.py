@@ -129,8 +129,8 @@ def open_shards(tree: Tree, wanted: Sequence[tuple[int, Unpack | None]]) -> list
     shards = []
     for i, unpack in wanted:
         if unpack and spill:
-            file = spill.spans(np.zeros(0, np.int64), np.zeros(0, np.int64)).file
-            shards.append(ShardFile(tree.names[i], file, Path(file.path), *pieces[i], spill))
+            listed = spill.spans(np.zeros(0, np.int64), np.zeros(0, np.int64)).file
+            shards.append(ShardFile(tree.names[i], listed, Path(listed.path), *pieces[i], spill))
             continue
         path = tree.path / Path(tree.names[i])
         listed = ListedObject.of(path) if isinstance(path, ObjectPath) else ListedFile.of(path)
