@@ -52,6 +52,9 @@ FOREIGN = (
     Foreign("shards of MosaicML's Streaming in CSV or JSON", r"/index\.json",
         in_python("from streaming import StreamingDataset; pack_images(StreamingDataset(local={folder!r}, "
         "shuffle=False, batch_size=1), 'out.h5')"), rb'(?s)\A\s*\{.*"format": *"(csv|tsv|xsv|jsonl?)"'),
+    Foreign("MDS shards without their index.json", r"\.mds(\.(zstd|gz|bz2|br|snappy))?",
+        "Fetch that file too. If it is lost: the head of each shard holds its fields as JSON, of which it can be "
+        "written anew (github.com/mosaicml/streaming, issue 335)."),
     Foreign("FFCV's files", r"\.beton",
         in_python("from ffcv.loader import Loader, OrderOption; from ffcv.fields.decoders import IntDecoder, "
         "SimpleRGBImageDecoder; loader = Loader({path!r}, batch_size=1, num_workers=1, order=OrderOption.SEQUENTIAL, "

@@ -45,6 +45,7 @@ KINDS = [
     ({"a.nii.gz": b"x"}, "volumes of NIfTI.*nibabel"),
     ({"a.svg": b"<svg/>"}, "vector drawings.*rsvg-convert"),
     ({"IMG_1.CR2": b"II*\0"}, "a camera's raw images.*rawpy"),
+    ({"shard.00000.mds": b"x", "shard.00001.mds": b"x"}, r"MDS shards without their index.json \(2.*Fetch that file"),
     ({"a.tga": b"x"}, "images of formats that are not read.*magick"),
 ]
 
