@@ -124,6 +124,7 @@ FOREIGN = (
 """The kinds that are not read, the first that fits."""
 
 _ANY = re.compile("|".join(f"(?:{row.name.replace('?P<part>', '?:')})$" for row in FOREIGN), re.DOTALL)
+_ORDINARY = (".txt", ".xml", ".csv", ".md", ".html")
 _WHOLE = frozenset("index.json zarr.json dataset_meta.json tensor_meta.json next_base".split())
 
 
@@ -134,10 +135,12 @@ def _may_be_foreign(end: str) -> bool:
 
 def _kind_of(tree: Tree, i: int, name: str) -> Foreign | None:
     """Returns the kind of a file, by its name and, where that is not enough, its first bytes."""
+    # There may be a million files, most of one suffix.
+    if name.endswith(_ORDINARY):
+        return None
     base = name.rpartition("/")[2].lower()
     whole = base in _WHOLE or base.replace(".", "").isdigit()
-    # There may be a million files, of few suffixes.
-    if not whole and not _may_be_foreign(base[base.find(".") :]):
+    if not whole and (base.endswith(".json") or not _may_be_foreign(base[base.find(".") :])):
         return None
     path = f"/{tree.given.name}/{name}".lower()
     for row in FOREIGN:
