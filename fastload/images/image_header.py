@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import re
 import struct
 import threading
 import warnings
@@ -74,9 +75,31 @@ _PLUGINS = {
     "QOI": "QoiImagePlugin",
 }
 _MAGIC = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+# How files begin that are often called .jpg or .png, and what they are.
+_NOT_READ = (
+    (rb"(?s).{4}ftyp(hei|hev|mif|msf)", "HEIC by its content, which `pip install pillow-heif` adds"),
+    (rb"(?s).{4}ftypavi", "AVIF by its content, which `pip install 'pillow>=11.3'` adds"),
+    (rb"(?s).{4}ftyp|\x1aE\xdf\xa3|RIFF.{4}AVI", "a video by its content"),
+    (rb"\xff\x0a|\0\0\0\x0cJXL ", "JPEG XL by its content; turn it into PNG with `djxl`"),
+    (rb"version https://git-lfs", "a pointer of Git LFS to a file that was not fetched; run `git lfs pull`"),
+    (
+        rb"(?i)\s*(\xef\xbb\xbf)?<(!doctype html|html)",
+        "a web page, as servers send instead of a file; download it again",
+    ),
+    (rb"(?is)\s*(<\?xml.{0,300}?)?<svg", "a vector drawing (SVG); draw it as PNG"),
+    (rb"\s*[{\[]", "JSON, perhaps the error of a download; fetch it again"),
+    (rb"%PDF", "a PDF"),
+    (rb"(?s).{128}DICM", "DICOM; pydicom reads it"),
+    (rb"PK\x03\x04|\x1f\x8b|Rar!|7z\xbc\xaf", "an archive"),
+    (rb"\0+\Z", "zeros alone, as a copy that was cut short leaves them; copy it again"),
+)
 _LARGER = "; `fastload pack --allow-large-images` accepts it, best with `--size` or `--max-size`"
 _CHANNELS = {"1": 1, "L": 1, "RGB": 3, "RGBX": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "CMYK": 3, "P": 3}
 _ORIENTATION = 0x0112
+
+_SHORT = 2**10  # bytes of a compressed text that cannot inflate to more than Pillow takes
+_TEXTS = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
+_TELLING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")  # how texts begin that may tell the orientation
 
 
 class ImageHeader(NamedTuple):
@@ -130,8 +153,7 @@ def probe_image(read_head: Callable[[int], bytes]) -> ImageHeader:
         if isinstance(image, TiffImageFile):
             width, height = image.tag_v2[256], image.tag_v2[257]  # Pillow's size of a TIFF is upright since 11
         # Pillow looks for a PNG's orientation behind the pixels too, and decodes them to get there.
-        texts = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-        told = any(kind == b"eXIf" or data.startswith(texts, start + 8) for kind, start, _ in _png_chunks(data))
+        told = any(kind == b"eXIf" or data.startswith(_TELLING, start + 8) for kind, start, _ in _png_chunks(data))
         orientation = orientation_of(image) if told or image.format != "PNG" else 1
         try:
             frames = int(getattr(image, "n_frames", 1))
@@ -160,9 +182,29 @@ def open_image(data: bytes) -> ImageFile.ImageFile:
     """
     if large_room():
         Image.MAX_IMAGE_PIXELS = None  # `pillow_silenced` restores it
-    image = Image.open(io.BytesIO(data), formats=_formats())
+    try:
+        image = Image.open(io.BytesIO(data), formats=_formats())
+    except ValueError:  # of a PNG whose profile or texts are larger than Pillow inflates
+        without = _without_texts(data)
+        if without is None:
+            raise
+        image = Image.open(io.BytesIO(without), formats=_formats())
     check_size(image.height, image.width)
     return image
+
+
+def _without_texts(data: bytes) -> bytes | None:
+    """Returns a PNG without its profile and texts, which change no pixel, but for short ones of its orientation.
+
+    None if it is no PNG, or has none of these.
+    """
+    kept = [data[:8]]
+    for kind, start, end in _png_chunks(data):
+        tells = data.startswith(_TELLING, start + 8) and end - start <= _SHORT
+        if kind not in _TEXTS or tells:
+            kept.append(data[start:end])
+    without = b"".join(kept)
+    return without if 8 < len(without) < len(data) else None
 
 
 @cache
@@ -170,7 +212,14 @@ def _formats() -> tuple[str, ...]:
     for module in _PLUGINS.values():
         with suppress(ImportError):  # Pillow before 11.3 has no AVIF
             import_module(f"PIL.{module}")
-    return tuple(name for name in _PLUGINS if name in Image.OPEN)
+    with suppress(ImportError):  # an optional package, which adds HEIF to Pillow
+        import_module("pillow_heif").register_heif_opener()
+    return tuple(name for name in (*_PLUGINS, "HEIF") if name in Image.OPEN)
+
+
+def looks_like_image(head: bytes) -> bool:
+    """Whether a file that begins with these bytes (16 are enough) may be an image of a format that is decoded."""
+    return any((accept := Image.OPEN[name][1]) is not None and accept(head) is True for name in _formats())
 
 
 def kind_of(image: Image.Image, data: bytes) -> tuple[str, int, int]:
@@ -204,6 +253,8 @@ def _stored_bits(image: Image.Image, data: bytes) -> int:
     if image.format == "JPEG2000":
         size = data.find(b"\xff\x4f\xff\x51")  # ISO/IEC 15444-1, A.5.1: the depth of the first component, less 1
         return (data[size + 42] & 0x7F) + 1 if 0 <= size < len(data) - 42 else 8
+    if image.format == "HEIF":
+        return int(image.info.get("bit_depth", 8))
     if image.format == "AVIF":
         configuration = data.find(b"av1C")  # AV1 in ISOBMFF, 2.3.3: the flags high_bitdepth and twelve_bit
         flags = data[configuration + 6] if 0 <= configuration < len(data) - 6 else 0
@@ -260,6 +311,8 @@ def decoding_errors(data: bytes) -> Iterator[None]:
             reason = f"cannot be decoded: its {magic} header is damaged or of an unsupported kind"
         else:
             reason = f"not an image: starts with {data[:8]!r}" if data else "not an image (0 bytes)"
+            if known := next((what for begin, what in _NOT_READ if re.match(begin, data)), ""):
+                reason = f"not an image that is read: {known}"
         raise ImageError(reason) from error
 
 

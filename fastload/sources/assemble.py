@@ -5,6 +5,7 @@ Also what several layouts share: files by their stem, images paired with masks b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,8 @@ from fastload.format.ragged import Column
 from fastload.images.image_header import open_image, pillow_silenced
 from fastload.sources.listing import Files, Listing, Masks, OnError, Reader, first_few, in_split_order, require_unique
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
+
+_PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)?", re.DOTALL)
 
 
 @dataclass
@@ -73,6 +76,25 @@ class Draft:
             said = _reasons(found) if shown is None else first_few(shown)
             raise SourceError(f"{self.where}: {which} ({len(found)}): {said}. {fix} with `--on-error skip`.")
         self.skipped += found
+
+    def require_parts(self, names: Sequence[str]) -> None:
+        """Refuses files of a tree of which some are missing by the numbers in their names (00000-of-00257)."""
+        parts: dict[tuple[str, str, str], set[int]] = {}
+        for found in filter(None, map(_PART.fullmatch, names)):
+            before, number, of, suffix = found.groups("")
+            parts.setdefault((before, of, suffix), set()).add(int(number))
+        lacking = [
+            key_of(f"{before}{number:0{len(of)}d}-of-{of}{suffix}")
+            for (before, of, suffix), there in parts.items()
+            for number in (range(min(int(of), 100_000)) if len(there) < int(of) else ())
+            if number not in there
+        ]
+        if lacking and self.on_error == "fail" and not (self.tree and self.tree.file):
+            raise SourceError(
+                f"{self.where}: files that are missing by the names of the others ({len(lacking)}): "
+                f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
+            )
+        self.note("Files are missing by the names of the others", lacking)
 
     def refuse_left_out(self) -> None:
         """Raises SourceError if samples are left out and on_error is "fail"."""
@@ -260,6 +282,24 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
         listing = listing.take(samples.rows)
     require_unique(listing.keys, draft.where)
     return listing
+
+
+def keys_in_shards(names: Sequence[str], counts: Sequence[int], all_paths: Sequence[str]) -> list[str]:
+    """Returns the keys of the rows of shards: shard and path of a row, or its number.
+
+    `all_paths` are those of all rows, [] for none; they count in a shard where they are unique, without their folder if
+    that is enough.
+    """
+    keys: list[str] = []
+    for name, count in zip(names, counts, strict=True):
+        paths = all_paths[len(keys) : len(keys) + count]
+        inner = [f"{row:08d}" for row in range(count)]
+        if paths and "" not in paths and len(set(paths)) == count:
+            inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
+            if len(set(inner)) < count:
+                inner = [path.lstrip("/") for path in paths]
+        keys += [f"{key_of(name)}/{key_of(path)}" for path in inner]
+    return keys
 
 
 def children(tree: Tree, folder: str, suffix: str = "") -> dict[str, int]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fastload.errors import OptionError, SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Samples, Splits
+from fastload.sources.foreign import foreign_format
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few
 from fastload.sources.tree import IMAGE_SUFFIXES, Tree, key_of
 
@@ -125,13 +126,17 @@ def find_images(tree: Tree) -> NDArray[np.int64]:
         raise SourceError(
             f"{tree.path} holds no image: {why}. Give the folder or archive that holds the images ({looked})."
         )
+    if refused := foreign_format(tree):
+        raise SourceError(refused)
     found = Counter(Path(name).suffix.lower() or "no suffix" for name in tree.names)
     listed = first_few([f"{count} {suffix}" for suffix, count in found.most_common()])
     hint = "Is it the right folder?"
     if packed := [key_of(name) for name in tree.names if name.lower().endswith((".zip", ".tar"))]:
         archive = tree.path / packed[0]
         hint = f"To pack an archive that lies in it, give the archive itself: {archive}."
-        if table := next((key_of(name) for name in tree.names if name.endswith((".csv", ".tsv", ".jsonl"))), ""):
+        if tree.archive:
+            hint = f"To pack the archive that lies in it ({packed[0]}), unpack {tree.path} first."
+        elif table := next((key_of(name) for name in tree.names if name.endswith((".csv", ".tsv", ".jsonl"))), ""):
             hint += f" If {table} names its images: `fastload pack {tree.path / table} OUT.h5 --root {archive}`."
     raise SourceError(f"{tree.path} holds no image: looked for {looked} (in any case), found only {listed}. {hint}")
 

@@ -18,6 +18,7 @@ from fastload.sources import (
     cub,
     exported,
     folder,
+    foreign,
     mask_folders,
     mnist,
     voc,
@@ -31,6 +32,7 @@ from fastload.sources.coco import coco
 from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
+from fastload.sources.records import mds, tfrecord
 from fastload.sources.signs import not_read, refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tree import Tree
@@ -97,6 +99,10 @@ LAYOUTS: dict[str, Layout] = {
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
         takes=("masks", "labels", "image_column", "captions", *_OF_BOXES)),
+    "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
+        "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column")),
+    "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
+        "TFRecord of images and labels, also tensorflow-datasets' folders", takes=("masks", "labels", "image_column")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
@@ -138,6 +144,8 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
             )
         if found:
             return next(iter(found.items()))
+        if kind == "format" and (why := foreign.foreign_format(tree)):
+            raise SourceError(why)
     return "folder", []
 
 
@@ -188,8 +196,9 @@ def list_source(
         draft.title = f"Layout {name}, {how}."
     if name != "exported" and (why := exported.why_ignored(tree)):
         draft.notes.append(f"What `fastload export` left was passed over: {why}")
-    if name == "mask-folders" or (name == "folder" and layout):
-        draft.notes += not_read(tree)
+    if name in ("folder", "mask-folders"):
+        draft.notes += foreign.foreign_notes(tree)
+        draft.notes += not_read(tree) if layout or name == "mask-folders" else []
     listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     listing = with_box_forms(listing, options.boxes) if LAYOUTS[name].kind == "format" else listing

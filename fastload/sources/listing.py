@@ -186,6 +186,12 @@ def split_of_parts(parts: Iterable[str]) -> str:
     return next((SPLITS[part.lower()] for part in parts if part.lower() in SPLITS), "")
 
 
+def split_of_shard(name: str) -> str:
+    """Returns the split that a shard, or else a folder above it, is named after: train-000000.tar, val/000000.tar."""
+    words = (word for part in reversed(name.lower().split("/")) for word in re.findall("[a-z]+", part))
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
+
+
 def in_split_order(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the different names of splits: train, val and test first, the others sorted behind them."""
     found = set(names)

@@ -26,7 +26,7 @@ from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_val
 from fastload.sources.listing import Listing, Masks, OnError, first_few
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
-_LABEL_KEYS = ("label", "labels", "target", "y")
+_LABEL_KEYS = ("label", "labels", "target", "targets", "class", "cls", "y")
 _MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
 _COORDINATE_KEYS = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
 _READ_TWICE = 5  # samples, evenly chosen

@@ -13,6 +13,7 @@ import numpy as np
 
 from fastload.errors import MissingFileError, SourceError
 from fastload.remote.paths import ObjectPath, path_of
+from fastload.sources.foreign import SHARD_NAME
 from fastload.sources.listing import first_few
 from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, key_of, walk_order
 
@@ -82,7 +83,7 @@ def open_tree(path: str | Path | Tree) -> Tree:
 
 def _is_table(path: Path) -> bool:
     name = path.name.lower()
-    return name.endswith(_TABLES) or _IDX.search(name) is not None
+    return name.endswith(_TABLES) or _IDX.search(name) is not None or SHARD_NAME.fullmatch(name) is not None
 
 
 def _open_url(path: ObjectPath) -> Tree:

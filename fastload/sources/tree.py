@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,20 @@ from fastload.sources.listing import Files, first_few
 from fastload.sources.spans import is_as_listed
 from fastload.system.files import read_bytes
 
-IMAGE_SUFFIXES = tuple(".jpg .jpeg .jpe .jfif .png .ppm .pgm .pbm .bmp .tif .tiff .webp .gif .mpo".split())
+
+def _optional_suffixes() -> list[str]:
+    """Returns the suffixes of images that not every installation decodes, if this one does; Pillow is not imported."""
+    pillow = find_spec("PIL")
+    folders = pillow.submodule_search_locations or [] if pillow else []
+    avif = any(name.startswith("_avif.") for folder in folders for name in os.listdir(folder))
+    return [*[".avif"] * avif, *[".heic", ".heif", ".hif"] * (find_spec("pillow_heif") is not None)]
+
+
+_SUFFIXES = (
+    ".jpg .jpeg .jpe .jfif .png .apng .ppm .pgm .pbm .pnm .bmp .tif .tiff .webp .gif .mpo .qoi "
+    ".jp2 .j2k .j2c .jpc .jpf .jpx"
+)
+IMAGE_SUFFIXES = (*_SUFFIXES.split(), *_optional_suffixes())
 """Suffixes, in any case, of files that are taken for images; their content decides the format later."""
 
 

@@ -6,12 +6,13 @@ import io
 import struct
 import tarfile
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from image_bytes import encode, exif_bytes, png, png_chunk
+from image_bytes import encode, exif_bytes, photo, png, png_chunk
 from PIL import Image, ImageOps, PngImagePlugin, features
 
 from fastload import pack_images
@@ -247,3 +248,98 @@ def test_plain_jpegs_are_told_with_their_orientation() -> None:
     assert [probe(encoded(mode, n)).jpeg for mode, n in (("RGB", 1), ("L", 3), ("RGB", 8))] == [1, 3, 8]
     arithmetic = encoded("RGB").replace(b"\xff\xc0", b"\xff\xc9", 1)
     assert [probe(data).jpeg for data in (encoded("CMYK"), encoded("RGB", kind="PNG"), arithmetic)] == [0, 0, 0]
+
+
+def icc(size: int) -> bytes:
+    """A profile's chunk that inflates to so many bytes."""
+    noise = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8).tobytes()
+    return png_chunk(b"iCCP", b"big\0\0" + zlib.compress(noise))
+
+
+TEXTS = {
+    "profile": icc(3 * 2**20),
+    "a profile that inflates a thousandfold": png_chunk(b"iCCP", b"big\0\0" + zlib.compress(bytes(2**22))),
+    "compressed text": png_chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2**22))),
+    "international text": png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(b" " * 2**22)),
+    "texts without end": b"".join(png_chunk(b"tEXt", b"Comment\0" + bytes([65 + i]) * 2**24) for i in range(5)),
+}
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_large_profile_or_text_of_a_png_changes_no_pixel(name: str, where: str) -> None:
+    rows = b"".join(b"\0" + np.random.default_rng(i).integers(0, 256, 12, dtype=np.uint8).tobytes() for i in range(3))
+    trns = png_chunk(b"tRNS", struct.pack(">HHH", *rows[1:4]))
+    gamma = png_chunk(b"gAMA", struct.pack(">I", 45455))
+    before, tail = ((TEXTS[name],), b"") if where == "before" else ((), TEXTS[name])
+    large = png(4, 3, 8, 2, rows, gamma, *before, trns, tail=tail)
+    plain = png(4, 3, 8, 2, rows, gamma, trns)
+    header = probe_image(lambda size: large[:size])
+    assert header == probe_image(lambda size: plain[:size]) and header.channels == 4
+    out = [np.empty((3, 4, 4), np.uint8) for _ in range(2)]
+    for data, pixels in zip((large, plain), out, strict=True):
+        decode_image(data, Target(3, 4, 4, pixels.dtype), pixels)
+    assert np.array_equal(*out) and np.array_equal(out[1], np.asarray(Image.open(io.BytesIO(plain)).convert("RGBA")))
+
+
+def test_a_png_without_its_large_profile_keeps_its_orientation() -> None:
+    exif = exif_bytes(6).removeprefix(b"Exif\0\0")
+    text = b"\nexif\n%8d\n%s\n" % (len(exif) + 6, (b"Exif\0\0" + exif).hex().encode())
+    for turned in (png_chunk(b"eXIf", exif), png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))):
+        data = png(4, 3, 8, 0, b"".join(b"\0" + bytes([i] * 4) for i in range(3)), icc(2**21), turned)
+        header = probe_image(lambda size, data=data: data[:size])
+        assert header.turned and (header.height, header.width) == (4, 3)
+        out = np.empty((4, 3, 1), np.uint8)
+        decode_image(data, Target(4, 3, 1, out.dtype), out)
+        assert out[0, :, 0].tolist() == [2, 1, 0]
+
+
+def test_a_png_whose_pixels_are_damaged_stays_an_error_beside_a_large_profile() -> None:
+    data = png(4, 3, 8, 0, b"\0\1\2\3\4" * 3, icc(2**21))
+    at = data.index(b"IDAT") + 6
+    damaged = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+    with pytest.raises(ImageError):
+        decode_image(damaged, Target(3, 4, 1, np.dtype(np.uint8)), np.empty((3, 4, 1), np.uint8))
+
+
+@pytest.mark.parametrize("suffix", ["avif", "jp2", "qoi"])
+def test_files_of_newer_formats_are_packed_where_pillow_decodes_them(tmp_path: Path, suffix: str) -> None:
+    if not features.check({"avif": "avif", "jp2": "jpg_2000"}.get(suffix, "zlib")):
+        pytest.skip(f"this Pillow has no {suffix}")
+    for i, of in enumerate(("cat", "dog")):
+        (tmp_path / "in" / of).mkdir(parents=True)
+        photo(32, 48).save(tmp_path / "in" / of / f"{i}.{suffix}")
+    report = pack_images(tmp_path / "in", tmp_path / "o.h5", workers=0)
+    assert report.num_samples == 2 and report.image_shape == (32, 48, 3) and report.fields == ("labels",)
+
+
+def test_heic_is_packed_where_pillow_heif_is_installed(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif", reason="reads HEIC")
+    heif.register_heif_opener()
+    (tmp_path / "in").mkdir()
+    photo(32, 48).save(tmp_path / "in" / "a.heic", quality=90)
+    report = pack_images(tmp_path / "in", tmp_path / "o.h5", workers=0)
+    assert report.num_samples == 1 and report.image_shape == (32, 48, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC by its content.*pip install pillow-heif"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0", "a video"),
+        (b"\xff\x0a\xfa\x1f\x01", "JPEG XL"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "a web page"),
+        (b'<?xml version="1.0"?>\n<svg xmlns="a"/>', "SVG"),
+        (b'{"error": "quota exceeded"}', "JSON"),
+        (b"%PDF-1.7", "a PDF"),
+        (bytes(128) + b"DICM" + bytes(9), "DICOM"),
+        (b"PK\x03\x04abcdefgh", "an archive"),
+        (bytes(999), "zeros alone"),
+    ],
+)
+def test_files_called_like_images_that_are_something_else_are_named(data: bytes, said: str) -> None:
+    if said.startswith("HEIC") and features.check("avif") and "HEIF" in Image.OPEN:
+        pytest.skip("pillow-heif is installed, and reads it")
+    with pytest.raises(ImageError, match=f"not an image that is read: .*{said}"):
+        probe_image(lambda size: data[:size])

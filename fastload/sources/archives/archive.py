@@ -14,6 +14,7 @@ from fastload.remote.paths import ObjectPath, path_of
 from fastload.sources.archives.members import FoundMembers, ZipFiles, with_parents
 from fastload.sources.archives.tar import list_tar
 from fastload.sources.archives.zip import list_zip
+from fastload.sources.foreign import why_foreign
 from fastload.sources.listing import first_few, require_unique
 from fastload.sources.spans import FileSpans, ListedFile, ListedObject
 from fastload.sources.tree import Tree, hidden_note, is_hidden, is_image, key_of, walk_order
@@ -48,6 +49,8 @@ def list_archive(path: Path) -> Tree:
         except OSError as exc:
             raise SourceError(f"{path} cannot be read: {exc.strerror}. Make it readable for this user.") from exc
     suffix = path.suffix.lower()
+    if why := why_foreign(path, head):
+        raise SourceError(why)
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or (suffix == ".zip" and not _packer(head)):
         return _tree(path, archive, list_zip(path), zipped=True)
     if head[257:262] == b"ustar" or (suffix == ".tar" and not _packer(head)):
@@ -103,7 +106,7 @@ def _tree(path: Path, archive: ListedFile | ListedObject, found: FoundMembers, *
     files = ZipFiles(spans, sizes, column("method", np.uint8), column("crc", np.uint32)) if zipped else spans
     hidden = [key_of(member.name) for member in found.members if _hidden(member.name)]
     passed = [f"{key_of(name)} {reason}" for name, reason in found.passed if not _hidden(name)]
-    notes = [hidden_note(hidden)] if hidden else []
+    notes = [*found.notes, *([hidden_note(hidden)] if hidden else [])]
     if passed:
         notes.append(f"Passed over in the archive ({len(passed)}): {first_few(passed)}.")
     return Tree(

@@ -50,6 +50,7 @@ class FoundMembers:
     folders: list[str] = field(default_factory=list)  # names of the folders
     broken: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of images that cannot be read
     passed: list[tuple[str, str]] = field(default_factory=list)  # the same of other files, which are passed over
+    notes: list[str] = field(default_factory=list)  # sentences about the names
 
     def refuse(self, name: str, reason: str) -> None:
         """Notes a member that cannot be read: as broken if it is an image, else as passed over."""

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 from fastload.errors import FastloadError, SourceError, typed
+from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
 from fastload.sources.archives.members import (
     DEFLATED,
@@ -19,6 +20,7 @@ from fastload.sources.archives.members import (
     normal,
     why_unsafe,
 )
+from fastload.sources.listing import first_few
 from fastload.sources.tree import key_of
 
 _METHODS = {9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
@@ -43,19 +45,18 @@ def list_zip(path: Path) -> FoundMembers:
     # Values that cannot be make it seek before the file, overflow, or find a version of zip that there is not.
     except (zipfile.BadZipFile, ValueError, OverflowError, OSError, RuntimeError, struct.error, EOFError) as exc:
         raise SourceError(
-            f"{path}: the list of members at the end of this zip is damaged or missing ({exc}). "
-            f"The copy or download was probably cut short: fetch it again, or try "
-            f"`zip -FF {typed(path)} --out repaired.zip`."
+            f"{path}: the list of members at the end of this zip is damaged or missing ({exc}). {_mended(path)}"
         ) from exc
-    # Some archivers of Windows write `train\\cat\\1.jpg` against the specification.
-    backslashes = any("\\" in info.filename for info in infos) and not any("/" in info.filename for info in infos)
+    # Some archivers of Windows write `train\\cat\\1.jpg` against the specification; others add to such a zip.
+    if turned := [key_of(_zip_name(info)) for info in infos if "\\" in info.filename]:
+        found.notes.append(f"Names with backslashes were read as folders ({len(turned)}): {first_few(turned, 2)}.")
     overlapping = _overlapping(infos)
     for info in infos:
-        given = _zip_name(info).replace("\\", "/") if backslashes else _zip_name(info)
+        given = _zip_name(info).replace("\\", "/")
         name = normal(given)
         if reason := why_unsafe(given):
             found.refuse(given or "a member", reason)
-        elif info.is_dir():
+        elif given.endswith("/"):
             found.folders.append(name)
         elif reason := _why_refused(info) or overlapping.get(info.header_offset, ""):
             found.refuse(name, reason)
@@ -65,6 +66,18 @@ def list_zip(path: Path) -> FoundMembers:
             size = (info.compress_size, info.file_size)
             found.members.append(Member(name, info.header_offset, *size, info.compress_type, info.CRC))
     return found
+
+
+def _mended(path: Path) -> str:
+    """Returns how a zip without its list is made whole: joined if it is the last of several parts."""
+    first = path.with_suffix(".z01")
+    if not isinstance(path, ObjectPath) and first.exists():
+        how = f"`zip -s 0 {typed(path)} --out joined.zip`"
+        return f"It is the last part of a split archive, for {first.name} lies beside it. Join them: {how}."
+    return (
+        "The copy or download was probably cut short: fetch it again, or try "
+        f"`zip -FF {typed(path)} --out repaired.zip`."
+    )
 
 
 def _why_refused(info: zipfile.ZipInfo) -> str:

@@ -25,7 +25,7 @@ from fastload.sources.arrow.shards import (
     translate_errors,
     values_in,
 )
-from fastload.sources.assemble import Draft, Samples, Splits, fill_value, split_path
+from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards, split_path
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_parts
 from fastload.sources.open_tree import open_tree
@@ -37,7 +37,6 @@ from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, split_
 from fastload.sources.tables.read_table import is_list
 from fastload.sources.tree import Tree, is_image, key_of
 
-_PART = re.compile(r"(.*-)(\d{5,6})-of-(\d{5,6})(?:-[0-9a-f]+)?(\.\w+)", re.DOTALL)
 _LOOKED_AT = 40
 # The first bytes of JPEG, PNG, GIF, BMP (of 64 MiB at most), TIFF and WebP as base64
 _BASE64 = re.compile(r"data:image/|/9j/|iVBORw0KGgo|R0lGOD|Qk[0-9]|SUkq|UklGR")
@@ -116,10 +115,12 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     shown = [f"{location}: {why}" for location, why in unlabelled]
     fix = "Fill them in, or leave those images out"
     draft.leave_out_all(unlabelled, "rows without a label", fix, shown)
-    mtimes = written[table.shard_of]
+    mtimes, counts = written[table.shard_of], [shard.num_rows for shard in table.shards]
     if images:
         mtimes = np.maximum(mtimes, images.mtimes_ns)
-        samples = Samples(_keys_of(images.paths, table), images.files, images.sizes, mtimes, splits, columns)
+        samples = Samples(
+            keys_in_shards(table.files, counts, images.paths), images.files, images.sizes, mtimes, splits, columns
+        )
     elif not columns:
         there = ", ".join(table.names)
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
@@ -131,7 +132,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
                 "with `numpy.save('images.npy', ...)`, and give the folder."
             )
         sizes = np.full(len(mtimes), sum(column.values[:1].nbytes for column in columns.values()), np.int64)
-        samples = Samples(_keys_of([], table), None, sizes, mtimes, splits, columns)
+        samples = Samples(keys_in_shards(table.files, counts, []), None, sizes, mtimes, splits, columns)
     if masks is not None:  # absent ones get a value that no other holds
         present = np.ones(len(masks.sizes), np.bool_)
         present[list(masks.bad)] = False
@@ -171,23 +172,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
-    parts: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        if found := _PART.fullmatch(name):
-            before, number, of, suffix = found.groups()
-            parts.setdefault((before, of, suffix), set()).add(int(number))
-    lacking = [
-        key_of(f"{before}{number:0{len(of)}d}-of-{of}{suffix}")
-        for (before, of, suffix), there in parts.items()
-        for number in (range(min(int(of), 100_000)) if len(there) < int(of) else ())
-        if number not in there
-    ]
-    if lacking and draft.on_error == "fail" and not tree.file:
-        raise SourceError(
-            f"{tree.given}: files that are missing by the names of the others ({len(lacking)}): "
-            f"{first_few(lacking)}. Fetch them, or pack what is there with `--on-error skip`."
-        )
-    draft.note("Files are missing by the names of the others", lacking)
+    draft.require_parts(names)
     return table, tree.mtimes_ns[np.array(positions)]
 
 
@@ -376,21 +361,3 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
 def _image_index(tree: Tree) -> ImageIndex:
     """Returns the index of the image files in the folder of the tables."""
     return ImageIndex(open_tree(tree.path) if tree.file else tree)
-
-
-def _keys_of(all_paths: list[str], table: ArrowTable) -> list[str]:
-    """Returns the keys: shard and path of a row if the paths ([]: none) in the shard are unique, else its number."""
-    keys: list[str] = []
-    start = 0
-    for name, shard in zip(table.files, table.shards, strict=True):
-        count = shard.num_rows
-        paths = all_paths[start : start + count]
-        start += count
-        inner = [f"{row:08d}" for row in range(count)]
-        if paths and "" not in paths and len(set(paths)) == count:
-            inner = [path.replace("\\", "/").rpartition("/")[2] for path in paths]
-            if len(set(inner)) < count:
-                inner = [path.lstrip("/") for path in paths]
-        prefix = f"{key_of(name)}/"
-        keys += [prefix + key_of(path) for path in inner]
-    return keys

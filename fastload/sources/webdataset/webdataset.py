@@ -9,7 +9,6 @@ The part of the base name behind the first dot, in lower case, is the field: `jp
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from fastload.errors import SourceError
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value
-from fastload.sources.listing import SPLITS, Masks, SourceOptions, first_few
+from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_shard
 from fastload.sources.tree import Tree, is_image, key_of
 from fastload.sources.webdataset.fields import ARRAY, INTEGERS, JSON, PICKLES, collect_columns, kind_of
 from fastload.sources.webdataset.samples import (
@@ -138,10 +137,9 @@ def _masks(draft: Draft, grouped: GroupedSamples) -> Masks | None:
 
 def _splits(draft: Draft, tree: Tree, shards: list[str], samples: list[Sample]) -> Splits:
     """Returns the split of each sample, by names of shards and folders: train-000000.tar, val/000000.tar."""
-    words = [re.findall("[a-z]+", (shard or tree.path.name).lower()) for shard in shards]
-    split_of_shard = [next((SPLITS[word] for word in those if word in SPLITS), "") for those in words]
-    if all(split_of_shard):
-        return Splits.of([split_of_shard[sample.shard] for sample in samples])
-    if any(split_of_shard):
+    splits = [split_of_shard(shard or tree.path.name) for shard in shards]
+    if all(splits):
+        return Splits.of([splits[sample.shard] for sample in samples])
+    if any(splits):
         draft.notes.append("Not every shard names its split: all are one split, `all`.")
     return Splits.one(len(samples))

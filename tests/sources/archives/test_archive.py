@@ -97,6 +97,21 @@ def test_tar_names_that_are_not_utf8_and_zip_names_without_the_flag_or_with_back
     assert open_tree(path).names == ["größe/1.jpg"]
     windows = write_zip(tmp_path / "w.zip", {"cat\\1.jpg": b"1", "dog\\1.jpg": b"2"})
     assert open_tree(windows).names == ["cat/1.jpg", "dog/1.jpg"]
+    mixed = {"train\\cat\\1.jpg": b"1", "train/dog/1.jpg": b"2", "val\\cat/1.jpg": b"3", "val/dog\\1.jpg": b"4"}
+    listing = list_source(write_zip(tmp_path / "m.zip", mixed))
+    assert listing.split_names == ("train", "val") and listing.columns["labels"].values.tolist() == [0, 1, 0, 1]
+    assert any("Names with backslashes were read as folders (3): train\\cat\\1.jpg" in note for note in listing.notes)
+
+
+def test_an_archive_in_a_zip_and_the_last_part_of_a_split_one_say_what_to_do(tmp_path: Path) -> None:
+    refused("unpack .*outer.zip first", write_zip(tmp_path / "outer.zip", {"data.zip": b"PK", "a.txt": b""}))
+    refused(
+        "Unpack .*packed.zip first. Unpack them: `tar -xf",
+        write_zip(tmp_path / "packed.zip", {"d.tar.gz": b"\x1f\x8b"}),
+    )
+    (tmp_path / "big.z01").write_bytes(b"PK\x07\x08")
+    (tmp_path / "big.zip").write_bytes(b"the end of it")
+    refused("last part of a split archive, for big.z01 lies beside it.*zip -s 0 .*big.zip --out", tmp_path / "big.zip")
 
 
 def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> None:

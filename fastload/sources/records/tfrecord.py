@@ -1,0 +1,416 @@
+"""TFRecord: files of records, each a tf.train.Example, as TensorFlow and its datasets write them.
+
+    train-00000-of-01024                 image/encoded, image/class/label, image/object/bbox/xmin, ...
+    mnist-train.tfrecord-00000-of-00001  of tensorflow-datasets, beside features.json and label.labels.txt
+    photos.tfrecord[.gz]                 one file, one split
+
+A record is its length (uint64), a checksum of that, an Example in protobuf, and a checksum of it. An Example maps the
+names of features to lists of bytes, floats or int64. Checksums of lengths are checked, those of records are not: that
+would read all images twice.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.errors import ImageError, SourceError
+from fastload.format.ragged import Column
+from fastload.images.image_header import ImageHeader, probe_image
+from fastload.sources.assemble import Draft, Samples
+from fastload.sources.foreign import SHARD_NAME, in_python
+from fastload.sources.listing import SPLITS, Files, Reader, SourceOptions, first_few
+from fastload.sources.records.record_table import (
+    BLOB_HEAD,
+    Blob,
+    Cell,
+    Pixels,
+    RecordTable,
+    ShardFile,
+    list_records,
+    open_shards,
+    splits_of_shards,
+    text_of,
+)
+from fastload.sources.tables.boxes import boxes_by_sample
+from fastload.sources.tables.frame import categories
+from fastload.sources.tables.read_table import values_of
+from fastload.sources.tree import Tree, key_of
+from fastload.system.text import read_json
+
+_OF_TFDS = re.compile(r".*-(\w+)\.tfrecord-\d+-of-\d+", re.DOTALL)
+_LENGTH, _CHECK = struct.Struct("<QI"), 4
+_GZIP = b"\x1f\x8b"
+_LOOKED_AT = 3
+_WINDOW = 4096
+_SLACK = 1e-3  # by which fractions may be beyond an image, as rounding leaves them
+_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_BOX_LABELS = ("label", "text", "name")
+_SHAPE = (("height", "rows", "h"), ("width", "cols", "columns", "w"), ("depth", "channels", "c"))
+_TENSORFLOW = in_python(
+    "samples = [(tensorflow.io.decode_raw(one['image'], 'uint8').numpy().reshape(SHAPE), int(one['label'])) for one in "
+    "dataset]; pack_images(samples, 'out.h5')"
+)
+
+
+def tfrecord_evidence(tree: Tree) -> list[str]:
+    """Returns the first files that are TFRecords by their name and the checksum of their first record's length."""
+    found = []
+    for i in _positions(tree)[:_LOOKED_AT]:
+        with suppress(ImageError):
+            head = tree.files.read_head(i, _WINDOW)
+            if head.startswith(_GZIP):
+                head = zlib.decompressobj(31).decompress(head, _LENGTH.size)
+            if _length(head) is not None:
+                found.append(key_of(tree.names[i]))
+    return found
+
+
+def list_tfrecord(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
+    """Returns the samples of TFRecord files, in their order; splits by their names.
+
+    Columns are those of `list_records`; `boxes` (x, y, width, height in pixels), `num_boxes` and `box_labels` of
+    image/object/bbox/xmin and its kin, or of objects/bbox as tensorflow-datasets writes it.
+
+    Raises:
+        SourceError: a file is damaged or cut short, or some are missing by their names; images are raw pixels of
+            unknown shape; for the reasons of `list_records`.
+    """
+    positions = _positions(tree)
+    if not positions:
+        raise SourceError(f"{tree.given}: there is no file called like a TFRecord (train-00000-of-00128, x.tfrecord).")
+    names = [tree.names[i] for i in positions]
+    draft.require_parts(names)
+    packed = [tree.files.read_head(i, 2) == _GZIP for i in positions]
+    shards = open_shards(tree, [(i, _gunzip if gz else None) for i, gz in zip(positions, packed, strict=True)])
+    table = RecordTable.of(tree, shards, lambda shard: _examples(str(tree.path / key_of(shard.name)), shard))
+    draft.title = f"Layout tfrecord, recognised by {first_few(map(key_of, names), 3)}: {len(table)} records."
+    about = [i for i, name in tree.not_images if name.endswith((".labels.txt", "features.json", "dataset_info.json"))]
+    draft.note("Ignored other files", tree.others([*positions, *about]))
+    _check_counts(draft, tree, table)
+    _with_pixels(draft, table)
+    splits = splits_of_shards(draft.where, names, _splits_of_tfds(names) if about else {})
+    classes = {name: found for name in table.cells if (found := _class_names(tree, name))}
+    return list_records(draft, table, splits, options, classes, partial(_boxes, draft, tree, table))
+
+
+def _positions(tree: Tree) -> list[int]:
+    # The last letter rules most names out quickly.
+    some = ((i, name) for i, name in tree.not_images if name[-1] in "dscrzDSCRZ0123456789")
+    names = ((i, name.rpartition("/")[2].lower()) for i, name in some)
+    return [i for i, name in names if SHARD_NAME.fullmatch(name)]
+
+
+def _gunzip(file: IO[bytes]) -> Iterable[bytes]:
+    with gzip.open(file) as content:
+        while block := content.read(2**20):
+            yield block
+
+
+def _crc_table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]
+    return table
+
+
+_CRC = _crc_table()
+
+
+def _length(head: bytes) -> int | None:
+    """Returns the length that a record's head states; None if its checksum, a masked CRC-32C, is another."""
+    if len(head) < _LENGTH.size:
+        return None
+    length, stated = _LENGTH.unpack_from(head)
+    crc = 0xFFFFFFFF
+    for byte in head[:8]:
+        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return int(length) if masked == stated else None
+
+
+def _examples(where: str, shard: ShardFile) -> Iterator[dict[str, Cell]]:
+    """Yields the features of each record; SourceError names the file, the record and what is wrong with it."""
+    at, number = 0, 0
+    with shard.reader() as file:
+        while at < shard.num_bytes:
+            file.seek(shard.base + at)
+            head = file.read(_LENGTH.size)
+            length = _length(head)
+            begin = at + _LENGTH.size
+            if length is None and begin <= shard.num_bytes:
+                raise SourceError(
+                    f"{where}: record {number}, at byte {at}: the checksum of its length is wrong. The file is damaged "
+                    "from there on, or no TFRecord: fetch it again."
+                )
+            if length is None or begin + length + _CHECK > shard.num_bytes:
+                raise SourceError(
+                    f"{where}: record {number}, at byte {at}, is cut short: the file ends at byte {shard.num_bytes}"
+                    f"{f', not {begin + length + _CHECK}' if length is not None else ''}. Its copy or download did not "
+                    "finish: fetch it again."
+                )
+            try:
+                yield _features(_Window(file, shard.base + begin, length))
+            except (ValueError, struct.error) as exc:
+                raise SourceError(
+                    f"{where}: record {number}, at byte {at}, is no tf.train.Example ({exc}). Other messages are not "
+                    f"read. {_TENSORFLOW}"
+                ) from exc
+            at, number = begin + length + _CHECK, number + 1
+
+
+class _Window:
+    """Reads a record piece by piece, since most of its bytes are an image's, which are left alone."""
+
+    def __init__(self, file: IO[bytes], start: int, size: int) -> None:
+        self._file, self.start, self.end = file, start, start + size
+        self._data, self._base = b"", start
+
+    def read(self, at: int, size: int) -> bytes:
+        """Returns so many bytes at an offset of the file; fewer at the record's end."""
+        size = min(size, self.end - at)
+        begin = at - self._base
+        if begin < 0 or begin + size > len(self._data):
+            self._file.seek(at)
+            self._data, self._base = self._file.read(min(max(size, _WINDOW), self.end - at)), at
+            begin = 0
+        return self._data[begin : begin + size]
+
+    def varint(self, at: int) -> tuple[int, int]:
+        """Returns a number of 7 bits a byte, and where it ends."""
+        data, value = self.read(at, 10), 0
+        for i, byte in enumerate(data):
+            value |= (byte & 0x7F) << 7 * i
+            if byte < 0x80:
+                return value, at + i + 1
+        raise ValueError("a number without an end")
+
+    def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yields the number of each field of a message, its wire type, and where its content begins and ends."""
+        while at < end:
+            tag, at = self.varint(at)
+            kind = tag & 7
+            if kind == 2:
+                size, at = self.varint(at)
+            elif kind in (1, 5):
+                size = 8 if kind == 1 else 4
+            elif kind == 0:
+                size = self.varint(at)[1] - at
+            else:
+                raise ValueError(f"a field of wire type {kind}")
+            if at + size > end:
+                raise ValueError("a field reaches beyond its message")
+            yield tag >> 3, kind, at, at + size
+            at += size
+
+
+def _features(window: _Window) -> dict[str, Cell]:
+    """Returns the features of an Example, by name."""
+    found: dict[str, Cell] = {}
+    for number, kind, at, end in window.fields(window.start, window.end):
+        if number != 1 or kind != 2:
+            raise ValueError("a SequenceExample, of several steps" if (number, kind) == (2, 2) else f"field {number}")
+        for _, _, begin, stop in window.fields(at, end):
+            entry = {part: (first, last) for part, _, first, last in window.fields(begin, stop)}
+            if 1 not in entry:
+                raise ValueError("a feature without a name")
+            first, last = entry[1]
+            name = window.read(first, last - first).decode("utf-8")
+            found[name] = _values(window, *entry[2]) if 2 in entry else None
+    return found
+
+
+def _values(window: _Window, at: int, end: int) -> Cell:
+    """Returns the only value of a feature, or the list of its values; None for none."""
+    found: list[Any] = []
+    for number, _, begin, stop in window.fields(at, end):
+        for _, _, first, last in window.fields(begin, stop):
+            if number == _BYTES:
+                size = last - first
+                found.append(Blob.of(window.read(first, min(size, BLOB_HEAD)), first, size))
+            elif number == _FLOATS:
+                found += np.frombuffer(window.read(first, last - first), "<f4").tolist()
+            elif number == _INTEGERS:
+                while first < last:
+                    value, first = window.varint(first)
+                    found.append(value - (value >> 63 << 64))
+    if len(found) > 1 and isinstance(found[0], Blob):
+        texts = [text_of(blob) for blob in found]
+        found = texts if None not in texts else found
+    return found if len(found) > 1 else found[0] if found else None
+
+
+def _splits_of_tfds(names: Iterable[str]) -> dict[str, str]:
+    """Returns the split of each file that is named as tensorflow-datasets names its own."""
+    found = {name: match[1] for name in names if (match := _OF_TFDS.fullmatch(name.rpartition("/")[2]))}
+    return {name: SPLITS.get(split.lower(), split) for name, split in found.items()}
+
+
+def _check_counts(draft: Draft, tree: Tree, table: RecordTable) -> None:
+    """Refuses files of tensorflow-datasets that hold other numbers of records than its dataset_info.json states."""
+    for i, name in tree.not_images:
+        if name.rpartition("/")[2] != "dataset_info.json":
+            continue
+        folder = name.rpartition("/")[0]
+        there: dict[str, int] = {}
+        for shard, count in zip(table.shards, table.counts, strict=True):
+            above, _, base = shard.name.rpartition("/")
+            if above == folder and (match := _OF_TFDS.fullmatch(base)):
+                there[match[1]] = there.get(match[1], 0) + count
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # else it is of another program
+            for split in read_json(tree.read_text(i))["splits"]:
+                stated = sum(map(int, split["shardLengths"]))
+                if draft.on_error == "fail" and stated != (found := there.get(split["name"], stated)):
+                    draft.leave_out(
+                        f"{key_of(name)}", f"states {stated} records of {split['name']!r}, there are {found}"
+                    )
+
+
+def _class_names(tree: Tree, feature: str) -> tuple[str, ...]:
+    """Returns the names of a feature's classes, which tensorflow-datasets writes beside the records; () for none."""
+    wanted = f"{feature.replace('/', '-')}.labels.txt"
+    found = next((i for i, name in tree.not_images if name.rpartition("/")[2] == wanted), None)
+    return () if found is None else tuple(line.text for line in tree.lines(found))
+
+
+def _with_pixels(draft: Draft, table: RecordTable) -> None:
+    """Turns bytes that are raw pixels into these, where features say height, width and depth; else refuses them."""
+    if table.pictures():
+        return
+    sides = [next((cells for name, cells in table.cells.items() if _plain(name) in known), None) for known in _SHAPE]
+    unknown = []
+    for name, cells in table.cells.items():
+        blobs = [cell for cell in cells if isinstance(cell, Blob)]
+        if not blobs or all(text_of(blob) is not None for blob in blobs):
+            continue
+        shapes = list(zip(*(side or [None] * len(cells) for side in sides), strict=True))
+        made = [
+            _pixels(cell, *shape) if isinstance(cell, Blob) else None for cell, shape in zip(cells, shapes, strict=True)
+        ]
+        if all(pixels is not None for pixels, cell in zip(made, cells, strict=True) if isinstance(cell, Blob)):
+            table.cells[name] = list(made)
+        else:
+            unknown.append(f"{name} ({blobs[0].size} bytes)")
+    if unknown and not table.pictures():
+        raise SourceError(
+            f"{draft.where}: no feature holds the file of an image (JPEG, PNG, WebP, ...). Raw pixels in "
+            f"{first_few(unknown)} are read only where integer features say their height, width and depth, and these "
+            f"are uint8. {_TENSORFLOW} SHAPE and `dataset` are yours to say."
+        )
+
+
+def _plain(name: str) -> str:
+    return name.rpartition("/")[2].lower()
+
+
+def _pixels(blob: Blob, height: Cell, width: Cell, depth: Cell) -> Pixels | None:
+    """Returns a blob as uint8 pixels of this size, if it has just so many bytes; without a depth, gray or colour."""
+    if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < 1:
+        return None
+    depths = (depth,) if isinstance(depth, int) else (1, 3)
+    shapes = [(height, width, depth) for depth in depths if height * width * depth == blob.size]
+    pixels = Pixels(blob.offset, shapes[0], np.dtype(np.uint8)) if shapes else None
+    return pixels if pixels and pixels.upright() else None
+
+
+def _boxes(draft: Draft, tree: Tree, table: RecordTable, images: Reader) -> tuple[dict[str, Column], dict[int, str]]:
+    """Returns the columns of boxes, in pixels, and why those of a record cannot be; takes them out of the table."""
+    boxes, labels, names = _fractions(tree, table)
+    if boxes is None:
+        return {}, {}
+    bad: dict[int, str] = {}
+    owners, scaled, found = list[int](), list[Any](), list[Any]()
+    for row, some in enumerate(boxes):
+        try:
+            width, height = _size_for_boxes(images, row, some)
+        except ImageError as exc:
+            bad[row] = str(exc)
+            continue
+        own = labels[row] if labels else [None] * len(some)
+        if len(own) != len(some):
+            bad[row] = f"has {len(some)} boxes and {len(own)} labels of boxes"
+            continue
+        owners += [row] * len(some)
+        scaled += (some * (width, height, width, height)).tolist()
+        found += own
+    column = None
+    values = values_of(found) if found and None not in found else None
+    if values is not None and values.kind in ("int", "text"):
+        column = (
+            Column(values.values, {"names": names} if names else {}) if values.kind == "int" else categories(values)
+        )
+    array = np.array(scaled, np.float32).reshape(-1, 4)
+    draft.notes.append("Boxes in fractions of the image were turned into pixels: x, y, width, height.")
+    return boxes_by_sample(array, "xyxy", np.array(owners, np.int64), len(boxes), draft.where, column), bad
+
+
+def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tuple[int, int]:
+    """Returns width and height of an image whose boxes are fractions of it; ImageError if they cannot be."""
+    if not len(boxes):
+        return 1, 1
+    if not np.isfinite(boxes).all() or boxes.min() < -_SLACK or boxes.max() > 1 + _SLACK:
+        raise ImageError(
+            f"has boxes with numbers from {boxes.min():g} to {boxes.max():g}, where TensorFlow has fractions of the "
+            "image, 0 to 1"
+        )
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise ImageError("has a box that ends before it begins")
+    header: ImageHeader = (
+        probe_image(lambda size: images.read_head(row, size)) if isinstance(images, Files) else images.header(row)  # type: ignore[union-attr]
+    )
+    if header.turned:
+        raise ImageError(
+            "is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be beside objects"
+        )
+    return header.width, header.height
+
+
+def _fractions(
+    tree: Tree, table: RecordTable
+) -> tuple[list[NDArray[np.float64]] | None, list[list[Any]] | None, tuple[str, ...]]:
+    """Takes boxes out of a table: (M, 4) of each record as xmin, ymin, xmax, ymax, their labels, names of classes."""
+    cells = table.cells
+    of_side = next((name for name in cells if name.endswith("bbox/xmin") or name == "xmin"), "")
+    folder = of_side.removesuffix("xmin")
+    if of_side and all(folder + side in cells for side in _SIDES):
+        sides = [[_as_list(cell) for cell in cells.pop(folder + side)] for side in _SIDES]
+        if any(len({len(side) for side in four}) > 1 for four in zip(*sides, strict=True)):
+            raise SourceError(f"{tree.given}: the features {folder}xmin, ymin, xmax and ymax have different numbers.")
+        boxes = [np.array(four, np.float64).reshape(4, -1).T for four in zip(*sides, strict=True)]
+        above = folder.removesuffix("/").rpartition("/")[0]
+    else:
+        # tensorflow-datasets: ymin, xmin, ymax, xmax of one box behind another, if features.json says so.
+        about = [i for i, name in tree.not_images if name.rpartition("/")[2] == "features.json"]
+        known = any(b"BBoxFeature" in tree.read_text(i) for i in about)
+        name = next((name for name in cells if known and _plain(name) == "bbox"), "")
+        if not name:
+            return None, None, ()
+        boxes = [np.array(_as_list(cell), np.float64).reshape(-1, 4)[:, [1, 0, 3, 2]] for cell in cells.pop(name)]
+        above = name.rpartition("/")[0]
+    of_labels = [
+        name
+        for last in _BOX_LABELS
+        for name in cells
+        if above and _plain(name) == last and name.startswith(f"{above}/")
+    ]
+    labels = [_as_list(cell) for cell in cells[of_labels[0]]] if of_labels else None
+    for name in of_labels:
+        del cells[name]
+    if labels:
+        labels = [[text_of(one) if isinstance(one, Blob) else one for one in some] for some in labels]
+    return boxes, labels, _class_names(tree, of_labels[0]) if of_labels else ()
+
+
+def _as_list(cell: Cell) -> list[Any]:
+    return cell if isinstance(cell, list) else [] if cell is None else [cell]
