@@ -75,7 +75,8 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     columns, lost = columns_with_boxes(frame, draft)
     at = rows.positions[first].tolist()
     columns |= caption_columns(draft, [texts.get(i, ()) for i in at], options, lambda i: rows.key(int(first[i])))
-    if len(rows.cells) > 1 and not {"labels", "targets", "bbox", "boxes", "caption"} & columns.keys() and not options.labels:
+    known = {"labels", "targets", "bbox", "boxes", "caption"} & columns.keys()
+    if len(rows.cells) > 1 and not known and not options.labels:
         rows.refuse_without_header()
     unlabelled = {int(first[at]): why for at, why in lost.items()}
     rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
