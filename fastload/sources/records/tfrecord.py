@@ -369,7 +369,7 @@ def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tup
     header: ImageHeader = (
         probe_image(lambda size: images.read_head(row, size)) if isinstance(images, Files) else images.header(row)  # type: ignore[union-attr]
     )
-    if header.turned:
+    if header.orientation > 1:
         raise ImageError(
             "is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be beside objects"
         )
