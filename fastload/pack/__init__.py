@@ -86,6 +86,7 @@ def pack_images(
     image_column: str = "",
     split_column: str = "",
     root: str | Path | None = None,
+    download: bool = False,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     mode: Mode | None = None,

@@ -22,6 +22,7 @@ from fastload.sources import (
     cub,
     exported,
     folder,
+    library,
     mask_folders,
     mnist,
     voc,
@@ -108,6 +109,8 @@ LAYOUTS: dict[str, Layout] = {
         "Images and masks of the same names in sibling folders", takes=_MASKS),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test"),
+    "torchvision": Layout(library.list_torchvision, library.torchvision_evidence, "export",
+        "A dataset that torchvision reads: `torchvision:Flowers102 --root FOLDER`", takes=("masks", "root", "download")),
 }  # fmt: skip
 
 _NO_INSTANCES = {

@@ -242,7 +242,9 @@ class SourceOptions:
     labels: tuple[str, ...] = ()  # the columns of a table that are labels; (): found by their usual names
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
-    root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
+    # Folder that paths in a table are relative to; None: its own, or one that is found. Where torchvision's data lie.
+    root: Path | None = None
+    download: bool = False  # torchvision fetches what is not there
 
     def __post_init__(self) -> None:
         if self.masks not in get_args(MasksWanted):
@@ -255,5 +257,6 @@ class SourceOptions:
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ from their default, as plain JSON values and without paths."""
         given = self.given()
-        given.pop("root", None)
+        for name in ("root", "download"):  # where it lies, and how it came there, is nothing of the file's
+            given.pop(name, None)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
