@@ -128,10 +128,12 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
 
     Raises:
         MissingFileError: there is nothing at path.
-        SourceError: path cannot be read, or two layouts of one kind fit.
+        SourceError: path cannot be read, or two layouts of one kind fit, or it is known as something that none reads.
     """
     tree = open_tree(path)
     for kind in get_args(Kind):
+        if kind == "format":  # beside class folders, these would be taken for what they are not
+            library.refuse_known(tree)
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:

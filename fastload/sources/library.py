@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from PIL import Image
@@ -27,7 +28,7 @@ from fastload.sources.assemble import Draft, Samples
 from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.objects import object_samples
 from fastload.sources.open_tree import HUGGING_FACE, TORCHVISION, is_library
-from fastload.sources.tree import FolderFiles, Tree
+from fastload.sources.tree import FolderFiles, Tree, key_of
 
 _SPLITS = ("train", "trainval", "val", "valid", "test", "extra", "unlabeled")
 """Values of an argument `split` that are tried; `trainval` only where there is no `train`."""
@@ -57,25 +58,25 @@ _DEFAULTS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }  # fmt: skip
 """Class -> arguments other than its own defaults, given the root folder."""
 
-_VIDEOS = "gives clips of videos, not images; write the frames that you want as images, a folder a class"
-_ALONE = (
-    "fastload packs one image a sample. To pack the images alone, give them from Python, by their paths: "
-    "`pack_images([Path(...), ...], 'OUT.h5')`"
-)
-_OURS = "`fastload pack FOLDER OUT.h5` reads its folder, with all annotations"
-_MADE = "make it in Python, and give it to `pack_images`"
+_LOOKED_AT = 2000  # images by whose names other kinds of datasets are recognised
+
+_VIDEOS = "It holds videos, not images: write the frames that you want as images, a folder a class"
+_PYTHON = "It is packed from Python: `pack_images({}, 'OUT.h5')`"
+_ALONE = f"fastload packs one image a sample. The images alone: {_PYTHON.format('[Path(...), ...]')[13:]}"
+_OURS = "Its folder is read without torchvision, with all annotations: `fastload pack FOLDER OUT.h5`"
+_MADE = f"Make it in Python: {_PYTHON.format('DATASET')[13:]}"
 REFUSED = {
     **dict.fromkeys(("CelebA", "Cityscapes", "CocoCaptions", "CocoDetection", "VOCDetection", "VOCSegmentation"), _OURS),
     **dict.fromkeys(("HMDB51", "Kinetics", "UCF101", "MovingMNIST"), _VIDEOS),
     **dict.fromkeys(("FlyingChairs", "FlyingThings3D", "HD1K", "KittiFlow", "Sintel"),
-                    f"gives pairs of frames and optical flow. {_ALONE}"),
+                    f"It gives pairs of frames and optical flow. {_ALONE}"),
     **dict.fromkeys(("CREStereo", "CarlaStereo", "ETH3DStereo", "FallingThingsStereo", "InStereo2k", "Kitti2012Stereo",
                      "Kitti2015Stereo", "Middlebury2014Stereo", "SceneFlowStereo", "SintelStereo"),
-                    f"gives pairs of images and disparities. {_ALONE}"),
-    "DatasetFolder": f"needs a function that loads a sample: {_MADE}",
-    "FakeData": f"makes random images: {_MADE}",
-    "LFWPairs": "gives two faces a sample; `torchvision:LFWPeople` has the faces, and whose they are",
-    "PhotoTour": f"gives patches without labels, or pairs of them. {_ALONE}",
+                    f"It gives pairs of images and disparities. {_ALONE}"),
+    "DatasetFolder": f"It needs a function that loads a sample. {_MADE}",
+    "FakeData": f"It makes random images. {_MADE}",
+    "LFWPairs": "It gives two faces a sample. `torchvision:LFWPeople` has the faces, and whose they are",
+    "PhotoTour": f"It gives patches without labels, as arrays. {_PYTHON.format('[one.numpy() for one in DATASET]')}",
 }  # fmt: skip
 """Class of torchvision -> what it gives that is no image with a label, a mask or boxes, and what to do."""
 
@@ -186,7 +187,7 @@ def _dataset_class(name: str, where: str) -> type[Any]:
             f"It has {', '.join(known)}."
         )
     if reason := REFUSED.get(name):
-        raise SourceError(f"{where}: {reason}.")
+        raise SourceError(f"{where}: not packed by its name. {reason}.")
     found: type[Any] = getattr(datasets, name)
     return found
 
@@ -344,6 +345,130 @@ def _as_sample(given: Any) -> Any:
         else:
             sample["label"] = part
     return sample
+
+
+_FOLDERS = {
+    "CIFAR10": ("cifar-10-batches-py", "test_batch batches.meta"),
+    "CIFAR100": ("cifar-100-python", "train test meta"),
+    "Caltech101": ("caltech101", "101_ObjectCategories/ Annotations/"),
+    "CLEVRClassification": ("clevr/CLEVR_v1.0", "scenes/CLEVR_train_scenes.json images/"),
+    "DTD": ("dtd/dtd", "labels/train1.txt labels/test1.txt images/"),
+    "FER2013": ("fer2013", "fer2013.csv"),
+    "FGVCAircraft": ("fgvc-aircraft-2013b", "data/images_variant_train.txt data/variants.txt"),
+    "Flowers102": ("flowers-102", "imagelabels.mat setid.mat"),
+    "Food101": ("food-101", "meta/train.json meta/test.json images/"),
+    "GTSRB": ("gtsrb", "GT-final_test.csv GTSRB/"),
+    "Kitti": ("Kitti/raw", "training/image_2/ training/label_2/"),
+    "LFWPeople": ("lfw-py", "people.txt pairs.txt"),
+    "Omniglot": ("omniglot-py", "images_background/ images_evaluation/"),
+    "OxfordIIITPet": ("oxford-iiit-pet", "annotations/trimaps/ annotations/trainval.txt images/"),
+    "Places365": ("", "categories_places365.txt places365_val.txt"),
+    "SBDataset": ("", "cls/ inst/ img/ train.txt"),
+    "SBU": ("", "dataset/SBU_captioned_photo_dataset_urls.txt"),
+    "SEMEION": ("", "semeion.data"),
+    "STL10": ("stl10_binary", "train_X.bin train_y.bin"),
+    "SUN397": ("SUN397", "ClassName.txt a/abbey/"),
+    "SVHN": ("", "train_32x32.mat test_32x32.mat"),
+    "StanfordCars": ("stanford_cars", "devkit/cars_meta.mat"),
+    "USPS": ("", "usps.bz2 usps.t.bz2"),
+    "WIDERFace": ("widerface", "wider_face_split/wider_face_train_bbx_gt.txt"),
+}
+"""Class of torchvision -> its folder below the root, and the files and folders (ending in `/`) in it that show it.
+
+Those of which the folder itself is read right are not here.
+"""
+
+_CIFAR = (
+    "`rows = numpy.fromfile(FILE, 'u1').reshape(-1, {n})`, then `pack_images([(row[{m}:].reshape(3, 32, 32)"
+    ".transpose(1, 2, 0), int(row[{m} - 1])) for row in rows], 'OUT.h5')`; or take the version for Python, which "
+    "`fastload pack torchvision:{name} OUT.h5 --root FOLDER` reads"
+)
+_OTHERS = (
+    ("data_batch_1.bin test_batch.bin", "CIFAR-10's binary version",
+     f"It is packed from Python: {_CIFAR.format(n=3073, m=1, name='CIFAR10')}"),
+    ("train.bin test.bin fine_label_names.txt", "CIFAR-100's binary version",
+     f"It is packed from Python: {_CIFAR.format(n=3074, m=2, name='CIFAR100')}"),
+    ("mnist_test_seq.npy", "Moving MNIST, sequences of frames",
+     f"{_PYTHON.format('list(numpy.load(FILE).reshape(-1, 64, 64))')}, frame by frame"),
+    ("info.txt m50_100000_100000_0.txt", "PhotoTour, patches within larger images",
+     f"{_PYTHON.format('[one.numpy() for one in torchvision.datasets.PhotoTour(ROOT, NAME)]')}"),
+    ("data.mdb lock.mdb", "an LMDB database, such as LSUN's",
+     "It is packed from Python: `found = lmdb.open(FOLDER, readonly=True, lock=False).begin().cursor()`, then "
+     "`pack_images([value for _, value in found], 'OUT.h5')`"),
+    ("*.flo", "optical flow", _ALONE),
+    *((shown, "disparities, depth or optical flow", _ALONE) for shown in
+      "*.pfm flow_occ/ disp_noc/ disp_occ_0/ disparities/ *.disp.png *_disp.png *.depth.png".split()),
+    *((shown, "a dataset of videos", _VIDEOS) for shown in "*.avi *.mp4 *.mkv *.webm".split()),
+)  # fmt: skip
+"""Names of files and folders (ending in `/`), what they are, and how to pack them, though fastload does not read them."""
+
+
+class Known(NamedTuple):
+    """A dataset that a tree is, by names that only it has."""
+
+    what: str
+    seen: tuple[str, ...]  # names in the tree, at least one
+    way: str  # the command, or the lines of Python, that read it, as a sentence without its point
+
+
+def known_as(tree: Tree) -> list[Known]:
+    """Returns the datasets of torchvision that a tree holds, and other kinds that class folders cannot express."""
+    paths: dict[str, list[str]] = {}
+    for name in [*(name for _, name in tree.not_images), *(f"{folder}/" for folder in tree.folders)]:
+        paths.setdefault(name.rstrip("/").rpartition("/")[2] + "/" * name.endswith("/"), []).append(name)
+    return [*_torchvision_in(tree, paths), *_others_in(tree, paths)][:3]
+
+
+def _torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+    for name, (folder, shown) in _FOLDERS.items():
+        marks = shown.split()
+        at = [{path.removesuffix(mark) for path in paths.get(_base(mark), []) if f"/{path}".endswith(f"/{mark}")}
+              for mark in marks]  # fmt: skip
+        # SVHN, USPS and LSUN may be there in part.
+        found = set.union(*at) if not folder and name in ("SVHN", "USPS") else set.intersection(*at)
+        for place in sorted(found)[:1]:
+            here, root, once = os.path.abspath(tree.path / place), "FOLDER", ""
+            if not tree.in_place:
+                once = f", once it lies unpacked on this machine{f' as FOLDER/{folder}' * bool(folder)}"
+            elif f"{here}/".endswith(f"/{folder}/".replace("//", "/")):
+                root = f"{here}/".removesuffix(f"{folder}/").rstrip("/") if folder else here
+            else:
+                once = f", once its folder {here} is called FOLDER/{folder}, as torchvision expects it"
+            way = f"`fastload pack torchvision:{name} OUT.h5 --root {shlex.quote(root or '/')}` reads it{once} (torchvision "
+            seen = tuple(f"{key_of(place)}{mark}" for mark in marks if f"{place}{mark}" in paths.get(_base(mark), []))
+            yield Known(f"torchvision's {name}", seen, f"{way}has to be installed)")
+
+
+def _others_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+    images = [tree.names[i] for i in tree.images()[:_LOOKED_AT].tolist()]
+    told = set[str]()
+    for shown, what, way in _OTHERS:
+        if shown.startswith("*"):
+            ends = shown[1:]
+            seen = [path for base, of in paths.items() if base.lower().endswith(ends) for path in of[:1]]
+            seen += [image for image in images if image.endswith(ends)]
+            if way == _VIDEOS and images:
+                continue  # a video beside images is no dataset of videos
+        else:
+            of_each = [paths.get(mark, []) for mark in shown.split()]
+            seen = [of[0] for of in of_each] if all(of_each) else []
+        if seen and way not in told:
+            told.add(way)
+            yield Known(what, tuple(map(key_of, seen[:2])), way)
+
+
+def _base(mark: str) -> str:
+    """Returns the last part of a path, with the `/` of a folder."""
+    return mark.rstrip("/").rpartition("/")[2] + "/" * mark.endswith("/")
+
+
+def refuse_known(tree: Tree) -> None:
+    """Raises SourceError for a tree that is known by its names as a dataset that none of the layouts reads right."""
+    if not (found := known_as(tree)):
+        return
+    said = " ".join(f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}." for what, seen, way in found)
+    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
+    raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
 
 
 def _cached_dataset(name: str) -> Path:
