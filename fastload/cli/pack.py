@@ -42,7 +42,11 @@ def pack(
     context: typer.Context,
     source: Annotated[
         Any,
-        typer.Argument(parser=parse_path, metavar="SRC", help="Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME."),
+        typer.Argument(
+            parser=parse_path,
+            metavar="SRC",
+            help="Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME.",
+        ),
     ],
     output: Annotated[
         Any, typer.Argument(parser=parse_path, metavar="OUT.h5", help="File to write, or its URL, s3://BUCKET/OUT.h5.")
@@ -73,7 +77,10 @@ def pack(
     image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",
     split_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the split.")] = "",
     root: Annotated[
-        Any, typer.Option(parser=parse_path, metavar="PATH", help="Folder that a table's paths, or torchvision's data, are in.")
+        Any,
+        typer.Option(
+            parser=parse_path, metavar="PATH", help="Folder that a table's paths, or torchvision's data, are in."
+        ),
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Let torchvision fetch what is not in --root.")] = False,
     size: Annotated[

@@ -17,7 +17,6 @@ from fastload.sources import (
     ade20k,
     camvid,
     celeba,
-    cifar,
     cityscapes,
     cub,
     exported,
@@ -89,8 +88,6 @@ LAYOUTS: dict[str, Layout] = {
         "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
-    "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
-        "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False),
     "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
         "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
     "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
@@ -110,7 +107,7 @@ LAYOUTS: dict[str, Layout] = {
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test"),
     "torchvision": Layout(library.list_torchvision, library.torchvision_evidence, "export",
-        "A dataset that torchvision reads: `torchvision:Flowers102 --root FOLDER`", takes=("masks", "root", "download")),
+        "A dataset of torchvision: `torchvision:Flowers102 --root FOLDER`", takes=("masks", "root", "download")),
 }  # fmt: skip
 
 _NO_INSTANCES = {

@@ -25,7 +25,7 @@ from PIL import Image
 
 from fastload.errors import FastloadError, ImageError, MissingExtraError, MissingFileError, OptionError, SourceError
 from fastload.sources.assemble import Draft, Samples
-from fastload.sources.listing import SourceOptions, first_few
+from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.objects import object_samples
 from fastload.sources.open_tree import HUGGING_FACE, TORCHVISION, is_library
 from fastload.sources.tree import FolderFiles, Tree, key_of
@@ -43,7 +43,7 @@ _CHOICES: dict[str, tuple[str, dict[Any, str]]] = {
     "QMNIST": ("what", {"train": "train", "test": "test", "nist": "nist"}),
     "SBDataset": ("image_set", {"train": "train", "val": "val"}),
 }  # fmt: skip
-"""Class -> the argument that chooses a split, and the split of each of its values, where it is not as `_choice_of` says.
+"""Class -> the argument that chooses a split, and the split of each of its values; of others `_choice_of` knows it.
 
 Of two values that are one split, the first that is there counts.
 """
@@ -66,7 +66,8 @@ _ALONE = f"fastload packs one image a sample. The images alone: {_PYTHON.format(
 _OURS = "Its folder is read without torchvision, with all annotations: `fastload pack FOLDER OUT.h5`"
 _MADE = f"Make it in Python: {_PYTHON.format('DATASET')[13:]}"
 REFUSED = {
-    **dict.fromkeys(("CelebA", "Cityscapes", "CocoCaptions", "CocoDetection", "VOCDetection", "VOCSegmentation"), _OURS),
+    **dict.fromkeys(("CelebA", "Cityscapes", "CocoCaptions", "CocoDetection"), _OURS),
+    **dict.fromkeys(("VOCDetection", "VOCSegmentation"), _OURS),
     **dict.fromkeys(("HMDB51", "Kinetics", "UCF101", "MovingMNIST"), _VIDEOS),
     **dict.fromkeys(("FlyingChairs", "FlyingThings3D", "HD1K", "KittiFlow", "Sintel"),
                     f"It gives pairs of frames and optical flow. {_ALONE}"),
@@ -117,12 +118,12 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
         raise OptionError(f"{draft.where}: say which folder it lies in, or is to be downloaded to: `--root FOLDER`.")
     if not (root.is_dir() or options.download):
         raise MissingFileError(f"{root}: there is no such folder, where {draft.where} would lie. Check `--root`.")
-    fixed = _DEFAULTS.get(name, lambda root: {})(root) | arguments
+    fixed = (_DEFAULTS[name](root) if name in _DEFAULTS else {}) | arguments
     if options.masks == "none":
         fixed.pop("target_types", None)
     if options.download:
         if "download" not in accepted:
-            raise OptionError(f"{draft.where}: torchvision cannot download it. Fetch it yourself, without `--download`.")
+            raise OptionError(f"{draft.where}: torchvision does not download it. Fetch it, and leave `--download` out.")
         draft.notes.append(f"torchvision was to download what was not there, into {root}.")
     absent: dict[str, str] = {}
     parts: dict[str, Any] = {}
@@ -139,8 +140,8 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
         except ImportError as exc:
             raise MissingExtraError(f"{draft.where}: torchvision needs another package: {exc}.") from exc
         except Exception as exc:  # noqa: BLE001  # what is absent or damaged shows as any error, by class
-            if not (value is not None and "Unknown value" in str(exc)):
-                absent[f"{shown} ({value})" if str(value) not in (split, "None") else shown] = " ".join(str(exc).split())
+            if value is None or "Unknown value" not in str(exc):
+                absent[shown if value in (split, None) else f"{shown} ({value})"] = " ".join(str(exc).split())
             continue
         if split in parts:
             draft.notes.append(f"NOT READ: {_chooser(name, accepted)}={value}, as {split} is read already.")
@@ -152,7 +153,9 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
             f"names it: see `help(torchvision.datasets.{name})`. `--download` has torchvision fetch it."
         )
     if absent:
-        draft.notes.append(f"Splits that are not there: {'; '.join(f'{split}: {why[:200]}' for split, why in absent.items())}")
+        draft.notes.append(
+            f"Splits that are not there: {'; '.join(f'{split}: {why[:200]}' for split, why in absent.items())}"
+        )
     counts = ", ".join(f"{split or 'samples'} {len(part):,}" for split, part in parts.items())
     draft.title = f"Layout torchvision: {name} in {root}: {counts}."
     as_files = all(part.is_of_files() for part in parts.values())
@@ -172,11 +175,13 @@ def _dataset_class(name: str, where: str) -> type[Any]:
     except ModuleNotFoundError as exc:
         if exc.name not in ("torch", "torchvision"):
             raise
-        raise MissingExtraError(f"{where}: {exc.name} is not installed. Install it with: pip install torchvision.") from exc
+        raise MissingExtraError(
+            f"{where}: {exc.name} is not installed. Install it with: pip install torchvision."
+        ) from exc
     except Exception as exc:
         raise MissingExtraError(
-            f"{where}: torchvision is installed, but cannot be imported: {exc}. It was probably built for another torch: "
-            "install both together, with: pip install --force-reinstall torch torchvision."
+            f"{where}: torchvision is installed, but cannot be imported: {exc}. It was probably built for another "
+            "torch. Install both together: pip install --force-reinstall torch torchvision."
         ) from exc
     known = [one for one in datasets.__all__ if isinstance(getattr(datasets, one), type) and one != "VisionDataset"]
     if name not in known:
@@ -195,12 +200,12 @@ def _dataset_class(name: str, where: str) -> type[Any]:
 def _parameters(dataset: type[Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a class, with those that it passes on to the class that it derives from."""
     found: dict[str, inspect.Parameter] = {}
-    for owner in dataset.__mro__:
-        here = inspect.signature(owner.__init__).parameters
-        found = dict(here) | found
+    for owner in dataset.__mro__[:-1]:
+        here = inspect.signature(owner).parameters
+        found = {**here, **found}
         if "__init__" in vars(owner) and all(one.kind is not one.VAR_KEYWORD for one in here.values()):
             break
-    return {name: one for name, one in found.items() if name != "self" and one.kind is not one.VAR_KEYWORD}
+    return {name: one for name, one in found.items() if one.kind is not one.VAR_KEYWORD}
 
 
 def _parsed(given: list[str], accepted: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def _parsed(given: list[str], accepted: Mapping[str, Any], where: str) -> dict[s
         name, equals, value = text.partition("=")
         if not equals or name not in usable:
             raise OptionError(
-                f"{where}: {text!r} is no argument of it. Write NAME=VALUE, with a NAME of: {', '.join(usable) or 'none'}."
+                f"{where}: {text!r} is no argument of it. Write NAME=VALUE; it takes {', '.join(usable) or 'none'}."
             )
         plain = {"true": True, "false": False, "none": None}
         whole = value.removeprefix("-").isdecimal() and accepted[name].annotation not in (str, "str")
@@ -316,7 +321,7 @@ def _opened_as_paths() -> Iterator[None]:
             return opened(file, *arguments, **options)
         return _Opened(os.path.abspath(os.fspath(getattr(file, "name", file))))
 
-    Image.open = path_of
+    Image.open = path_of  # type: ignore[assignment]  # what torchvision's classes call
     try:
         yield
     finally:
@@ -400,7 +405,7 @@ _OTHERS = (
       "*.pfm flow_occ/ disp_noc/ disp_occ_0/ disparities/ *.disp.png *_disp.png *.depth.png".split()),
     *((shown, "a dataset of videos", _VIDEOS) for shown in "*.avi *.mp4 *.mkv *.webm".split()),
 )  # fmt: skip
-"""Names of files and folders (ending in `/`), what they are, and how to pack them, though fastload does not read them."""
+"""Names of files and folders (ending in `/`), what they are, and how they are packed though fastload reads them not."""
 
 
 class Known(NamedTuple):
@@ -434,9 +439,9 @@ def _torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Know
                 root = f"{here}/".removesuffix(f"{folder}/").rstrip("/") if folder else here
             else:
                 once = f", once its folder {here} is called FOLDER/{folder}, as torchvision expects it"
-            way = f"`fastload pack torchvision:{name} OUT.h5 --root {shlex.quote(root or '/')}` reads it{once} (torchvision "
+            command = f"`fastload pack torchvision:{name} OUT.h5 --root {shlex.quote(root or '/')}`"
             seen = tuple(f"{key_of(place)}{mark}" for mark in marks if f"{place}{mark}" in paths.get(_base(mark), []))
-            yield Known(f"torchvision's {name}", seen, f"{way}has to be installed)")
+            yield Known(f"torchvision's {name}", seen, f"{command} reads it{once} (torchvision has to be installed)")
 
 
 def _others_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
@@ -466,11 +471,49 @@ def refuse_known(tree: Tree) -> None:
     """Raises SourceError for a tree that is known by its names as a dataset that none of the layouts reads right."""
     if not (found := known_as(tree)):
         return
-    said = " ".join(f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}." for what, seen, way in found)
+    said = " ".join(
+        f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}." for what, seen, way in found
+    )
     folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
     raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
 
 
-def _cached_dataset(name: str) -> Path:
-    """Returns the folder of a dataset that Hugging Face's `datasets` saved, or of one that it cached by this name."""
-    raise NotImplementedError(name)
+def _cached_dataset(given: str) -> Path:
+    """Returns the folder in which Hugging Face keeps a dataset: one that is given, or that it cached by a name.
+
+    `NAME,CONFIG` names one of several configurations. Nothing is downloaded.
+
+    Raises:
+        MissingFileError: there is none.
+        SourceError: there are several, or it cached nothing that is Arrow or Parquet.
+    """
+    if os.path.exists(given):
+        return Path(given)
+    name, _, config = given.partition(",")
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    infos = [path for path in prepared.glob(f"{name.replace('/', '___')}/*/*/*/dataset_info.json")
+             if any(path.parent.glob("*.arrow"))]  # fmt: skip
+    configs = {path.parts[-4] for path in infos}
+    snapshots: list[Path] = []
+    for snapshot in hub.glob(f"datasets--{name.replace('/', '--')}/snapshots/*"):
+        inside = [path.relative_to(snapshot) for path in snapshot.rglob("*.parquet")]
+        tops = {path.parts[0] for path in inside if len(path.parts) > 1 and path.parts[0].lower() not in SPLITS}
+        configs |= tops if len(tops) > 1 else set()
+        snapshots += [snapshot] * bool(inside)
+    if len(configs) > 1 and not config:
+        raise SourceError(
+            f"hf:{name}: there are several configurations of it in {prepared} or {hub}: {first_few(sorted(configs))}. "
+            f"Say which one: `hf:{name},{min(configs)}`."
+        )
+    # What `datasets` prepared is the whole dataset; a snapshot of the hub may be a part, which the names of files show.
+    of_config = [path.parent for path in infos if config in ("", path.parts[-4])]
+    of_hub = [path / config for path in snapshots if (path / config).is_dir()]
+    if found := of_config or of_hub:
+        return max(found, key=lambda path: path.stat().st_mtime_ns)
+    lines = f'from datasets import load_dataset; load_dataset("{name}").save_to_disk("{name.rpartition("/")[2]}")'
+    raise MissingFileError(
+        f"hf:{given}: neither a folder, nor Arrow or Parquet files of a dataset of this name in {prepared} or {hub}. "
+        f"Hugging Face's library fetches and saves it: `python -c {shlex.quote(lines)}`; then give that folder."
+    )

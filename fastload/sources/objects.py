@@ -142,6 +142,12 @@ class ObjectFiles:
         return ObjectFiles(self.pictures.take(indices))
 
 
+def reads_objects(listing: Listing) -> bool:
+    """Whether images or masks of a listing are read by indexing an object."""
+    readers = (listing.files, listing.masks and listing.masks.files)
+    return any(isinstance(reader, (ObjectPictures, ObjectFiles)) for reader in readers)
+
+
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     """Returns the listing of an object's samples, in their order; keys are their numbers. Each sample is read once.
 
