@@ -283,14 +283,16 @@ class TorchvisionSplit:
         """Whether the images, and masks, are files that the class only opens and converts, judged by a few samples."""
         for i in np.unique(np.linspace(0, max(0, len(self) - 1), 4).astype(int)).tolist()[: len(self)]:
             try:
-                given = self.samples[i]
                 with _opened_as_paths():
-                    opened = self.samples[i]
-                shown, image = opened[0], given[0]
+                    shown = _as_sample(self.samples[i])["image"]
                 if not isinstance(shown, _Opened):
                     return False
+                given = _as_sample(self.samples[i])
+                image = given["image"]
                 with Image.open(shown) as file:
                     same = np.array_equal(np.asarray(file.convert(image.mode)), np.asarray(image))
+                if isinstance(given.get("mask"), Image.Image):
+                    given["mask"].close()
             except Exception:  # noqa: BLE001  # the class does more than that, or the image is damaged, which listing says
                 return False
             if not same:
@@ -319,7 +321,8 @@ def _opened_as_paths() -> Iterator[None]:
     def path_of(file: Any, *arguments: Any, **options: Any) -> Any:
         if threading.get_ident() != here:
             return opened(file, *arguments, **options)
-        return _Opened(os.path.abspath(os.fspath(getattr(file, "name", file))))
+        given = file if isinstance(file, (str, bytes, os.PathLike)) else file.name
+        return _Opened(os.path.abspath(os.fsdecode(given)))
 
     Image.open = path_of  # type: ignore[assignment]  # what torchvision's classes call
     try:

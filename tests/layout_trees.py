@@ -1,4 +1,4 @@
-"""Small trees of files like those that torchvision's datasets have: names, kinds and form, of drawn content.
+"""Small trees of files like those that torchvision's datasets have: the same names and forms, drawn content.
 
 Every photo holds its own number as 4 x 4 blocks, dark or light, which JPEG and binarizing keep: `number_of(pixels)`.
 A tree is {path pattern: content}; `{a,b}` and `{1..3}` (`{001..003}`) in a path expand. Content: None = a photo by
@@ -7,8 +7,14 @@ its suffix; text; bytes; an array (image, .npy); a dict (.mat, .json, .h5).
 
 from __future__ import annotations
 
-import bz2, gzip, io, itertools, json, re, struct, sys
+import bz2
+import io
+import itertools
+import json
+import re
+import struct
 from pathlib import Path
+
 import numpy as np
 from PIL import Image
 
@@ -141,10 +147,18 @@ def png16(i, path):
     return Image.fromarray((np.random.default_rng(i).random((48, 64)) * 60000).astype(np.uint16))
 
 
-def mnist_files(folder, prefix_train="train", prefix_test="t10k", labels="idx1-ubyte", classes=10, gz=False):
+def idx_photos(n):
+    return lambda i, path: idx(photos(n, 28, 28))
+
+
+def pcam_photos(n):
+    return lambda i, path: {"x": photos(n, 96, 96, 3)}
+
+
+def mnist_files(folder, prefix_train="train", prefix_test="t10k", labels="idx1-ubyte", classes=10):
     tree = {}
     for prefix, n in ((prefix_train, 20), (prefix_test, 10)):
-        tree[f"{folder}/{prefix}-images-idx3-ubyte"] = (lambda n: lambda i, p: idx(photos(n, 28, 28)))(n)
+        tree[f"{folder}/{prefix}-images-idx3-ubyte"] = idx_photos(n)
         tree[f"{folder}/{prefix}-labels-{labels}"] = idx((np.arange(n) * 3 % classes).astype(np.uint8))
     return tree
 
@@ -221,7 +235,10 @@ def pickled(d):
 
 
 def kitti(i, path):
-    return "Car 0.00 0 1.55 10.0 12.0 40.0 44.0 1.57 1.73 4.15 1.00 1.75 13.22 1.62\nDontCare -1 -1 -10 5.0 6.0 9.0 9.0 -1 -1 -1 -1000 -1000 -1000 -10\n"
+    return (
+        "Car 0.00 0 1.55 10.0 12.0 40.0 44.0 1.57 1.73 4.15 1.00 1.75 13.22 1.62\n"
+        "DontCare -1 -1 -10 5.0 6.0 9.0 9.0 -1 -1 -1 -1000 -1000 -1000 -10\n"
+    )
 
 
 def usps(n):
@@ -279,6 +296,8 @@ VOC_TREE = {
     f"{VOC}/ImageSets/Main/trainval.txt": "\n".join([*VOC_IDS, "2007_000006", "2007_000007"]) + "\n",
     f"{VOC}/ImageSets/Main/dog_train.txt": "\n".join(f"{x}  1" for x in VOC_IDS[:3]) + "\n",
 }
+LANDMARKS = " ".join(f"{part}_{axis}" for part in "lefteye righteye nose leftmouth rightmouth".split() for axis in "xy")
+SIGNS = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2"
 PETS = ["Abyssinian", "beagle", "Bengal", "pug"]
 
 
@@ -302,7 +321,8 @@ def aircraft(level, ids):
 FLICKR8K_HTML = (
     "<html><body><table>"
     + "".join(
-        f"<tr><td><a href='http://www.flickr.com/photos/u/{1000 + i}/'>http://www.flickr.com/photos/u/{1000 + i}/</a><ul>"
+        f"<tr><td><a href='http://www.flickr.com/photos/u/{1000 + i}/'>"
+        f"http://www.flickr.com/photos/u/{1000 + i}/</a><ul>"
         + "".join(f"<li>caption {k} of {i}</li>" for k in range(5))
         + "</ul></td></tr>"
         for i in range(6)
@@ -422,10 +442,7 @@ TREES = {
         for k, v in mnist_files("EMNIST/raw", f"emnist-{s}-train", f"emnist-{s}-test", classes=c).items()
     },
     "FashionMNIST": mnist_files("FashionMNIST/raw"),
-    "QMNIST": {
-        f"QMNIST/raw/qmnist-{s}-images-idx3-ubyte": (lambda n: lambda i, p: idx(photos(n, 28, 28)))(n)
-        for s, n in (("train", 20), ("test", 10))
-    }
+    "QMNIST": {f"QMNIST/raw/qmnist-{s}-images-idx3-ubyte": idx_photos(n) for s, n in (("train", 20), ("test", 10))}
     | {
         f"QMNIST/raw/qmnist-{s}-labels-idx2-int": idx(
             np.stack([np.arange(n) * 3 % 10] + [np.arange(n)] * 7, 1).astype(np.int32)
@@ -527,8 +544,8 @@ TREES = {
         "meta.bin": b"PK\3\4" + bytes(100),
     },
     "Caltech101": {
-        "caltech101/101_ObjectCategories/{BACKGROUND_Google,Faces,Faces_easy,accordion,airplanes}/image_{0001..0003}.jpg": None,
-        "caltech101/Annotations/{Faces_2,Faces_3,accordion,Airplanes_Side_2}/annotation_{0001..0003}.mat": {
+        "caltech101/101_ObjectCategories/{BACKGROUND_Google,Faces,accordion,airplanes}/image_{0001..0003}.jpg": None,
+        "caltech101/Annotations/{Faces_2,accordion,Airplanes_Side_2}/annotation_{0001..0003}.mat": {
             "obj_contour": np.zeros((2, 5)),
             "box_coord": np.array([[1, 2, 3, 4]]),
         },
@@ -545,10 +562,7 @@ TREES = {
         ),
         "celeba/identity_CelebA.txt": celeba_table("", lambda k: [k % 3 + 1]),
         "celeba/list_bbox_celeba.txt": celeba_table("image_id x_1 y_1 width height", lambda k: [9, 8, 70, 80]),
-        "celeba/list_landmarks_align_celeba.txt": celeba_table(
-            "lefteye_x lefteye_y righteye_x righteye_y nose_x nose_y leftmouth_x leftmouth_y rightmouth_x rightmouth_y",
-            lambda k: range(69 + k, 79 + k),
-        ),
+        "celeba/list_landmarks_align_celeba.txt": celeba_table(LANDMARKS, lambda k: range(69 + k, 79 + k)),
         "celeba/list_eval_partition.txt": celeba_table("", lambda k: [k // 3]),
     },
     "WIDERFace": {
@@ -624,7 +638,7 @@ TREES = {
         "FlyingThings3D/frames_{cleanpass,finalpass}/{TRAIN,TEST}/{A,B}/0000/{left,right}/{0006..0008}.png": fixed(
             48, 64
         ),
-        "FlyingThings3D/optical_flow/{TRAIN,TEST}/{A,B}/0000/into_{future,past}/{left,right}/OpticalFlowInto_{0006..0008}_L.pfm": pfm,
+        "FlyingThings3D/optical_flow/{TRAIN,TEST}/{A,B}/0000/into_future/{left,right}/Into_{0006..0008}_L.pfm": pfm,
     },
     "HD1K": {
         "hd1k/hd1k_input/image_2/{000000..000001}_{0000..0003}.png": fixed(48, 64),
@@ -658,11 +672,12 @@ TREES = {
     "GTSRB": {
         "gtsrb/GTSRB/Training/{00000,00001,00002}/00000_{00000..00003}.ppm": None,
         "gtsrb/GTSRB/Final_Test/Images/{00000..00005}.ppm": None,
-        "gtsrb/GTSRB/Training/{00000,00001,00002}/GT-x.csv": "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n00000_00000.ppm;64;48;5;6;30;40;0\n",
+        "gtsrb/GTSRB/Training/{00000,00001,00002}/GT-x.csv": f"{SIGNS};ClassId\n00000_00000.ppm;64;48;5;6;30;40;0\n",
         "gtsrb/GTSRB/{Readme-Images,Readme-Images-Final-test}.txt": "x",
-        "gtsrb/GTSRB/Final_Test/Images/GT-final_test.test.csv": "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2\n"
+        "gtsrb/GTSRB/Final_Test/Images/GT-final_test.test.csv": SIGNS
+        + "\n"
         + "".join(f"{k:05d}.ppm;64;48;5;6;30;40\n" for k in range(6)),
-        "gtsrb/GT-final_test.csv": "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+        "gtsrb/GT-final_test.csv": f"{SIGNS};ClassId\n"
         + "".join(f"{k:05d}.ppm;64;48;5;6;30;40;{k % 3}\n" for k in range(6)),
     },
     "CLEVRClassification": {
@@ -694,7 +709,7 @@ TREES = {
         "oxford-iiit-pet/images/Abyssinian_1.mat": b"MATLAB 5.0" + bytes(128),
     },
     "PCAM": {
-        f"pcam/camelyonpatch_level_2_split_{s}_x.h5": (lambda n: lambda i, p: {"x": photos(n, 96, 96, 3)})(n)
+        f"pcam/camelyonpatch_level_2_split_{s}_x.h5": pcam_photos(n)
         for s, n in (("train", 12), ("valid", 6), ("test", 6))
     }
     | {
@@ -711,8 +726,8 @@ TREES = {
         "fgvc-aircraft-2013b/{README.md,evaluation.m}": "x",
     }
     | {
-        f"fgvc-aircraft-2013b/data/images_{l}_{s}.txt": aircraft(l, ids)
-        for l in ("variant", "family", "manufacturer")
+        f"fgvc-aircraft-2013b/data/images_{level}_{s}.txt": aircraft(level, ids)
+        for level in ("variant", "family", "manufacturer")
         for s, ids in (("train", range(8)), ("val", range(8, 16)), ("trainval", range(16)), ("test", range(16, 24)))
     }
     | {
@@ -740,11 +755,9 @@ TREES = {
         "carla-highres/trainingF/scene_{1..3}/calib.txt": "cam0\n",
     },
     "Middlebury2014Stereo": {
-        "Middlebury2014/{train,additional}/{Adirondack,Jadeplant}-{perfect,imperfect}/{im0,im1,im1E,im1L}.png": fixed(
-            48, 64
-        ),
-        "Middlebury2014/{train,additional}/{Adirondack,Jadeplant}-{perfect,imperfect}/disp{0,1}.pfm": pfm,
-        "Middlebury2014/{train,additional}/{Adirondack,Jadeplant}-{perfect,imperfect}/calib.txt": "cam0\n",
+        "Middlebury2014/{train,additional}/{Bike,Jadeplant}-{perfect,imperfect}/{im0,im1,im1E,im1L}.png": fixed(48, 64),
+        "Middlebury2014/{train,additional}/{Bike,Jadeplant}-{perfect,imperfect}/disp{0,1}.pfm": pfm,
+        "Middlebury2014/{train,additional}/{Bike,Jadeplant}-{perfect,imperfect}/calib.txt": "cam0\n",
         "Middlebury2014/test/{Australia,Bicycle2}/im{0,1}.png": fixed(48, 64),
     },
     "CREStereo": {
@@ -752,14 +765,14 @@ TREES = {
         "CREStereo/{tree,shapenet,reflective,hole}/{1..3}_{left,right}.disp.png": png16,
     },
     "FallingThingsStereo": {
-        "FallingThings/single/{002_master_chef_can,003_cracker_box}/{kitchen_0,kitedemo_1}/{000000..000002}.{left,right}.jpg": fixed(
+        "FallingThings/single/{002_can,003_box}/{kitchen_0,kitedemo_1}/{000000..000002}.{left,right}.jpg": fixed(
             48, 64
         ),
-        "FallingThings/single/{002_master_chef_can,003_cracker_box}/{kitchen_0,kitedemo_1}/{000000..000002}.{left,right}.depth.png": png16,
-        "FallingThings/single/{002_master_chef_can,003_cracker_box}/{kitchen_0,kitedemo_1}/{000000..000002}.{left,right}.json": {
+        "FallingThings/single/{002_can,003_box}/{kitchen_0,kitedemo_1}/{000000..000002}.{left,right}.depth.png": png16,
+        "FallingThings/single/{002_can,003_box}/{kitchen_0,kitedemo_1}/{000000..000002}.{left,right}.json": {
             "objects": []
         },
-        "FallingThings/single/{002_master_chef_can,003_cracker_box}/{kitchen_0,kitedemo_1}/{_camera_settings,_object_settings}.json": {
+        "FallingThings/single/{002_can,003_box}/{kitchen_0,kitedemo_1}/{_camera_settings,_object_settings}.json": {
             "camera_settings": [{"intrinsic_settings": {"fx": 1}}]
         },
     },
@@ -788,9 +801,9 @@ TREES = {
     },
     "Imagenette": {
         "imagenette2/{train,val}/{n01440764,n02102040,n02979186}/{n01440764,n02102040}_{1..2}.JPEG": None,
-        "imagenette2/noisy_imagenette.csv": "path,noisy_labels_0,noisy_labels_1,noisy_labels_5,noisy_labels_25,noisy_labels_50,is_valid\n"
+        "imagenette2/noisy_imagenette.csv": "path,noisy_labels_0,noisy_labels_1,noisy_labels_5,is_valid\n"
         + "".join(
-            f"{s}/{c}/{d}_{k}.JPEG,{c},{c},{c},n01440764,n02102040,{v}\n"
+            f"{s}/{c}/{d}_{k}.JPEG,{c},{c},n02102040,{v}\n"
             for s, v in (("train", False), ("val", True))
             for c in ("n01440764", "n02102040", "n02979186")
             for d in ("n01440764", "n02102040")
@@ -849,3 +862,214 @@ def given(name, root):
     tops = {p.split("/")[0] for pattern in TREES[name] for p in expand(pattern)}
     only = next(iter(tops)) if len(tops) == 1 else None
     return [where / only, where] if only and (where / only).is_dir() else [where]
+
+
+_THREE = [("train", {"split": "train"}), ("val", {"split": "val"}), ("test", {"split": "test"})]
+_TWO = [("train", {"split": "train"}), ("test", {"split": "test"})]
+_NO_TEST = [("train", {"split": "train"}), ("val", {"split": "val"})]
+_TRAIN = [("train", {"train": True}), ("test", {"train": False})]
+_ONE = [("all", {})]
+# The arguments with which torchvision's class gives each split of the tree, if it is one of labelled images.
+CONFIGS = {
+    "CIFAR10": _TRAIN,
+    "CIFAR100": _TRAIN,
+    "MNIST": _TRAIN,
+    "FashionMNIST": _TRAIN,
+    "KMNIST": _TRAIN,
+    "QMNIST": _TRAIN,
+    "USPS": _TRAIN,
+    "StanfordCars": _TWO,
+    "STL10": [*_TWO, ("unlabeled", {"split": "unlabeled"})],
+    "SUN397": _ONE,
+    "SVHN": [*_TWO, ("extra", {"split": "extra"})],
+    "SEMEION": _ONE,
+    "Omniglot": [("background", {"background": True}), ("evaluation", {"background": False})],
+    "Flowers102": _THREE,
+    "Caltech101": _ONE,
+    "Caltech256": _ONE,
+    "CelebA": [("train", {"split": "train"}), ("val", {"split": "valid"}), ("test", {"split": "test"})],
+    "Places365": [
+        ("train", {"split": "train-standard", "small": True}),
+        ("val", {"split": "val", "small": True}),
+        ("test", {"split": "test", "small": True}),
+    ],
+    "INaturalist": [("train", {"version": "2021_train_mini"}), ("val", {"version": "2021_valid"})],
+    "LFWPeople": [("train", {"split": "train"}), ("test", {"split": "test"})],
+    "Food101": _TWO,
+    "DTD": _THREE,
+    "FER2013": _TWO,
+    "GTSRB": _TWO,
+    "CLEVRClassification": _THREE,
+    "OxfordIIITPet": [("trainval", {"split": "trainval"}), ("test", {"split": "test"})],
+    "PCAM": _THREE,
+    "Country211": [("train", {"split": "train"}), ("val", {"split": "valid"}), ("test", {"split": "test"})],
+    "FGVCAircraft": _THREE,
+    "EuroSAT": _ONE,
+    "RenderedSST2": _THREE,
+    "Imagenette": _NO_TEST,
+    "ImageNet": _NO_TEST,
+    "ImageFolder": _ONE,
+    "Cityscapes": [(s, {"split": s, "target_type": "semantic"}) for s in ("train", "val")],
+    "VOCSegmentation": [("train", {"image_set": "train"}), ("val", {"image_set": "val"})],
+    "VOCDetection": [("train", {"image_set": "train"}), ("val", {"image_set": "val"})],
+    "SBDataset": [
+        ("train", {"image_set": "train", "mode": "segmentation"}),
+        ("val", {"image_set": "val", "mode": "segmentation"}),
+    ],
+    "WIDERFace": _THREE,
+    "Kitti": _TRAIN,
+    "SBU": _ONE,
+    "Flickr8k": [("all", {"ann_file": "ann.html"})],
+    "Flickr30k": [("all", {"ann_file": "results_20130124.token"})],
+    "EMNIST": [("train", {"split": "letters", "train": True}), ("test", {"split": "letters", "train": False})],
+}
+# What the class gives besides, or instead of, a label.
+NEEDS = {
+    "CocoCaptions": "caption",
+    "CocoDetection": "boxes",
+    "SBU": "caption",
+    "Flickr8k": "caption",
+    "Flickr30k": "caption",
+    "VOCSegmentation": "masks",
+    "VOCDetection": "boxes",
+    "Cityscapes": "masks",
+    "SBDataset": "masks",
+    "WIDERFace": "boxes",
+    "Kitti": "boxes",
+}
+# What has no image with a meaning that a packed file of images and labels could hold: only a refusal is right.
+NO_IMAGES = set(
+    "LSUN LSUNClass DatasetFolder FakeData MovingMNIST PhotoTour Kinetics HMDB51 UCF101 LFWPairs KittiFlow Sintel "
+    "FlyingChairs FlyingThings3D HD1K Kitti2012Stereo Kitti2015Stereo CarlaStereo Middlebury2014Stereo CREStereo "
+    "FallingThingsStereo SceneFlowStereo SintelStereo InStereo2k ETH3DStereo".split()
+)
+# The root that the class wants, below that of the tree, and further arguments after `torchvision:NAME`.
+SUBROOT = {"Flickr8k": "Flicker8k_Dataset", "Flickr30k": "flickr30k-images", "ImageFolder": ""}
+FURTHER = {
+    "EMNIST": ",split=letters",
+    "Flickr8k": ",ann_file={}/ann.html",
+    "Flickr30k": ",ann_file={}/results_20130124.token",
+}
+
+
+def import_torchvision():
+    """Returns torchvision.datasets, with file sums not compared; raises whatever its import raises.
+
+    A CUDA build beside torch for the CPU misses two operators, which no dataset uses.
+    """
+    import torch
+
+    try:
+        import torchvision.datasets
+    except RuntimeError as exc:
+        if "operator torchvision::" not in str(exc):
+            raise
+        library = torch.library.Library("torchvision", "DEF")
+        _KEPT.append(library)
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision.datasets
+    for module in vars(torchvision.datasets).values():
+        if (
+            hasattr(module, "check_integrity")
+            and hasattr(module, "__file__")
+            and module is not torchvision.datasets.utils
+        ):
+            module.check_integrity = lambda path, md5=None: Path(path).is_file()
+    torchvision.datasets.imagenet.load_meta_file = lambda *_: (_Synonyms(), [])
+    return torchvision.datasets
+
+
+_KEPT = []
+
+
+class _Synonyms(dict):
+    def __missing__(self, wnid):
+        return (f"the {wnid}", wnid)
+
+
+def truth_of(datasets, name, where):
+    """{number: (split, label or None)} of torchvision's class; None where there is none."""
+    if name in NO_IMAGES or name not in CONFIGS:
+        return None
+    found = {}
+    for split, kwargs in CONFIGS[name]:
+        kwargs = dict(kwargs)
+        if "ann_file" in kwargs:
+            kwargs["ann_file"] = str(where / kwargs["ann_file"])
+        if name in ("SBU", "SEMEION"):
+            kwargs["download"] = False
+        data = getattr(datasets, name)(str(where / SUBROOT.get(name, "")), **kwargs)
+        for i in range(len(data)):
+            image, label = data[i]
+            if name in NEEDS or label is None:
+                label = None
+            elif hasattr(label, "numel") and label.numel() > 1:
+                label = tuple(label.tolist())
+            elif name == "OxfordIIITPet" and isinstance(label, tuple):
+                label = label[0]
+            found[number_of(image)] = (split, label if isinstance(label, tuple) or label is None else int(label))
+    return found
+
+
+def packed_of(path):
+    from fastload import PackedDataset
+
+    data = PackedDataset(path, check=None)
+    fields = list(data.file.fields)
+    if "images" not in fields:
+        return {}, fields, ()
+    data = PackedDataset(path, fields=["images", *(["labels"] if "labels" in fields else [])])
+    names = {row: name for name, rows in data.file.splits.items() for row in rows}
+    found = {}
+    for i in range(len(data)):
+        sample = data[i]
+        pixels = sample[0].permute(1, 2, 0).numpy()
+        label = None if len(sample) < 2 else tuple(sample[1].tolist()) if sample[1].ndim else int(sample[1])
+        found[number_of(pixels)] = (names.get(i, "all"), label)
+    return found, fields, data.classes
+
+
+def fold(split):
+    return {"valid": "val", "trainval": "train"}.get(split, split)
+
+
+def compare(name, truth, packed, fields, classes):
+    """What is wrong, [] if nothing is."""
+    if truth is None:
+        if name in NO_IMAGES:
+            return ["packs what is no set of labelled images"]
+        if not packed:
+            return ["no images"]
+        truth = dict.fromkeys(packed, ("all", None))
+    wrong = []
+    if missing := set(truth) - set(packed):
+        wrong.append(f"{len(missing)} of {len(truth)} images missing")
+    # Cityscapes' test frames have no masks for anybody; Caltech101's class BACKGROUND_Google is there as a folder.
+    if (more := set(packed) - set(truth)) and name not in ("Cityscapes", "Caltech101"):
+        wrong.append(f"{len(more)} images too many")
+    both = sorted(set(truth) & set(packed))
+    pairs = {(fold(truth[n][0]), fold(packed[n][0])) for n in both}
+    a, b = {p[0] for p in pairs}, {p[1] for p in pairs}
+    if not (len(pairs) == len(a) == len(b)) or any(x != y and x in ("train", "val", "test") for x, y in pairs):
+        wrong.append(f"splits {sorted(a)} as {sorted(b)}")
+    with_label = [n for n in both if truth[n][1] not in (None, -1)]
+    if with_label:
+        labels = {(truth[n][1], packed[n][1]) for n in with_label}
+        a, b = {p[0] for p in labels}, {p[1] for p in labels}
+        if not (len(labels) == len(a) == len(b)):
+            wrong.append(f"labels: {len(a)} classes as {len(b)}")
+    elif any(packed[n][1] not in (None, -1) for n in both) and name not in ("CocoCaptions", "CocoDetection"):
+        wrong.append(f"labels ({', '.join(map(str, classes[:4]))}) where the set has none")
+    elif (
+        classes
+        and not any(truth[n][1] for n in both)
+        and name in NEEDS
+        and "boxes" not in fields
+        and "masks" not in fields
+    ):
+        wrong.append(f"classes {classes[:4]}")
+    needed = NEEDS.get(name)
+    if needed and not any(needed in f or (needed == "boxes" and f in ("bbox", "boxes", "objects")) for f in fields):
+        wrong.append(f"no {needed}")
+    return wrong
