@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,8 +25,8 @@ import numpy as np
 from PIL import Image
 
 from fastload.errors import FastloadError, ImageError, MissingExtraError, MissingFileError, OptionError, SourceError
-from fastload.sources.assemble import Draft, Samples
-from fastload.sources.listing import SPLITS, SourceOptions, first_few
+from fastload.sources.assemble import Draft, Samples, stem_of
+from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.objects import object_samples
 from fastload.sources.open_tree import HUGGING_FACE, TORCHVISION, is_library
 from fastload.sources.tree import FolderFiles, Tree, key_of
@@ -109,6 +110,11 @@ def list_torchvision(draft: Draft, tree: Tree, options: SourceOptions) -> Sample
         MissingFileError: it does not lie in the root folder.
         SourceError: it gives what is neither image, label, mask nor boxes.
     """
+    if not torchvision_evidence(tree):
+        raise SourceError(
+            f"{tree.given}: no dataset of torchvision by its name. Write `torchvision:NAME` in its place, and give the "
+            "folder as `--root`."
+        )
     name, *given = str(tree.path).removeprefix(TORCHVISION).split(",")
     dataset = _dataset_class(name, draft.where)
     accepted = _parameters(dataset)
@@ -411,6 +417,11 @@ _OTHERS = (
 """Names of files and folders (ending in `/`), what they are, and how they are packed though fastload reads them not."""
 
 
+_ARRAYS = "[(numpy.load(one), one.parent.name) for one in sorted(Path(FOLDER).glob('*/*.npy'))]"
+_FIELD = re.compile(r"image|img|label|mask|target|class|data|box|name|split|key|^[xyz](_|$)", re.IGNORECASE)
+"""In the name of an array that holds a field of all samples."""
+
+
 class Known(NamedTuple):
     """A dataset that a tree is, by names that only it has."""
 
@@ -448,6 +459,18 @@ def _torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Know
 
 
 def _others_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+    by_class: dict[str, list[str]] = {}
+    for _, name in tree.not_images:
+        if name.lower().endswith(".npy"):
+            by_class.setdefault(name.rpartition("/")[0], []).append(name)
+    apart = len(by_class) > 1 and not split_of_parts(part for folder in by_class for part in folder.split("/"))
+    if (
+        apart
+        and "" not in by_class
+        and not any(_FIELD.search(stem_of(name)) for of in by_class.values() for name in of)
+    ):
+        first = tuple([key_of(of[0]) for of in by_class.values()][:2])
+        yield Known("arrays, one image each, in a folder a class", first, _PYTHON.format(_ARRAYS))
     images = [tree.names[i] for i in tree.images()[:_LOOKED_AT].tolist()]
     told = set[str]()
     for shown, what, way in _OTHERS:

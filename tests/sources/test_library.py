@@ -167,7 +167,8 @@ def test_an_image_that_the_class_changes_is_packed_as_the_pixels_that_it_gives(t
     other = library.TorchvisionSplit(OfAnother, str(tmp_path), {})
     other.paths = other.is_of_files()
     assert [Path(other[i]["image"]).name for i in range(3)] == ["1.png", "2.png", "0.png"]
-    assert not any(isinstance(value, library._Opened) for value in [Image.open(tmp_path / "0.png")])
+    with Image.open(tmp_path / "0.png") as image:  # nothing stands for images any more
+        assert isinstance(image, Image.Image)
 
 
 def test_a_split_is_pickled_without_its_samples_and_opened_again(torchvision_datasets, tmp_path):
@@ -211,7 +212,7 @@ def test_splits_that_are_not_there_are_noted(torchvision_datasets, tmp_path):
 
 
 @pytest.mark.parametrize(("found", "message"), [
-    ("absent", "torchvision:DTD: torchvision is not installed: pip install torchvision"),
+    ("absent", "torchvision:DTD: torchvision is not installed. Install it with: pip install torchvision"),
     ("broken", "cannot be imported: operator torchvision::nms does not exist.*built for another torch"),
 ])  # fmt: skip
 def test_torchvision_that_is_absent_or_of_another_torch_is_named(tmp_path, monkeypatch, found, message):
