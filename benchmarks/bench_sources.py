@@ -1,20 +1,19 @@
 """How fast does `pack_images` take datasets that are arrays, or archives in archives?
 
     python benchmarks/bench_sources.py                      all: a few minutes, 1.5 GB in .bench
-    python benchmarks/bench_sources.py --only mnist cifar   some of: mnist, mnist-gz, cifar, nested
+    python benchmarks/bench_sources.py --only mnist nested  some of: mnist, mnist-gz, nested
     python benchmarks/bench_sources.py --quick              tiny sizes, to see that it runs; the figures mean nothing
 
-`mnist`, `mnist-gz`, `cifar`: images/s of one whole call of `pack_images` over reading and writing the same bytes with
-NumPy: each file of images opened, decompressed (gz) or unpickled (CIFAR-10), its labels likewise, and both written to
-one file with `tofile`, in the order in which they lie, without fsync. The packer also finds out what is there,
-shuffles, brings CIFAR's planes together, hashes every row, keeps a journal and calls fsync. Both run in this process,
+`mnist`, `mnist-gz`: images/s of one whole call of `pack_images` over reading and writing the same bytes with NumPy:
+each file of images opened, decompressed (gz), its labels likewise, and both written to one file with `tofile`, in the
+order in which they lie, without fsync. The packer also finds out what is there, shuffles, hashes every row, keeps a
+journal and calls fsync. Both run in this process,
 in turn, imports done, sources in the page cache, to the same folder. `over_synced`: over the same base with an fsync of
 its file.
 `nested`: `pack_images` of tars in a tar, as ImageNet comes, read in place, over that of the same files extracted.
 
 The files are generated, of the names, kinds and sizes of the real ones: 60,000 + 10,000 images of 28x28 whose strokes
-compress about as digits do, and 50,000 + 10,000 of 32x32x3 in pickles of protocol 2. A figure is the median of paired
-ratios, with its range.
+compress about as digits do. A figure is the median of paired ratios, with its range.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ import argparse
 import gzip
 import io
 import os
-import pickle
 import shutil
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,57 +71,10 @@ def make_mnist(folder: Path, share: int, *, zipped: bool) -> Path:
     return folder
 
 
-def make_cifar(folder: Path, share: int) -> Path:
-    """CIFAR-10's six pickles of `share` images each, and its names, as Python 2 wrote them."""
-    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    for number, name in enumerate(names):
-        rng = np.random.default_rng(number)
-        batch = {
-            b"batch_label": name.encode(),
-            b"labels": rng.integers(0, 10, share).tolist(),
-            b"data": rng.integers(0, 256, (share, 3072), dtype=np.uint8),
-            b"filenames": [f"{name}_{i:06d}.png".encode() for i in range(share)],
-        }
-        write_old_pickle(folder / name, batch)
-    classes = b"airplane automobile bird cat deer dog frog horse ship truck".split()
-    write_old_pickle(
-        folder / "batches.meta", {b"num_cases_per_batch": share, b"label_names": classes, b"num_vis": 3072}
-    )
-    return folder
-
-
-class OldPickler(pickle._Pickler):  # type: ignore[name-defined]  # the one in Python, which can be told otherwise
-    """Writes bytes as Python 2 did, as they are; Python 3 would wrap them in text for protocol 2."""
-
-    dispatch: ClassVar = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
-
-    def save_bytes(self, value: bytes) -> None:
-        """The opcodes SHORT_BINSTRING and BINSTRING."""
-        short = len(value) < 256
-        self.write((b"U" if short else b"T") + len(value).to_bytes(1 if short else 4, "little") + value)
-        self.memoize(value)
-
-    dispatch[bytes] = save_bytes
-
-
-def write_old_pickle(path: Path, value: object) -> None:
-    """Protocol 2, naming NumPy's parts as they were called then."""
-    written = io.BytesIO()
-    OldPickler(written, 2).dump(value)
-    path.write_bytes(written.getvalue().replace(b"numpy._core.", b"numpy.core."))
-
-
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """An idx file's values, flat."""
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
-
-
-def read_cifar(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """A batch's pixels and labels."""
-    with open(path, "rb") as file:
-        batch = pickle.load(file, encoding="bytes")  # our own file, of a moment ago
-    return batch[b"data"], np.array(batch[b"labels"], np.uint8)
 
 
 def copy_mnist(folder: Path, output: Path) -> None:
@@ -132,14 +82,6 @@ def copy_mnist(folder: Path, output: Path) -> None:
     with open(output, "wb", buffering=0) as file:
         for path in sorted(folder.iterdir()):
             read_idx(path).tofile(file)
-
-
-def copy_cifar(folder: Path, output: Path) -> None:
-    """The base: each batch unpickled and written behind the one before."""
-    with open(output, "wb", buffering=0) as file:
-        for path in sorted(folder.glob("*_batch*")):
-            for values in read_cifar(path):
-                values.tofile(file)
 
 
 class Bench:
@@ -211,13 +153,6 @@ class Bench:
         source = self.made(f"{name}-{share}", lambda folder: make_mnist(folder, share, zipped=zipped))
         self.against_numpy(name, source, copy_mnist, 7 * share)
 
-    def cifar(self) -> None:
-        """CIFAR-10's pickles."""
-        share = self.options.cifar // 5
-        name = "cifar-10-batches-py"
-        outer = self.made(f"cifar-{share}", lambda folder: make_cifar(_new(folder / name), share))
-        self.against_numpy("cifar", outer / name, copy_cifar, 6 * share)
-
     def nested(self) -> None:
         """Tars in a tar, in place, over the same files in class folders."""
         faces = harness.drawn_faces(self.options.data / f"faces-{self.options.count}", self.options.count)
@@ -268,16 +203,15 @@ def main() -> None:
     parser = harness.command_line(
         "Measure packing of arrays and of archives in archives.",
         "sources",
-        figures=("mnist", "mnist-gz", "cifar", "nested"),
+        figures=("mnist", "mnist-gz", "nested"),
         pairs=7,
     )
     parser.add_argument("--mnist", type=int, default=60_000, help="training images of MNIST (default: 60,000)")
-    parser.add_argument("--cifar", type=int, default=50_000, help="training images of CIFAR-10 (default: 50,000)")
     parser.add_argument("--count", type=int, default=5_000, help="images of `nested` (default: 5,000)")
     parser.add_argument("--workers", type=int, default=2, help="of the packer (default: 2)")
     options = parser.parse_args()
     if options.quick:
-        options.mnist, options.cifar, options.count, options.pairs = 60, 50, 64, 1
+        options.mnist, options.count, options.pairs = 60, 64, 1
     harness.take_figures(Bench(options), options.only)
 
 

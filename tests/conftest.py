@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.util
 import os
 import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 from child_processes import LAUNCHER, child_environment
+from layout_trees import import_torchvision
 from numpy.typing import NDArray
 from small_files import write_foreign, write_random
 from warm_python import WarmPython
@@ -61,6 +64,15 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no ../shared/data beside the checkout: this test needs its real images")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def torchvision_datasets() -> Any:
+    """torchvision.datasets, which believes every file to be whole: the tests draw files of their own."""
+    for package in ("torch", "torchvision", "scipy"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    return import_torchvision()
 
 
 @pytest.fixture

@@ -42,7 +42,11 @@ def pack(
     context: typer.Context,
     source: Annotated[
         Any,
-        typer.Argument(parser=parse_path, metavar="SRC", help="Folder, .zip, .tar, table or array file; or a URL."),
+        typer.Argument(
+            parser=parse_path,
+            metavar="SRC",
+            help="Folder, .zip, .tar, table or array file; a URL; torchvision:NAME; hf:NAME.",
+        ),
     ],
     output: Annotated[
         Any, typer.Argument(parser=parse_path, metavar="OUT.h5", help="File to write, or its URL, s3://BUCKET/OUT.h5.")
@@ -87,8 +91,12 @@ def pack(
         str, typer.Option(metavar="all|none|BYTES", help="Texts of images: all, none, or cut to so many bytes.")
     ] = "all",
     root: Annotated[
-        Any, typer.Option(parser=parse_path, metavar="PATH", help="Folder that a table's paths are relative to.")
+        Any,
+        typer.Option(
+            parser=parse_path, metavar="PATH", help="Folder that a table's paths, or torchvision's data, are in."
+        ),
     ] = None,
+    download: Annotated[bool, typer.Option("--download", help="Let torchvision fetch what is not in --root.")] = False,
     boxes: Annotated[
         Literal["auto", "xyxy", "xywh", "cxcywh"],
         typer.Option(help="The four numbers of a box: two corners, corner and size, or middle and size."),

@@ -90,6 +90,7 @@ def pack_images(
     root: str | Path | None = None,
     boxes: BoxForm = "auto",
     boxes_of: BoxesOf = "auto",
+    download: bool = False,
     size: int | tuple[int, int] | None = None,
     fit: Fit = "crop",
     mode: Mode | None = None,
@@ -122,9 +123,11 @@ def pack_images(
 
     Args:
         source: a folder, .zip, .tar, table or array file in a known layout (`fastload layouts` lists them), or the URL
-            of one, such as s3://bucket/train; or any
-            object with a length whose items are (image or array, label), such as a torchvision dataset: PIL images,
-            uint8 or uint16 arrays (H, W[, C]), encoded bytes. Each item is read twice and must be the same both times.
+            of one, such as s3://bucket/train; a dataset of a library by its name, "torchvision:Flowers102" with `root`,
+            or "hf:NAME" if Hugging Face has cached it here; or any object with a length whose items are
+            (image, label) or dicts, such as a torchvision dataset: PIL images, uint8 or uint16 arrays (H, W[, C]),
+            encoded bytes, paths; or a mapping of splits to such objects. Each item that is no path is read twice and
+            must be the same both times.
         output: the file to make. Until it is complete, `.part` and `.journal` files lie next to it, and for a time
             `.masks` and `.meta`. Or its URL: it is made in a folder `pack-...` in that of `remote.cache`, each shard
             by itself, then uploaded, and removed there.
@@ -145,7 +148,8 @@ def pack_images(
         split_column: column of a table that names the split.
         captions: "all": texts of images are packed as `caption`; "none"; or the most bytes of one, such as "512":
             longer ones are cut.
-        root: folder that a table's paths are relative to.
+        root: folder that a table's paths are relative to, or that torchvision's data lie in.
+        download: let torchvision fetch into `root` what is not there.
         boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners), "xywh" (a corner, width and
             height), "cxcywh" (the middle, width and height); by default what the format says.
         boxes_of: which image boxes, points and polygons were drawn on: "upright", as it is packed; "stored", as its
@@ -314,6 +318,8 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
     """Lists the source among the arguments of `pack_images`; gives the job, and the pool that packs it."""
     source, output, workers = arguments["source"], arguments["output"], arguments["workers"]
     options, on_error, overwrite = PackOptions.of(arguments), arguments["on_error"], arguments["overwrite"]
+    from fastload.sources.objects import reads_objects
+
     if (address := arguments["address"]) is not None and arguments["engine"] is None:
         raise OptionError(f"`--address {address}` is that of a cluster: say which kind it is, `--engine ray`.")
     if isinstance(source, (str, Path)):
@@ -329,6 +335,8 @@ def _listed(arguments: Mapping[str, Any]) -> Iterator[tuple[PackJob, PackPool]]:
     processes = worker_count(workers if isinstance(source, (str, Path)) else workers or 0)
     with options.accepting_large(processes), PackPool(processes) as pool:
         listing = _list_samples(source, arguments["layout"], options, on_error, pool)
+        if workers is None and reads_objects(listing):
+            pool.workers = 0  # Each process would open the dataset anew, and import torch.
         yield PackJob(_name_of(source), output, listing, options, on_error, overwrite, arguments["progress"]), pool
 
 

@@ -13,12 +13,12 @@ from fastload.sources import (
     camvid,
     captions,
     celeba,
-    cifar,
     cityscapes,
     cub,
     exported,
     folder,
     foreign,
+    library,
     mask_folders,
     mnist,
     voc,
@@ -88,8 +88,6 @@ LAYOUTS: dict[str, Layout] = {
         "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
-    "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
-        "CIFAR-10 and CIFAR-100: pickles for Python, or binary", decodes=False),
     "mnist": Layout(mnist.list_mnist, mnist.mnist_evidence, "dataset",
         "MNIST, Fashion-MNIST, EMNIST, ...: idx files, gzipped or not", decodes=False),
     "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
@@ -113,6 +111,8 @@ LAYOUTS: dict[str, Layout] = {
         "Images and masks of the same names in sibling folders, or side by side", takes=("masks", "mask_files")),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test", takes=("labels",)),
+    "torchvision": Layout(library.list_torchvision, library.torchvision_evidence, "export",
+        "A dataset of torchvision: `torchvision:Flowers102 --root FOLDER`", takes=("masks", "root", "download")),
 }  # fmt: skip
 
 _NO_INSTANCES = {
@@ -130,10 +130,12 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
 
     Raises:
         MissingFileError: there is nothing at path.
-        SourceError: path cannot be read, or two layouts of one kind fit.
+        SourceError: path cannot be read, or two layouts of one kind fit, or it is known as something that none reads.
     """
     tree = open_tree(path)
     for kind in get_args(Kind):
+        if kind == "format":  # beside class folders, these would be taken for what they are not
+            library.refuse_known(tree)
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:

@@ -258,7 +258,9 @@ class SourceOptions:
     image_column: str = ""  # the column of a table that names or holds the images; "": found by its usual names
     split_column: str = ""  # the column of a table that names the split; "": found by its usual names
     mask_files: str = ""  # pattern of the paths of masks, where images have several kinds; "": found by their names
-    root: Path | None = None  # folder that paths in a table are relative to; None: its own, or one that is found
+    # Folder that paths in a table are relative to; None: its own, or one that is found. Where torchvision's data lie.
+    root: Path | None = None
+    download: bool = False  # torchvision fetches what is not there
     # What the four numbers of a box are: two corners, a corner and a size, or the middle and a size; "auto": what the
     # format says.
     boxes: BoxForm = "auto"
@@ -285,5 +287,6 @@ class SourceOptions:
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ from their default, as plain JSON values and without paths."""
         given = self.given()
-        given.pop("root", None)
+        for name in ("root", "download"):  # where it lies, and how it came there, is nothing of the file's
+            given.pop(name, None)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

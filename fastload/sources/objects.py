@@ -1,15 +1,21 @@
 """Lists Python objects with a length and indexing, such as a torch Dataset, for `pack_images(source=...)`.
 
-A sample is an image; (image, label); or a dict with "image", and perhaps "label" and "mask". An image is a Pillow
-image, an array or tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or the bytes of an image file. A mask is
-an array, tensor or Pillow image of class indices, (H, W). If all images are bytes they count as files, which
-`store="source"` keeps as they are. torch is never imported.
+A sample is an image; (image, label); or a dict with "image", and perhaps "label", "mask" and "objects" (boxes as
+Hugging Face has them: {"bbox": [[x, y, w, h], ...], "category": [...]}). An image is a Pillow image, an array or tensor
+of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), the bytes of an image file, or the `Path` of one. A mask is an
+array, tensor or Pillow image of class indices, (H, W), or the `Path` of one. If all images are bytes, or paths, they
+count as files, which `store="source"` keeps as they are. Several objects are the splits of one dataset:
+{"train": ..., "test": ...}. torch is never imported.
 """
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,12 +29,15 @@ from fastload.images.decode import decode_image
 from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, ImageHeader, check_size, header_of_pixels, pillow_silenced, probe_image
 from fastload.sources.assemble import Draft, Samples, Splits, assemble, fill_value
-from fastload.sources.listing import Listing, Masks, OnError, first_few
+from fastload.sources.listing import SPLITS, Listing, Masks, OnError, first_few
+from fastload.sources.spans import ListedFile
+from fastload.sources.tables.boxes import nested_boxes
+from fastload.sources.tree import FolderFiles, key_of
 
 _IMAGE_KEYS = ("image", "img", "pixel_values", "x")
 _LABEL_KEYS = ("label", "labels", "target", "targets", "class", "cls", "y")
 _MASK_KEYS = ("mask", "masks", "segmentation", "segmentation_mask")
-_COORDINATE_KEYS = frozenset("boxes bbox bboxes objects annotations keypoints landmarks points".split())
+_COORDINATE_KEYS = frozenset("boxes bbox bboxes annotations keypoints landmarks points".split())
 _READ_TWICE = 5  # samples, evenly chosen
 _MODES = KINDS[8]
 _RANDOM = "at first: it is made anew each time. Leave random transforms out"
@@ -52,6 +61,16 @@ class _Listed(NamedTuple):
 
 
 _NO_MASK = _Listed(ImageHeader(0, 0, 1, 8, "L"), 0)
+
+
+def _file_of(given: Any) -> ListedFile | None:
+    """Returns the file of an image or mask that is given as its path; None for any other."""
+    if not isinstance(given, os.PathLike):
+        return None
+    try:
+        return ListedFile.of(Path(given))
+    except OSError as exc:
+        raise ImageError(f"is the path {os.fspath(given)}, which cannot be read: {exc.strerror}") from exc
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +142,12 @@ class ObjectFiles:
         return ObjectFiles(self.pictures.take(indices))
 
 
+def reads_objects(listing: Listing) -> bool:
+    """Whether images or masks of a listing are read by indexing an object."""
+    readers = (listing.files, listing.masks and listing.masks.files)
+    return any(isinstance(reader, (ObjectPictures, ObjectFiles)) for reader in readers)
+
+
 def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     """Returns the listing of an object's samples, in their order; keys are their numbers. Each sample is read once.
 
@@ -130,70 +155,156 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     sorted names. Its `names` come from the object's `classes`, if it has any. Instead of a time of modification,
     `mtimes_ns` holds a digest of each image, so that an interrupted pack is not continued with other images.
 
+    Args:
+        source: an object, or a mapping of the name of each split to one.
+        on_error: whether samples that cannot be read are an error, or left out.
+
     Raises:
-        SourceError: the object has no length or no indexing; a sample fails (unless skipped); labels are of several
+        SourceError: an object has no length or no indexing; a sample fails (unless skipped); labels are of several
             kinds; samples differ when they are read again.
     """
     kind = type(source).__name__
-    if isinstance(source, (Mapping, str, bytes)) or not all(hasattr(source, at) for at in ("__getitem__", "__len__")):
-        raise SourceError(
-            f"{kind}: has no length or no indexing, as a list or a torch Dataset has. Give one of these; for an "
-            "iterator `list(it)`, if it fits into memory; for files their folder."
-        )
+    parts = _splits_in(source) or {"": source}
+    for name, part in parts.items():
+        if isinstance(part, (Mapping, str, bytes)) or not all(hasattr(part, at) for at in ("__getitem__", "__len__")):
+            raise SourceError(
+                f"{kind}{f' {name!r}' if name else ''}: has no length or no indexing, as a list or a torch Dataset "
+                "has. Give one of these; for an iterator `list(it)`, if it fits into memory; for files their folder."
+            )
     draft = Draft("objects", None, on_error, where=kind)
-    draft.title = f"Layout objects: {len(source)} samples of a {kind}."
-    key, total = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d", len(source)
-    rows, labels, images, masks = list[int](), list[Any](), list[_Listed](), list[_Listed]()
-    file_bytes, others = list[int](), dict[str, None]()
-    in_masks = np.zeros(256, np.bool_)
+    total = sum(map(len, parts.values()))
+    draft.title = f"Layout objects: {total} samples of a {kind}."
+    return assemble(draft, object_samples(draft, parts))
+
+
+def _splits_in(source: Any) -> dict[str, Any]:
+    """Returns the datasets that are the splits in a mapping; {} if it is none of datasets, such as one of columns."""
+    if not isinstance(source, Mapping) or not source or {*_IMAGE_KEYS, *_LABEL_KEYS} & {*map(str, source)}:
+        return {}
+    if any(isinstance(part, (np.ndarray, Mapping)) for part in source.values()):
+        return {}
+    return {str(name): part for name, part in source.items()}
+
+
+class JoinedObjects:
+    """The samples of several objects, one after another."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+        self._ends = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, i: int) -> Any:
+        at = bisect_right(self._ends, i)
+        return self.parts[at][i - self._ends[at] + len(self.parts[at])]
+
+
+def object_samples(draft: Draft, parts: Mapping[str, Any], root: Path | None = None) -> Samples:
+    """Returns the samples of the objects that are the splits of a dataset ("": it has none); notes what is left out.
+
+    Images that are given as paths are files, known by their path relative to `root` or to what holds all of them.
+    """
+    kind = draft.where
+    source = next(iter(parts.values())) if len(parts) == 1 else JoinedObjects(list(parts.values()))
+    ends = list(accumulate(map(len, parts.values())))
+    names = [SPLITS.get(name.lower(), name) for name in parts]
+    total = ends[-1]
+    digits = f"%0{max(6, len(str(max(total - 1, 0))))}d"
+    keys = [digits % row for row in range(total)]
+    if names != [""]:
+        keys = [f"{name}/{digits % row}" for name, part in zip(names, parts.values(), strict=True)
+                for row in range(len(part))]  # fmt: skip
+    rows, labels, others = list[int](), list[Any](), dict[str, None]()
+    images, masks, objects = list[_Listed | ListedFile](), list[_Listed | ListedFile | None](), list[Any]()
+    file_bytes, in_masks = list[int](), np.zeros(256, np.bool_)
     for row in range(total):
         try:
             sample = _sample(source, row)
-            content = content_of(sample.image)
-            image, label, mask = _Listed.of(content), _label(sample.label), _mask_of(sample.mask)
+            image, mask, label = _file_of(sample.image), _file_of(sample.mask), _label(sample.label)
+            content = b"" if image else content_of(sample.image)
+            drawn = None if mask else _mask_of(sample.mask)
+            images.append(image or _Listed.of(content))
         except ImageError as exc:
             if draft.on_error == "fail":
                 raise SourceError(
                     f"{kind}: sample {row} of {total} {exc}. Fix it, or leave such samples out with on_error='skip'."
                 ) from exc
-            draft.leave_out(key % row, str(exc))
+            draft.leave_out(keys[row], str(exc))
             continue
-        if mask is not None:
-            in_masks[mask] = True
+        if drawn is not None:
+            in_masks[drawn] = True
         rows.append(row)
         labels.append(label)
-        images.append(image)
-        masks.append(_NO_MASK if mask is None else _Listed.of(mask))
+        masks.append(mask if drawn is None else _Listed.of(drawn))
+        objects.append(sample.objects)
         file_bytes.append(len(content) if isinstance(content, bytes) else 0)
         others |= dict.fromkeys(sample.others)
     if not rows:
         raise SourceError(f"{kind}: {f'not one of {total} samples can be read' if total else 'has no sample'}.")
-    column = _column(source, labels, rows, kind)
+    splits = Splits.of([names[bisect_right(ends, row)] for row in rows])
+    column = _column(parts, labels, rows, kind)
+    columns = {} if column is None else {"labels": column}
+    if any(cell is not None for cell in objects):
+        boxes = nested_boxes("objects", objects, lambda i: f"sample {rows[i]}", draft)
+        if not boxes:
+            raise SourceError(f'{kind}: "objects" of its samples are no boxes: {str(objects[0])[:60]}.')
+        columns |= boxes
     if column is None:
         draft.notes.append("There are no labels.")
-    draft.note("Parts of the samples that are not packed", others)
-    given = len(rows) - file_bytes.count(0)
-    if 0 < given < len(rows):
-        draft.notes.append(f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,}): all are taken as pixels.")
-    pictures = ObjectPictures(source, np.array(rows, np.int64), tuple(images))
-    _refuse_random(pictures, kind)
-    headers = [image.header for image in images]
-    sizes = file_bytes if given == len(rows) else [h.height * h.width * h.channels * h.bits // 8 for h in headers]
-    present = np.array([mask is not _NO_MASK for mask in masks])
-    digests = [image.digest ^ mask.digest for image, mask in zip(images, masks, strict=True)]
-    samples = Samples(
-        keys=[key % row for row in rows],
-        files=ObjectFiles(pictures) if given == len(rows) else pictures,
-        sizes=np.array(sizes, np.int64),
-        mtimes_ns=np.array(digests, np.uint64).view(np.int64),
-        splits=Splits.one(len(rows)),
-        columns={} if column is None else {"labels": column},
-    )
-    if present.any():
-        fill = fill_value(draft, np.flatnonzero(in_masks), present)
-        drawn = Masks(ObjectMasks(source, pictures.rows, tuple(masks)), present, ignore_index=fill)
-        samples = replace(samples, masks=drawn)
-    return assemble(draft, samples)
+    draft.note("NOT READ: parts of the samples that are not packed", others)
+    present = np.array([mask is not None for mask in masks])
+    at = np.array(rows, np.int64)
+    if files := _files_at(images, root, kind, "images"):
+        reader, paths = files
+        samples = Samples(list(map(key_of, paths)), reader, reader.sizes, reader.mtimes_ns, splits, columns)
+    else:
+        pixels = [image for image in images if isinstance(image, _Listed)]
+        given = len(rows) - file_bytes.count(0)
+        if 0 < given < len(rows):
+            of_both = f"Bytes of files ({given:,}) and pixels ({len(rows) - given:,})"
+            draft.notes.append(f"{of_both}: all are taken as pixels.")
+        pictures = ObjectPictures(source, at, tuple(pixels))
+        _refuse_random(pictures, kind)
+        headers = [image.header for image in pixels]
+        held = file_bytes if given == len(rows) else [h.height * h.width * h.channels * h.bits // 8 for h in headers]
+        samples = Samples(
+            keys=[keys[row] for row in rows],
+            files=ObjectFiles(pictures) if given == len(rows) else pictures,
+            sizes=np.array(held, np.int64),
+            mtimes_ns=np.array([image.digest for image in pixels], np.uint64).view(np.int64),
+            splits=splits,
+            columns=columns,
+        )
+    if not present.any():
+        return samples
+    a_mask = next(mask for mask in masks if mask is not None)  # stands for the absent ones, and is not read there
+    if files := _files_at([mask or a_mask for mask in masks], root, kind, "masks"):
+        reader, _ = files
+        samples = samples.made_also_of(np.where(present, reader.sizes, 0), np.where(present, reader.mtimes_ns, 0))
+        return replace(samples, masks=Masks(reader, present, ignore_index=fill_value(draft, reader, present)))
+    masks_listed = tuple([mask if isinstance(mask, _Listed) else _NO_MASK for mask in masks])
+    digests = np.array([mask.digest for mask in masks_listed], np.uint64).view(np.int64)
+    fill = fill_value(draft, np.flatnonzero(in_masks), present)
+    drawn_masks = Masks(ObjectMasks(source, at, masks_listed), present, ignore_index=fill)
+    return replace(samples, mtimes_ns=samples.mtimes_ns ^ digests, masks=drawn_masks)
+
+
+def _files_at(
+    listed: Sequence[_Listed | ListedFile], root: Path | None, kind: str, what: str
+) -> tuple[FolderFiles, list[str]] | None:
+    """Returns the reader of files, and their paths relative to root or to what holds all; None if they are pixels."""
+    files = [one for one in listed if isinstance(one, ListedFile)]
+    if not files:
+        return None
+    if len(files) < len(listed):
+        raise SourceError(f"{kind}: some {what} are paths of files, others are not. Give all of them as one kind.")
+    sizes, mtimes = (np.array([getattr(file, name) for file in files], np.int64) for name in ("num_bytes", "mtime_ns"))
+    paths = [os.fsencode(file.path) for file in files]
+    top = os.fsencode(os.path.abspath(root)) if root else os.path.commonpath([os.path.dirname(p) for p in paths])
+    paths = [os.path.relpath(path, top) for path in paths]
+    return FolderFiles.of(top, paths, sizes, mtimes), [p.decode("utf-8", "surrogateescape") for p in paths]
 
 
 def _refuse_random(pictures: ObjectPictures, kind: str) -> None:
@@ -216,6 +327,7 @@ class _Sample(NamedTuple):
     image: Any
     label: Any = None
     mask: Any = None
+    objects: Any = None
     others: tuple[str, ...] = ()  # keys of what is not packed
 
 
@@ -231,14 +343,14 @@ def _sample(source: Any, row: int) -> _Sample:
         if image is None:
             raise ImageError(f"is a dict without an image: it has {', '.join(map(str, list(sample)[:8]))}")
         mask = next((key for key in _MASK_KEYS if key in sample), "")
-        known = {key for keys in (_IMAGE_KEYS, _LABEL_KEYS) for key in keys} | {mask}
+        known = {*_IMAGE_KEYS, *_LABEL_KEYS, mask, "objects"}
         others = [str(key) for key in sample if key not in known]
         if lost := [key for key in others if key.lower() in _COORDINATE_KEYS]:
             raise ImageError(
-                f"has {first_few(lost)}, which is not packed from objects. Leave it out, or write images and boxes as "
-                "COCO or a table has them"
+                f"has {first_few(lost)}, which is not packed from objects. Leave it out, or give boxes as "
+                '"objects": {"bbox": [[x, y, w, h], ...], "category": [...]}'
             )
-        return _Sample(image, label, sample[mask] if mask else None, tuple(others))
+        return _Sample(image, label, sample[mask] if mask else None, sample.get("objects"), tuple(others))
     if isinstance(sample, (tuple, list)):
         if not sample:
             raise ImageError("is empty; expected (image, label)")
@@ -262,7 +374,7 @@ def _label(label: Any) -> int | str | tuple[int, ...] | None:
     raise ImageError(f"has a label that is no class: {str(label)[:60]} ({type(label).__name__})")
 
 
-def _column(source: Any, labels: list[Any], rows: list[int], kind: str) -> Column | None:
+def _column(parts: Mapping[str, Any], labels: list[Any], rows: list[int], kind: str) -> Column | None:
     """Returns the column of the labels; None if no sample has any."""
     first: dict[object, str] = {}  # of each kind; vectors of another length are another kind
     for label, row in zip(labels, rows, strict=True):
@@ -274,7 +386,21 @@ def _column(source: Any, labels: list[Any], rows: list[int], kind: str) -> Colum
         raise SourceError(
             f"{kind}: labels of several kinds: {', '.join(list(first.values())[:2])}. Give all of them as one kind."
         )
-    classes, given = _classes(source), set(labels) - {None}
+    named = [_classes(part) for part in parts.values()]
+    classes = next((names for names in named if names), ())
+    if len({names for names in named if names}) > 1 and int in first:
+        # Splits may number their classes apart, where one has a class that another lacks: their names decide.
+        ends = list(accumulate(map(len, parts.values())))
+        try:
+            labels = [None if label is None else named[bisect_right(ends, row)][label]
+                      for label, row in zip(labels, rows, strict=True)]  # fmt: skip
+        except (IndexError, TypeError) as exc:
+            raise SourceError(
+                f"{kind}: the splits {', '.join(parts)} have different `classes`, and labels without a name in them, "
+                "so equal labels may mean different classes. Give labels as names, or pack the splits one by one."
+            ) from exc
+        first = {str: ""}
+    given = set(labels) - {None}
     if all(isinstance(label, tuple) for label in given):
         if None in labels:
             raise SourceError(f"{kind}: sample {rows[labels.index(None)]} has no label, where others have vectors.")
@@ -298,8 +424,11 @@ def _classes(source: Any) -> tuple[str, ...]:
         features = getattr(owner, "features", None)
         if isinstance(features, Mapping):
             names = next((getattr(features[key], "names", None) for key in _LABEL_KEYS if key in features), names)
-        if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
-            return tuple(names)
+        if isinstance(names, (list, tuple)):
+            # ImageNet's are tuples of synonyms.
+            names = [", ".join(n) if isinstance(n, tuple) and all(isinstance(w, str) for w in n) else n for n in names]
+            if all(isinstance(name, str) for name in names):
+                return tuple(names)
     return ()
 
 

@@ -20,6 +20,8 @@ from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
 
 _SHEETS = (".xlsx", ".xls", ".ods")
+TORCHVISION, HUGGING_FACE = "torchvision:", "hf:"
+"""How a source begins that is the name of a dataset of a library."""
 
 _GONE = "is a link to a file that does not exist"
 _WHY_BROKEN = {errno.ENOENT: _GONE, errno.ENOTDIR: _GONE, errno.ELOOP: "is a link that leads back to itself"}
@@ -42,6 +44,11 @@ def open_tree(path: str | Path | Tree) -> Tree:
         MissingFileError: there is nothing at path.
         SourceError: path is neither folder nor archive, is damaged or unreadable, or holds a name twice.
     """
+    if not isinstance(path, Tree) and is_library(path):
+        # Imported here: no other source needs it.
+        from fastload.sources.library import library_tree
+
+        path = library_tree(path)
     if isinstance(path, Tree):
         return path
     path = path_of(path)
@@ -79,6 +86,11 @@ def open_tree(path: str | Path | Tree) -> Tree:
     from fastload.sources.archives.archive import list_archive
 
     return list_archive(path)
+
+
+def is_library(path: str | Path) -> bool:
+    """Whether a source is the name of a dataset of a library, and no file."""
+    return str(path).startswith((TORCHVISION, HUGGING_FACE)) and not os.path.lexists(path)
 
 
 def _is_table(path: Path) -> bool:

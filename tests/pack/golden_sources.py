@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import io
 import json
-import pickle
 import struct
 import tarfile
 from collections.abc import Callable, Iterable
@@ -441,34 +440,6 @@ def celeba(root: Path) -> Path:
     return root
 
 
-def cifar(root: Path) -> Path:
-    """CIFAR-10, binary: a byte for the class, then the planes of 32 x 32 x 3."""
-    for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]:
-        records = noise(name, 3, 3073)
-        records[:, 0] %= 10
-        write(root / f"{name}.bin", records.tobytes())
-    write(root / "batches.meta.txt", "\n".join("airplane car bird cat deer dog frog horse ship truck".split()) + "\n\n")
-    return root
-
-
-def cifar_pickles(root: Path) -> Path:
-    """CIFAR-100 for Python, with fine and coarse classes."""
-    for name, count in (("train", 5), ("test", 2)):
-        value = {
-            "data": noise(name, count, 3072),
-            "filenames": [f"thing_s_{n:06}.png" for n in range(count)],
-            "fine_labels": noise(f"fine {name}", count, below=100).tolist(),
-            "coarse_labels": noise(f"coarse {name}", count, below=20).tolist(),
-        }
-        write(root / name, pickle.dumps(value, protocol=2))
-    names = {
-        "fine_label_names": [f"fine {n}" for n in range(100)],
-        "coarse_label_names": [f"coarse {n}" for n in range(20)],
-    }
-    write(root / "meta", pickle.dumps(names, protocol=2))
-    return root
-
-
 def mnist(root: Path) -> Path:
     """Files of train as they are, those of t10k gzipped."""
     for name, count in (("train", 9), ("t10k", 4)):
@@ -483,9 +454,8 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "folder": folder, "manifest": manifest, "manifest of objects": manifest_of_objects, "parquet": parquet,
     "webdataset": webdataset, "arrays": arrays, "arrays of 16 bits": deep_arrays, "arrays of tokens": token_arrays,
     "hdf5": hdf5, "mask-folders": mask_folders, "imagenet": imagenet, "imagenet in tars": imagenet_tars,
-    "ade20k": ade20k, "voc": voc, "coco": coco, "camvid": camvid, "celeba": celeba, "cifar": cifar,
-    "cifar in pickles": cifar_pickles, "mnist": mnist, "cityscapes": cityscapes, "cub": cub, "yolo": yolo,
-    "captions": captions,
+    "ade20k": ade20k, "voc": voc, "coco": coco, "camvid": camvid, "celeba": celeba,
+    "mnist": mnist, "cityscapes": cityscapes, "cub": cub, "yolo": yolo, "captions": captions,
 }  # fmt: skip
 """Each makes its source in a folder that need not exist yet, and returns the path to pack. Only `exported` is not among
 them: `fastload export` makes it of a packed file."""

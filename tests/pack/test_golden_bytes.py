@@ -38,7 +38,8 @@ def test_packed_bytes_are_those_they_always_were(name: str, tmp_path: Path) -> N
 def test_every_layout_is_in_the_table() -> None:
     assert list(GOLDEN) == list(CASES), REFRESH
     packed = " ".join(datasets["(file)"] for datasets in GOLDEN.values())
-    layouts = [line.split()[0] for line in command("layouts").splitlines()]
+    # torchvision is not ours: what it reads may change with its release, and it cannot be imported everywhere.
+    layouts = [name for line in command("layouts").splitlines() if (name := line.split()[0]) != "torchvision"]
     assert len(layouts) >= 16
     assert [layout for layout in layouts if f'source_layout ascii[{len(layout)}] "{layout}"' not in packed] == []
 

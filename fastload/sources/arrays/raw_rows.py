@@ -1,11 +1,11 @@
 """Reads samples of one shape that lie in arrays. Each class is one way to fulfil the protocol `listing.Arrays`.
 
-    RawRows       in a file, at a fixed distance: 60,000 x 784 bytes behind a header of 16; records of 1 + 3072 bytes
+    RawRows       in a file, at a fixed distance: 60,000 x 784 bytes behind a header of 16; records of fixed length
     MemoryRows    in memory: arrays that had to be decompressed
     JoinedRows    several of these as one: five files of 10,000 rows
 
 Whole batches are copied at once, with no Python loop over rows. `joined_samples` makes a dataset of several files of
-images, as CIFAR's batches and MNIST's idx files.
+images, as MNIST's idx files.
 """
 
 from __future__ import annotations
@@ -239,39 +239,26 @@ def joined_rows(parts: Sequence[tuple[Arrays, int]]) -> Arrays:
 
 
 class RowFile(NamedTuple):
-    """One file with images of a dataset such as CIFAR's batches or MNIST's idx files."""
+    """One file with images of a dataset such as MNIST's idx files."""
 
     position: int  # in the tree
     split: str  # split of its images
     rows: Arrays  # reads them
     num_images: int
     columns: dict[str, NDArray[Any]]  # other fields of the images
-    names: Sequence[str] = ()  # name of each image, if they have any
-
-    def unique_names(self) -> list[str]:
-        """Returns the names, of which those that are absent or repeated have the number of their image."""
-        # "%05d" % takes half the time of an f-string each.
-        names = list(self.names) or list(map("%05d".__mod__, range(self.num_images)))
-        if len(set(names)) < len(names) or "" in names:
-            seen: set[str] = set()
-            for row, name in enumerate(names):
-                if not name or name in seen:
-                    names[row] = f"{name}#{row:05d}" if name else f"{row:05d}"
-                seen.add(names[row])
-        return names
 
 
 def joined_samples(
     draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]], used: Iterable[int]
 ) -> Samples:
-    """Returns the images, file by file, with the columns in `attrs`; a key is that of the file and the name in it.
+    """Returns the images, file by file, with the columns in `attrs`; a key is that of the file and the number in it.
 
     `used` are the positions of all files that were read, also those without images.
     """
     draft.note("Ignored the other files", tree.others(used))
     counts, rows = [file.num_images for file in files], joined_rows([(file.rows, file.num_images) for file in files])
     return Samples(
-        keys=[f"{key_of(tree.names[file.position])}/{name}" for file in files for name in file.unique_names()],
+        keys=[f"{key_of(tree.names[file.position])}/{row:05d}" for file in files for row in range(file.num_images)],
         files=rows,
         sizes=np.full(sum(counts), math.prod(rows.shape) * rows.dtype.itemsize, np.int64),
         mtimes_ns=np.repeat(tree.mtimes_ns[[file.position for file in files]], counts),

@@ -3,6 +3,7 @@
 data/train-00000-of-00257.parquet   as on the Hub; splits by the names of files or of the folders above them
 photos.parquet                      one file, one split
 train/data-00000-of-00001.arrow     a folder that `datasets` saved with save_to_disk, recognised by its state.json
+photos-train.arrow                  what `datasets` cached, recognised by its dataset_info.json
 """
 
 from __future__ import annotations
@@ -177,11 +178,12 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
 
 
 def _table_positions(tree: Tree) -> list[int]:
-    """Returns the positions of the Parquet files; without any, of the Arrow files next to a state.json."""
+    """Returns the positions of the Parquet files; without any, of the Arrow files that `datasets` saved or cached."""
     found = [i for i, name in tree.not_images if name.lower().endswith(".parquet")]
     if found:
         return found
-    saved = {name.rpartition("/")[0] for _, name in tree.not_images if name.rpartition("/")[2] == "state.json"}
+    described = ("state.json", "dataset_info.json")
+    saved = {name.rpartition("/")[0] for _, name in tree.not_images if name.rpartition("/")[2] in described}
     return [i for i, name in tree.not_images if name.endswith(".arrow") and name.rpartition("/")[0] in saved]
 
 

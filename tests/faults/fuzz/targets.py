@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from fastload.plan.cursor import EpochCursor
 from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
 from fastload.profiling.doctor.loader_records import Records
-from fastload.sources.cifar_pickle import read_pickle
 from fastload.sources.imagenet.devkit import parse_ground_truth, read_devkit
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Arrays, Files, Listing, SourceOptions
@@ -118,7 +116,7 @@ PIXELS = (np.arange(6 * 5 * 4) % 251).astype(np.uint8).reshape(6, 5, 4)
 JPEG, PNG = picture("JPEG", (16, 16)), picture()
 
 
-# Arrays: idx, NumPy's, CIFAR
+# Arrays: idx, NumPy's
 
 
 @target(*CHOSEN, b"\1\0\0", b"\1\0\0\x08\x03\0\0")
@@ -153,27 +151,6 @@ def npz(data: bytes) -> None:
     members = [(b"images.npy", npy_of(c, PIXELS)), (b"labels.npy", npy_of(c, np.arange(6)))]
     members.append((c.pick((b"split.npy", b"\xff.npy", b"a/b.npy", b"x")), npy_of(c, np.array(["train"] * 6))))
     list_and_read(folder({"a.npz": zip_of(c, members)}), "arrays")
-
-
-def _cifar_pickle(protocol: int) -> bytes:
-    batch = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, 9], b"filenames": [b"a.png", b"b.png"]}
-    return pickle.dumps(batch, protocol)
-
-
-@target(*map(_cifar_pickle, (0, 2, 4)), pickle.dumps({"label_names": ["a"] * 10}, 2))
-def cifar_pickle(data: bytes) -> None:
-    if len(data) % 8:
-        read_pickle(data, "batch")
-        return
-    list_and_read(folder({"data_batch_1": data, "batches.meta": data}), "cifar")
-
-
-@target(b"", bytes(3073), bytes([1]) * 3074)
-def cifar_binary(data: bytes) -> None:
-    files = (
-        {"data_batch_1.bin": data, "batches.meta.txt": data} if len(data) % 2 else {"train.bin": data, "test.bin": data}
-    )
-    list_and_read(folder(files), "cifar")
 
 
 # Archives

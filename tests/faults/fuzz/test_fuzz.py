@@ -99,7 +99,7 @@ def test_parsers_end_with_a_result_or_an_error_of_ours_for_mutated_inputs(name: 
 def test_no_bytes_at_all_are_a_valid_file_of_each_target_whose_bytes_are_choices() -> None:
     """Otherwise a mutation would be stopped by the first check, and nothing behind it be tried."""
     for name, target in TARGETS.items():
-        if target.seeds[0] == b"" and name not in ("cifar-binary", "parquet"):
+        if target.seeds[0] == b"" and name != "parquet":
             target.run(b"")
 
 
