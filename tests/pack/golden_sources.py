@@ -20,6 +20,7 @@ from typing import Any
 import h5py
 import numpy as np
 from PIL import Image
+from record_files import write_mds, write_tfrecord
 from small_trees import npy, tar_of
 
 # 16 rows of 24 pixels, in colour and in gray. Never encoded anew: `--store source` keeps these very bytes.
@@ -197,6 +198,28 @@ def webdataset(root: Path) -> Path:
                 "box.npy": npy([n, 1.5, 2, 3]),
             }.items()
         })  # fmt: skip
+    return root
+
+
+def mds(root: Path) -> Path:
+    for split, numbers in {"train": range(5), "val": range(5, 7)}.items():
+        write_mds(root / split, {"x": "png", "y": "int", "score": "float32", "v": "ndarray:float32:2"}, [
+            [png(noise(f"record {n}", 6, 8, 3)), np.int64(n % 3).tobytes(), np.float32(n / 4).tobytes(),
+             np.array([n, 0.5], "f4").tobytes()]
+            for n in numbers
+        ], shards=2)  # fmt: skip
+    return root
+
+
+def tfrecord(root: Path) -> Path:
+    for split, numbers in {"train": range(5), "validation": range(5, 7)}.items():
+        write_tfrecord(root / f"{split}-00000-of-00001", *[
+            {"image/encoded": png(noise(f"record {n}", 6, 8, 3)), "image/class/label": n % 3, "image/id": n,
+             **{f"image/object/bbox/{side}": [at / 8] * (n % 3)
+                for side, at in (("xmin", 1), ("ymin", 2), ("xmax", 5), ("ymax", 6))},
+             "image/object/class/label": [n] * (n % 3)}
+            for n in numbers
+        ])  # fmt: skip
     return root
 
 
@@ -456,6 +479,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "hdf5": hdf5, "mask-folders": mask_folders, "imagenet": imagenet, "imagenet in tars": imagenet_tars,
     "ade20k": ade20k, "voc": voc, "coco": coco, "camvid": camvid, "celeba": celeba,
     "mnist": mnist, "cityscapes": cityscapes, "cub": cub, "yolo": yolo, "captions": captions,
+    "mds": mds, "tfrecord": tfrecord,
 }  # fmt: skip
 """Each makes its source in a folder that need not exist yet, and returns the path to pack. Only `exported` is not among
 them: `fastload export` makes it of a packed file."""
