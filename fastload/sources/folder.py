@@ -104,10 +104,10 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         said += f" Splits: {folders}."
     draft.title = f"Layout folder: {said}"
     if shown and all(name.isdecimal() for name in shown) and [*map(int, shown)] != [*range(len(shown))]:
-        at = next(i for i, name in enumerate(shown) if int(name) != i)
+        other = next(i for i, name in enumerate(shown) if int(name) != i)
         draft.notes.append(
             f"Labels are not the numbers that folders are called by: they count the sorted names from 0, so that "
-            f"{shown[at]} is {at}; `names` has them."
+            f"{shown[other]} is {other}; `names` has them."
         )
     columns = {"labels": Column(labels[order], {"names": shown})} if classes else {}
     return Samples.in_tree(tree, images[order], Splits(splits.index[order], splits.names), columns)
