@@ -49,8 +49,8 @@ IN_USE = [
         ("images/val2017/{}.jpg", "annotations/val2017/{}_labelTrainIds.png"),
     ], []),
     ("open-mmlab/mmsegmentation, DRIVE", [
-        ("images/training/{}_training.png", "annotations/training/{}_manual1.png"),
-        ("images/validation/{}_test.png", "annotations/validation/{}_manual1.png"),
+        ("images/training/{}.png", "annotations/training/{}_manual1.png"),
+        ("images/validation/{}.png", "annotations/validation/{}_manual1.png"),
     ], []),
     ("wkentaro/labelme", [("JPEGImages/2011_{}.jpg", "P:SegmentationClassPNG/2011_{}.png")],
      ["SegmentationClassVisualization/2011_{}.jpg", "SegmentationClass/2011_{}.npy"]),
