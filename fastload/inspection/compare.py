@@ -119,6 +119,11 @@ def _compare(
     """Returns what `compare_source` does."""
     packed_as, joined = str(file.attrs.get("source_layout")), is_joined(file.attrs)
     layout = None if joined and packed_as not in LAYOUTS else packed_as  # files of several layouts were merged
+    if layout is not None and layout not in LAYOUTS:
+        raise OptionError(
+            f"{file.path}: packed as {layout!r}, and there is no such layout in this release, so that {source} cannot "
+            "be listed as it was then. Leave out `--source`: rows are compared with their digests."
+        )
     with of_file_options(f"`fastload verify` lists the source by layout and options of {file.path}", _OWN_OPTIONS):
         listing = list_source(source, layout, "skip", replace(options.source, root=root))
     masks = file.fields.get("masks")

@@ -37,7 +37,8 @@ _TEXTS = (
     ".lst",
     ".tab",
 )
-_BESIDE = (*_TEXTS, ".mat", ".npy", ".npz", ".pts", ".pkl", ".pickle", ".h5")
+_OF_PROGRAMS = {".mat": "MATLAB"} | dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet program")
+_BESIDE = (*_TEXTS, *_OF_PROGRAMS, ".npy", ".npz", ".pts", ".pkl", ".pickle", ".h5")
 """Suffixes of files that hold annotations: of texts, which are looked into; and of those that lie one by one image."""
 
 _PART = 0.5  # of files of one suffix that are called like images, from which on they belong to them
@@ -116,6 +117,8 @@ def _files_beside(found: ClassFolders) -> Iterator[Sign]:
     """Yields the files of annotations: one for each image, texts that name images or some classes, lists of numbers."""
     tree = found.tree
     others = [(i, name) for i, name in tree.not_images if name.lower().endswith(_BESIDE)]
+    # The form of an answer to a competition names images, and says nothing of them.
+    others = [(i, name) for i, name in others if not stem_of(name).lower().startswith("sample_sub")]
     if not others:
         return
     names = _Names.of(found)
@@ -134,13 +137,13 @@ def _files_beside(found: ClassFolders) -> Iterator[Sign]:
                 (*_WAYS.get(suffix, ()), _table_way(tree)),
                 _folders_of(alike),
             )
-        elif suffix == ".mat":
-            mats = [name for _, name in files]
+        elif suffix in _OF_PROGRAMS:
+            tables = [name for _, name in files]
             yield Sign(
-                f"{first_few(list(map(key_of, mats)), 2)} {'are' if mats[1:] else 'is'} MATLAB's, as labels, boxes or "
-                f"splits are kept",
+                f"{first_few(list(map(key_of, tables)), 2)} {'are' if tables[1:] else 'is'} of {_OF_PROGRAMS[suffix]}, "
+                f"as labels, boxes or splits are kept",
                 (_table_way(tree),),
-                _folders_of(mats),
+                _folders_of(tables),
             )
         elif suffix in _TEXTS:
             texts += files

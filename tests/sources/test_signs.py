@@ -72,7 +72,8 @@ SIGNS = {
     "a file for each image elsewhere": ("pics/{a_1,a_2,a_3}.jpg notes/{a_1,a_2,a_3}.json", {}, "called like images"),
     "called like the whole name": ("{a,b}/{1,2}.jpg {a,b}/{1,2}.jpg.json", {}, r"a/1.jpg.json and 3 more .json"),
     "a point file": ("{a,b}/{1,2}.jpg {a,b}/{1,2}.pts", {}, r".pts files are called like images"),
-    "MATLAB": ("jpg/image_{1,2,3}.jpg labels.mat", {}, "labels.mat is MATLAB's"),
+    "MATLAB": ("jpg/image_{1,2,3}.jpg labels.mat", {}, "labels.mat is of MATLAB"),
+    "a spreadsheet": ("{cat,dog}/{1,2}.jpg labels.xlsx", {}, "labels.xlsx is of a spreadsheet program"),
     "labels in order": ("{001,002,003}.jpg", {"labels.txt": "3\n1\n2\n"}, r"labels.txt \('3'\) holds numbers alone"),
     "classes of a split": (
         "faces/{ann,bob,cid,dan}/{1,2}.jpg",
@@ -86,7 +87,7 @@ SIGNS = {
         r"labels/ beside folders of images holds no image, but 2 .bin",
     ),
     "the same files in each folder": (
-        "{scene_1,scene_2,scene_3}/{im0,im1}.png {scene_1,scene_2,scene_3}/{calib.txt,disp.pfm}",
+        "{scene_1,scene_2,scene_3}/{im0,im1}.png {scene_1,scene_2,scene_3}/{calib.txt,view.bin}",
         {},
         r"each folder of images also holds calib.txt",
     ),
@@ -142,6 +143,7 @@ ORDINARY = {
     "many suffixes": "cat/{1.jpg,2.PNG,3.jpeg,4.bmp} dog/{1.webp,2.gif}",
     "a log of training": "{cat,dog}/{1,2}.jpg log.csv",
     "numbers beside classes": "{cat,dog}/{1,2}.jpg counts.txt",
+    "the form of an answer": "{cat,dog}/{001,002}.jpg sample_submission.csv",
     "a script": "{cat,dog}/{1,2}.jpg make.py requirements.txt",
     "a config": "{cat,dog}/{1,2}.jpg config.json settings.yaml",
     "classes called like annotations": "{label,ticket,stamp}/{1,2}.jpg",
@@ -153,6 +155,7 @@ ORDINARY = {
 TEXTS = {
     "classes.txt": "cat\ncow\ndog\n",
     "files.txt": "cat/001.jpg\ncat/002.jpg\ndog/001.jpg\ndog/002.jpg\n",
+    "sample_submission.csv": "id,label\n001,0\n002,0\n",
     "log.csv": "epoch,loss\n1,0.5\n2,0.4\n",
     "counts.txt": "1 2 3 4 5\n6 7 8 9 10\n",
     "README.md": "# Photos\nFor example cat/1.jpg shows a cat.\nThe others are alike.\n",
