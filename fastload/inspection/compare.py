@@ -183,7 +183,7 @@ def _prepare(
     samples: NDArray[np.int64],
 ) -> tuple[Listing, list[_Task]]:
     """Returns the listing with coordinates moved as packing moved them, and the tasks of the pool."""
-    field = file.fields["images"]
+    field, masks = file.fields["images"], file.fields.get("masks")
     target: Target | None = None
     if not field.varied:
         height, width, channels = field.shape
@@ -196,7 +196,8 @@ def _prepare(
         target=target,
         max_size=options.max_size if target is None else None,
         images="ragged",
-        masks="rows" if "masks" in file.fields else None,
+        masks="rows" if masks is not None else None,
+        mask_dtype=np.dtype(np.uint8) if masks is None else masks.dtype.newbyteorder("="),
     )
     headers, unread = None, dict[int, str]()
     clips = options.outside_boxes == "clip" and listing.layout != "exported"
@@ -219,7 +220,7 @@ def _compare_rows(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
     if task.headers is not None:
         return list(zip(task.rows.tolist(), _compare_ragged(worker, task, stored), strict=True))
     assert task.plan.target is not None, "only ragged rows differ in size"
-    arrays, amiss = worker.decode(task.samples, task.plan.target)
+    arrays, amiss = worker.decode(task.samples, task.plan.target, mask_dtype=task.plan.mask_dtype)
     reasons = amiss.reasons
     found: list[int | str] = [f"{_GONE}: {reasons[at]}" if at in reasons else 0 for at in range(len(task.rows))]
     for decoded, name in zip(arrays, stored.names, strict=False):

@@ -359,21 +359,21 @@ def _class_counts(file: Mapping[str, Any], header: PackedFile) -> tuple[int, ...
 def _mask_shares(header: PackedFile) -> dict[int, float]:
     """Returns the share of each value in the pixels of some masks, evenly chosen; none where they cannot be read."""
     field = header.fields.get("masks")
-    if field is None or not header.num_rows or field.dtype != np.uint8 or len(field.shape) != 2:
+    if field is None or not header.num_rows or field.dtype.name not in ("uint8", "uint16") or len(field.shape) != 2:
         return {}
     from fastload.read.reader import RowReader  # which imports more than other files need
 
     count = max(1, min(_MOST_MASKS, _MASK_BYTES // field.row_bytes, header.num_rows))
     rows = np.arange(count) * header.num_rows // count
-    total = np.zeros(256, np.int64)
+    total = np.zeros(1 << 8 * field.dtype.itemsize, np.int64)
     with suppress(ReadError), closing(RowReader(header, ["masks"])) as reader:
         if field.varied:
             masks = reader.decoded("masks", rows)
         else:
-            masks = [np.empty((count, *field.shape), np.uint8)]
+            masks = [np.empty((count, *field.shape), field.dtype.newbyteorder("="))]
             reader.gather(rows, {"masks": masks[0]})
         for mask in masks:
-            total += np.bincount(mask.ravel(), minlength=256)
+            total += np.bincount(mask.ravel(), minlength=len(total))
     return {value: total[value] / total.sum() for value in np.flatnonzero(total).tolist()}
 
 

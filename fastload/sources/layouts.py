@@ -176,6 +176,8 @@ def list_source(
             )
     if options.masks == "instance" and name in _NO_INSTANCES:
         raise OptionError(_NO_INSTANCES[name])
+    if options.masks == "panoptic" and name != "coco":
+        raise OptionError(f"{tree.given}: `--masks panoptic` is for COCO's panoptic files, this is layout {name}.")
     draft = Draft(name, tree, on_error)
     samples = LAYOUTS[name].source(draft, tree, options)
     if not draft.title:

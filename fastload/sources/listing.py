@@ -113,7 +113,7 @@ Reader = Files | Pictures | Arrays
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """One mask for each sample, of class or instance indices, which are never blended or converted."""
+    """One mask for each sample, of class or instance numbers, which are never blended or converted."""
 
     # Read by row: image files (gray, or palette, of which the index counts), pictures (H, W) or arrays (H, W).
     files: Reader
@@ -122,6 +122,9 @@ class Masks:
     names: tuple[str, ...] = ()  # of the classes, by index; empty if unknown
     ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
+    # uint8, or uint16 for numbers up to 65,535; None: packing looks at the masks of 16 bits, and takes uint16 if any
+    # holds a number above 255
+    dtype: np.dtype[Any] | None = None
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""
@@ -231,7 +234,7 @@ def require_unique(keys: Collection[str], where: str) -> None:
         )
 
 
-MasksWanted = Literal["auto", "none", "semantic", "instance"]
+MasksWanted = Literal["auto", "none", "semantic", "instance", "panoptic"]
 
 
 @dataclass(frozen=True)
