@@ -115,17 +115,18 @@ def _kinds(part: _Part) -> dict[str, str]:
     for name, column in listing.columns.items():
         kinds[name] = f"{column.values.dtype.name} {column.values.shape[1:]}"
     for name in _of_boxes(listing):
-        values = listing.columns[name].values
-        kinds[name] = f"{values.dtype.name} ({', '.join(['boxes', *map(str, values.shape[2:])])})"
+        values, each = listing.columns[name].values, "segments" if name.startswith("segment") else "boxes"
+        kinds[name] = f"{values.dtype.name} ({', '.join([each, *map(str, values.shape[2:])])})"
     return kinds
 
 
 def _of_boxes(listing: Listing) -> list[str]:
-    """Returns the columns (N, M, ...) with values of up to M boxes for each image."""
+    """Returns the columns (N, M, ...) with values of up to M boxes, or segments, for each image."""
+    kinds = [kind for kind in (("boxes", "box_"), ("segments", "segment_")) if f"num_{kind[0]}" in listing.columns]
     return [
         name
         for name, column in listing.columns.items()
-        if "num_boxes" in listing.columns and column.values.ndim > 1 and (name == "boxes" or name.startswith("box_"))
+        if column.values.ndim > 1 and any(name == many or name.startswith(one) for many, one in kinds)
     ]
 
 
@@ -134,12 +135,18 @@ def _with_equal_boxes(parts: Sequence[_Part], notes: list[str]) -> list[_Part]:
     joined = [(file, dict(listing.columns)) for file, listing in parts]
     for name in _of_boxes(parts[0][1]):
         rooms = [columns[name].values.shape[1] for _, columns in joined]
-        if len(set(rooms)) > 1 and name == "boxes":
+        if len(set(rooms)) > 1 and name in ("boxes", "segment_labels"):
             sizes = ", ".join(f"{room} in {file.path.name}" for room, (file, _) in zip(rooms, joined, strict=True))
-            notes.append(f"Images have room for up to {max(rooms)} boxes ({sizes}); what is behind the last is filled.")
+            what = "boxes" if name == "boxes" else "segments"
+            notes.append(
+                f"Images have room for up to {max(rooms)} {what} ({sizes}); what is behind the last is filled."
+            )
         for room, (_, columns) in zip(rooms, joined, strict=True):
             values = columns[name].values
-            more = np.full((len(values), max(rooms) - room, *values.shape[2:]), -1 if name == "box_labels" else 0)
+            more = np.full(
+                (len(values), max(rooms) - room, *values.shape[2:]),
+                -1 if name in ("box_labels", "segment_labels") else 0,
+            )
             columns[name] = replace(columns[name], values=np.concatenate([values, more.astype(values.dtype)], axis=1))
     return [(file, replace(listing, columns=c)) for (file, listing), (_, c) in zip(parts, joined, strict=True)]
 

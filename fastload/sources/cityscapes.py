@@ -3,9 +3,11 @@
     leftImg8bit/train/aachen/aachen_000000_000019_leftImg8bit.png
     gtFine/train/aachen/aachen_000000_000019_gtFine_labelIds.png            0..33
     gtFine/train/aachen/aachen_000000_000019_gtFine_labelTrainIds.png       0..18, 255 is ignored; made by its scripts
+    gtFine/train/aachen/aachen_000000_000019_gtFine_instanceIds.png         see `cityscapes_instances`
     gtCoarse/train_extra/...                                                likewise
 
-Masks are packed with the 19 classes that count, whichever of the two files are there. Those of the split test hold no
+Masks are packed with the 19 classes that count, whichever of the first two files are there; with masks="instance" the
+third are packed. Those of the split test hold no
 classes, and are not read.
 """
 
@@ -16,6 +18,7 @@ from dataclasses import replace
 
 from fastload.errors import SourceError
 from fastload.sources.assemble import Draft, Pairs, Samples
+from fastload.sources.cityscapes_instances import of_instances
 from fastload.sources.listing import SPLITS, SourceOptions
 from fastload.sources.mask_classes import Classes, MappedMasks
 from fastload.sources.tree import Tree, key_of
@@ -32,7 +35,7 @@ VOID = 255
 _IMAGE = re.compile(r"(?:^|.*/)leftImg8bit/(?P<split>[^/]+)/[^/]+/(?P<stem>\w+_\d{6}_\d{6})_leftImg8bit\.\w+")
 _MASK = re.compile(
     r"(?:^|.*/)gt(?P<kind>Fine|Coarse)/(?P<split>[^/]+)/[^/]+/"
-    r"(?P<stem>\w+_\d{6}_\d{6})_gt(?:Fine|Coarse)_label(?P<of>Ids|TrainIds)\.png"
+    r"(?P<stem>\w+_\d{6}_\d{6})_gt(?:Fine|Coarse)_(?:label(?P<of>Ids|TrainIds)|instanceIds)\.png"
 )
 
 
@@ -66,14 +69,17 @@ def list_cityscapes(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
             f"{tree.given}: there are no frames such as leftImg8bit/train/aachen/..._leftImg8bit.png. Give the folder "
             f"that holds leftImg8bit and gtFine."
         )
-    masks, of = ({}, "") if options.masks == "none" else _find_masks(draft, tree, images, splits)
-    if options.masks == "semantic" and not masks:
+    instance = options.masks == "instance"
+    masks, of = ({}, "") if options.masks == "none" else _find_masks(draft, tree, splits, instance=instance)
+    if options.masks in ("semantic", "instance") and not masks:
         raise SourceError(f"{tree.given}: there are no masks in gtFine or gtCoarse. Unpack them next to leftImg8bit/.")
     pairs = Pairs(tree, images, masks, splits)
     for split in pairs.splits_without_masks() if masks else ():
         draft.notes.append(f"The split {split!r} has no masks: it is packed without.")
     stems = pairs.complete(draft)
     samples = pairs.samples(stems, masked=bool(masks), names=tuple(LABEL_IDS.values()), ignore_index=VOID)
+    if instance:
+        return of_instances(samples)
     if samples.masks is None or of == "TrainIds":
         return samples
     others = tuple(value for value in (*range(34), VOID) if value not in LABEL_IDS)
@@ -82,15 +88,20 @@ def list_cityscapes(draft: Draft, tree: Tree, options: SourceOptions) -> Samples
     return replace(samples, masks=replace(samples.masks, files=files))
 
 
-def _find_masks(draft: Draft, tree: Tree, images: dict[str, int], splits: dict[str, str]) -> tuple[dict[str, int], str]:
-    """Returns stem -> position of the masks, and which values they hold: "Ids" or "TrainIds"."""
+def _find_masks(draft: Draft, tree: Tree, splits: dict[str, str], *, instance: bool) -> tuple[dict[str, int], str]:
+    """Returns stem -> position of the masks, and which values they hold: "Ids", "TrainIds" or, of instances, ""."""
     found: dict[tuple[str, str], dict[str, int]] = {}
     for i, name in enumerate(tree.names):
-        if "_label" in name and (match := _MASK.fullmatch(name)) and match["split"] != "test":
-            found.setdefault((match["kind"], match["of"]), {})[match["stem"]] = i
+        if "_gt" in name and (match := _MASK.fullmatch(name)) and match["split"] != "test":
+            found.setdefault((match["kind"], match["of"] or ""), {})[match["stem"]] = i
     wanted = {stem for stem, split in splits.items() if split != "test"}
     # Fine ones before coarse ones; values as trained with, if each frame has them.
     for kind in ("Fine", "Coarse"):
+        if instance and (masks := found.get((kind, ""))):
+            draft.notes.append(f"Masks: gt{kind}, files instanceIds as they are: label, or 1000 * label + number.")
+            return masks, ""
+        if instance:
+            continue
         trained, plain = (found.get((kind, of), {}) for of in ("TrainIds", "Ids"))
         covered = {splits[stem] for stem in (*trained, *plain) if stem in splits}
         needed = {stem for stem in wanted if splits[stem] in covered}

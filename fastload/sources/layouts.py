@@ -83,9 +83,9 @@ LAYOUTS: dict[str, Layout] = {
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
     "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
-        "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
+        "Cityscapes: frames, and fine or coarse masks of 19 classes, or of instances", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
-        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance", takes=_MASKS),
+        "COCO, or Roboflow's export: boxes; --masks semantic, instance (drawn) or panoptic", takes=_MASKS),
     "cub": Layout(cub.list_cub, cub.cub_evidence, "dataset",
         "CUB-200-2011: birds, their species and boxes"),
     "cifar": Layout(cifar.list_cifar, cifar.cifar_evidence, "dataset",
@@ -113,7 +113,6 @@ LAYOUTS: dict[str, Layout] = {
 _NO_INSTANCES = {
     "ade20k": "ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.",
     "camvid": "CamVid has no instance masks. Accepted here: masks auto, semantic or none.",
-    "cityscapes": "Instances of Cityscapes are not read. Accepted here: masks auto, semantic or none.",
     "mask-folders": "Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.",
 }
 
