@@ -13,7 +13,7 @@ import numpy as np
 from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, KnownSizes, encodings_of, estimate_encodings
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
-from fastload.format.codecs import NONE, has_zstd, parse_codec
+from fastload.format.codecs import NONE, Codec, has_zstd, parse_codec
 from fastload.format.columns import open_columns
 from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
 from fastload.format.ragged import RAW
