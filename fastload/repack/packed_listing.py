@@ -74,10 +74,10 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
         field = file.fields["masks"]
         extra = dict(field.attrs)
         ignored = extra.pop("ignore_index", None)  # Only a value that masks can hold counts.
-        rows = rows_of(file, "masks")
-        dtype = rows.dtype if isinstance(rows, Arrays) else field.dtype.newbyteorder("=")
+        packed = rows_of(file, "masks")
+        dtype = packed.dtype if isinstance(packed, Arrays) else field.dtype.newbyteorder("=")
         masks = Masks(
-            files=rows,
+            files=packed,
             present=np.ones(file.num_rows, dtype=bool),
             names=field.names,
             ignore_index=int(ignored)

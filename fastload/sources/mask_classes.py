@@ -109,8 +109,7 @@ def type_of_numbers(most: int, what: str = "") -> tuple[np.dtype[Any], int]:
     """
     if most > 65_534:
         raise SourceError(f"{what}: {most:,}, but a mask of 16 bits holds 65,534 beside background and void.")
-    dtype = np.dtype(np.uint8 if most <= 254 else np.uint16)
-    return dtype, int(np.iinfo(dtype).max)
+    return (np.dtype(np.uint8), 255) if most <= 254 else (np.dtype(np.uint16), 65_535)
 
 
 def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path, *, padded: bool = False) -> Listing:
@@ -399,7 +398,7 @@ def _header(reader: Reader, i: int) -> ImageHeader:
 
 
 @functools.lru_cache(maxsize=4)
-def _table(classes: Classes, source_ignore: int | None, ignore: int | None) -> NDArray[np.signedinteger[Any]]:
+def _table(classes: Classes, source_ignore: int | None, ignore: int | None) -> NDArray[Any]:
     """Returns the class of each code, int16 or int32 (codes + 1,), -1 for those that have none, such as the last."""
     small = classes.dtype == np.uint8
     table = np.full((2**24 if classes.colours else 2**16) + 1, -1, np.int16 if small else np.int32)

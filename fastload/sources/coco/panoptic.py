@@ -77,11 +77,12 @@ class _PanopticContent(Content):
             if not isinstance(name, str) or not isinstance(segments, list):
                 raise ValueError(f"has file_name {name!r:.80} and segments_info {segments!r:.40}")
             for segment in segments:
-                values = [segment.get(key) for key in ("id", "category_id")] if isinstance(segment, dict) else []
-                if not values or not all(map(is_int, values)) or not 0 < values[0] <= _MOST_ID or values[0] in seen:
+                found = segment if isinstance(segment, dict) else {}
+                own, category = found.get("id"), found.get("category_id")
+                if not is_int(own) or not is_int(category) or not 0 < own <= _MOST_ID or own in seen:
                     raise ValueError(f"has the segment {segment!r:.80}")
-                seen.add(values[0])
-                self._segments.extend((*values, int(segment.get("iscrowd", 0) == 1)))
+                seen.add(own)
+                self._segments.extend((own, category, int(found.get("iscrowd", 0) == 1)))
         except ValueError as exc:
             del self._segments[first:]
             self._bad.append((image, f"annotation number {number} {exc}"))
@@ -121,7 +122,9 @@ def join_panoptic(parts: Sequence[Panoptic], kept: Sequence[NDArray[np.bool_]], 
         parts[0],
         files=[*names, *[""] * others],
         spans=np.concatenate([*spans, np.zeros((others, 2), np.int64)]),
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "category", "crowd")},
+        ids=np.concatenate([part.ids for part in parts]),
+        category=np.concatenate([part.category for part in parts]),
+        crowd=np.concatenate([part.crowd for part in parts]),
     )
 
 
@@ -196,7 +199,8 @@ class PanopticMasks:
         if (unknown := ids[at] != pixels).any():
             number = int(pixels[unknown][0])
             raise ImageError(f"holds the segment {number} in {int((pixels == number).sum()):,} pixels, not in its json")
-        return values[at]
+        mask: NDArray[Any] = values[at]
+        return mask
 
     def take(self, indices: NDArray[np.integer[Any]]) -> PanopticMasks:
         """Returns the masks of the samples at these indices, in their order."""
