@@ -96,7 +96,7 @@ class ObjectMasks(ObjectPictures):
     """Reads the masks of an object."""
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns mask i, uint8 (H, W); raises as for an image."""
+        """Returns mask i, uint8 or uint16 (H, W); raises as for an image."""
         mask = _mask_of(self.sample(i).mask)
         if mask is None:
             raise ImageError(f"has no mask now, and had one {_RANDOM}")
@@ -145,7 +145,7 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     key, total = f"%0{max(6, len(str(max(len(source) - 1, 0))))}d", len(source)
     rows, labels, images, masks = list[int](), list[Any](), list[_Listed](), list[_Listed]()
     file_bytes, others = list[int](), dict[str, None]()
-    in_masks = np.zeros(256, np.bool_)
+    in_masks = np.zeros(1 << 16, np.bool_)
     for row in range(total):
         try:
             sample = _sample(source, row)
@@ -191,7 +191,9 @@ def list_objects(source: Any, *, on_error: OnError = "fail") -> Listing:
     )
     if present.any():
         fill = fill_value(draft, np.flatnonzero(in_masks), present)
-        drawn = Masks(ObjectMasks(source, pictures.rows, tuple(masks)), present, ignore_index=fill)
+        large = max(int(np.flatnonzero(in_masks)[-1]), fill or 0) > 255
+        dtype = np.dtype(np.uint16 if large else np.uint8)
+        drawn = Masks(ObjectMasks(source, pictures.rows, tuple(masks)), present, ignore_index=fill, dtype=dtype)
         samples = replace(samples, masks=drawn)
     return assemble(draft, samples)
 
@@ -335,18 +337,21 @@ def content_of(image: Any) -> Content:
     return _of_array(pixels, tensor=pixels is not image)
 
 
-def _mask_of(mask: Any) -> NDArray[np.uint8] | None:
-    """Returns a mask as uint8 (H, W), None for None; ImageError refuses all but integers from 0 to 255."""
+def _mask_of(mask: Any) -> NDArray[Any] | None:
+    """Returns a mask as uint8 or, with numbers above 255, uint16 (H, W), None for None.
+
+    ImageError refuses all but integers from 0 to 65,535.
+    """
     if mask is None:
         return None
-    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P"):
+    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
         raise ImageError(f"has a mask of Pillow mode {mask.mode!r}; expected L or P, the number of each pixel's class")
     found = np.asarray(_in_memory(mask))
     if found.ndim == 3 and 1 in (found.shape[0], found.shape[2]):
         found = found[0] if found.shape[0] == 1 else found[..., 0]
-    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 255:
-        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 255, (H, W)")
-    return np.ascontiguousarray(found, np.uint8)
+    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 65_535:
+        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 65535, (H, W)")
+    return np.ascontiguousarray(found, np.uint8 if found.max() <= 255 else np.uint16)
 
 
 def _decoded(data: bytes) -> NDArray[Any]:
