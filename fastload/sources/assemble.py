@@ -160,7 +160,9 @@ class Samples:
             return samples
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
-        packed = Masks(tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs, masks.dtype)
+        packed = Masks(
+            tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype
+        )
         further = (np.where(present, of[mask_at], 0) for of in (tree.sizes, tree.mtimes_ns))
         return replace(samples, masks=packed).made_also_of(*further)
 
