@@ -69,6 +69,9 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def torchvision_datasets() -> Any:
     """torchvision.datasets, which believes every file to be whole: the tests draw files of their own."""
+    # tools/test.sh puts it apart: others look for torchvision, and fail with a build for CUDA beside torch for CPUs.
+    if importlib.util.find_spec("torchvision") is None:
+        sys.path.append(str(Path(sys.prefix, "torchvision")))
     for package in ("torch", "torchvision", "scipy"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

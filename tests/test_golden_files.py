@@ -81,6 +81,13 @@ def tokens_alone(folder: Path, output: Path) -> None:
     pack_images(folder / "a.npz", output, workers=0)
 
 
+def masks_of_16_bits(folder: Path, output: Path) -> None:
+    arrays = np.stack([pixels(i, 8, 9) for i in range(5)])
+    masks = np.stack([pixels(i, 8, 9, 1, "u2")[..., 0] for i in range(5)])
+    np.savez(folder / "a.npz", images=arrays, masks=masks)
+    pack_images(folder / "a.npz", output, workers=0, codec="none", seed=2)
+
+
 STORES: dict[str, Callable[[Path, Path], None]] = {
     "v1_source.h5": lambda folder, output: several_sizes(folder, output, "none"),
     "v1_sizes_zstd.h5": lambda folder, output: several_sizes(folder, output, "zstd"),
@@ -88,6 +95,7 @@ STORES: dict[str, Callable[[Path, Path], None]] = {
     "v1_zstd.h5": in_zstd_chunks,
     "v1_tokens.h5": tokens_alone,
     "v1_index.h5": in_shards,
+    "v2_masks.h5": masks_of_16_bits,
 }
 """Name of a kept file -> how it was made; `tools/refresh_golden.py stores` makes those that are absent."""
 
@@ -110,7 +118,7 @@ def decoded(name: str) -> Iterator[tuple[str, NDArray[Any], int]]:
             yield key, (np.arange(10 * 60) * 7 % 251).astype(np.uint8).reshape(10, 5, 4, 3)[row], 0
         elif name == "v1_16_bits_gzip.h5":
             yield key, pixels(number, 6, 7, 1, "u2"), 0
-        elif name in ("v1_zstd.h5", "v1_index.h5"):
+        elif name in ("v1_zstd.h5", "v1_index.h5", "v2_masks.h5"):
             yield key, pixels(number, 8, 9), 0
         else:
             size = 8 + 2 * number, 20 - 2 * number
@@ -164,7 +172,8 @@ def test_header_digests_and_info_of_a_kept_file_are_right(name: str) -> None:
     needs(name)
     table = json.loads(TABLE.read_text(encoding="utf-8"))[name]
     header = read_header(DATA / name)
-    assert (header.version, header.header_digest) == (1, table["header_digest"])
+    version = 2 if name.startswith("v2") else 1
+    assert (header.version, header.header_digest) == (version, table["header_digest"])
     assert verify_file(DATA / name, workers=0).ok
     info = inspect_file(DATA / name)
     assert (info.num_samples, info.header_digest) == (header.num_rows, header.header_digest)
@@ -198,6 +207,13 @@ def test_dataset_and_loader_give_every_pixel_of_a_kept_file(name: str, read: Any
             assert_alike(image.permute(1, 2, 0).numpy(), pixels_of_row, levels)
             seen.append(row)
     assert seen == list(range(len(wanted)))
+
+
+def test_masks_of_16_bits_of_a_kept_file_are_read() -> None:
+    with h5py.File(DATA / "v2_masks.h5") as file:
+        numbers = [int(key) for key in file["key"][()]]
+    for (mask,), number in zip(PackedDataset(DATA / "v2_masks.h5", fields=("masks",)), numbers, strict=True):
+        np.testing.assert_array_equal(mask.numpy(), pixels(number, 8, 9, 1, "u2")[..., 0])
 
 
 def test_tokens_and_masks_of_kept_files_are_read() -> None:

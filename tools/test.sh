@@ -72,6 +72,11 @@ done >dist/others.log 2>&1 &
 others_job=$!
 ensure_venv .venv-test "$python" torch "${core[@]}" "${dev[@]}" "${docs[@]}"
 bin=.venv-test/bin
+# Not beside the others: Ray and more look for torchvision, and fail where its build is for CUDA and torch's for CPUs.
+if [[ ! -d .venv-test/torchvision ]]; then
+    "$bin/python" -m pip install --quiet --no-deps --no-compile -c tools/constraints.txt --target .venv-test/torchvision torchvision ||
+        echo "torchvision cannot be installed (pip's reason above): the tests of its datasets are skipped"
+fi
 
 say "build the wheel"
 rm -rf dist/test

@@ -138,6 +138,9 @@ def _print(found: FileInfo) -> None:
             ("decoder", found.decoder or "unknown"),
             ("digest", found.header_digest or ""),
         ]
+    if found.needs:
+        needs = "; ".join(f"{name}, {what}" for name, what in found.needs.items())
+        pairs.append(("other tools", f"need more than HDF5 for {needs}"))
     if found.header_digest:
         pairs.append(("reading", _reading(found)))
     print_pairs(pairs)

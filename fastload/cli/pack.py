@@ -33,7 +33,7 @@ MAX_SIZES = 8
 NO_IMAGES = "samples without images"
 
 Masks = Annotated[
-    Literal["auto", "none", "semantic", "instance"],
+    Literal["auto", "none", "semantic", "instance", "panoptic"],
     typer.Option(help="Masks to pack: those found, none, or one kind, drawn from annotations if there are no files."),
 ]
 
@@ -134,7 +134,7 @@ def pack(
     codec: Annotated[
         str,
         typer.Option(
-            metavar="none|gzip[:L]|zstd[:L]", help="Lossless compression; auto: zstd for masks that it makes smaller."
+            metavar="none|gzip[:L]|zstd[:L]", help="Lossless compression; auto: gzip for masks that it halves."
         ),
     ] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that decode; by default one per CPU.")] = None,

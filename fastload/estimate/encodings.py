@@ -84,6 +84,7 @@ class EncodingChoices:
     num_pixels: int  # pixels of all images together, decoded
     stores: Sequence[EncodingOption]  # the encodings; "mixed" needs "raw" and "jpeg" among them
     dtype: np.dtype[Any]  # of decoded images
+    mask_dtype: np.dtype[Any]  # of their masks
     remade: bool = False  # "source" encodes some JPEGs again
     compressed: str = ""  # name of the codec of pixels, "" for none
     known: KnownSizes | None = None  # sizes of a file that exists; its masks stay as they are in every encoding
@@ -109,7 +110,8 @@ def estimate_encodings(
     if not found.samples:
         return None
     row = found.rows[made[0]][0]
-    raw_bytes = dataset.num_pixels * (row.shape[2] * dataset.dtype.itemsize + (row.mask is not None))
+    mask_bytes = 0 if row.mask is None else dataset.mask_dtype.itemsize
+    raw_bytes = dataset.num_pixels * (row.shape[2] * dataset.dtype.itemsize + mask_bytes)
     by_kind = {option.kind: rows for option, rows in found.rows.items()}
     own, made_jpegs = by_kind.get("keep", by_kind.get("source", [])), by_kind.get("jpeg", [])
     # Each sample as JPEG, its own if it has one that can be kept; none of images that no JPEG can hold.
@@ -135,7 +137,7 @@ def estimate_encodings(
             rows = [coded if int((at + 1) * share) > int(at * share) else raw for at, (raw, coded) in enumerate(pairs)]
         encodings = {name: sum(row.encoding == code for row in rows) for code, name in enumerate(ENCODINGS)}
         encodings = {name: number for name, number in encodings.items() if number}
-        warm = pixel_rate(rows, dataset.dtype, threads=threads) * count / dataset.num_pixels
+        warm = pixel_rate(rows, dataset.dtype, dataset.mask_dtype, threads=threads) * count / dataset.num_pixels
         name = AS_IT_IS if option.kind == "keep" else str(option)
         if option.kind == "raw" and dataset.compressed:
             name = f"{name}, {dataset.compressed}"

@@ -44,6 +44,7 @@ LEAST_BYTES, MOST_BYTES = 16 * 2**20, 256 * 2**20
 _PIECE_BYTES = 2**20
 _BLOCK_BYTES = 16 * 2**20
 _THREADS = 8
+_UINT8 = np.dtype(np.uint8)
 _MOST_LEFT = 0.1
 """Fraction of the file that may stay in memory when it is dropped."""
 
@@ -51,7 +52,14 @@ Step = Callable[[int], int]
 """`step(number) -> pixels` (or images): does one part of the work."""
 
 
-def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int, seconds: float = 0.25) -> float:
+def pixel_rate(
+    rows: Sequence[EncodedRow],
+    dtype: np.dtype[Any],
+    mask_dtype: np.dtype[Any] = _UINT8,
+    *,
+    threads: int,
+    seconds: float = 0.25,
+) -> float:
     """Returns the pixels of images (with masks) that so many threads decode in a second; all rows can be decoded."""
     if all(row.encoding == RAW and row.mask_encoding == RAW and row.shape == rows[0].shape for row in rows):
         return per_second(*_copying(rows), threads, seconds)
@@ -60,10 +68,10 @@ def pixel_rate(rows: Sequence[EncodedRow], dtype: np.dtype[Any], *, threads: int
         total = sum(len(row.image) for row in rows)
         times = max(1, min(_MORE_THAN_CACHE_BYTES // total, _MOST_COPIES // len(rows)))
         rows = [replace(row, image=memoryview(bytearray(row.image))) for _ in range(times) for row in rows]
-    largest = max(row.shape[0] * row.shape[1] * (row.shape[2] * dtype.itemsize + 1) for row in rows)
+    largest = max(row.shape[0] * row.shape[1] * (row.shape[2] * dtype.itemsize + mask_dtype.itemsize) for row in rows)
     slots_bytes = max(largest, _SLOTS_BYTES)
     threads = max(1, min(threads, _MOST_SLOTS_BYTES // slots_bytes))
-    return per_second(lambda: _decoding(rows, dtype, slots_bytes), PASSES * len(rows), threads, seconds)
+    return per_second(lambda: _decoding(rows, dtype, mask_dtype, slots_bytes), PASSES * len(rows), threads, seconds)
 
 
 def per_second(make: Callable[[], Step], steps: int, threads: int, seconds: float) -> float:
@@ -109,7 +117,7 @@ def _copying(rows: Sequence[EncodedRow]) -> tuple[Callable[[], Step], int]:
     return make, COPY_PASSES * -(-len(order) // batch)
 
 
-def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int) -> Step:
+def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], mask_dtype: np.dtype[Any], slots_bytes: int) -> Step:
     """Returns a step that decodes one row, into the next part of its own memory."""
     slots, at = np.zeros(slots_bytes, np.uint8), 0
 
@@ -117,14 +125,14 @@ def _decoding(rows: Sequence[EncodedRow], dtype: np.dtype[Any], slots_bytes: int
         nonlocal at
         row = rows[number % len(rows)]
         height, width, channels = row.shape
-        image_bytes, mask_bytes = height * width * channels * dtype.itemsize, height * width
+        image_bytes, mask_bytes = height * width * channels * dtype.itemsize, height * width * mask_dtype.itemsize
         if at + image_bytes + mask_bytes > len(slots):
             at = 0
         out: NDArray[Any] = slots[at : at + image_bytes].view(dtype).reshape(row.shape)
         decode_row(row.image, row.encoding, row.shape, row.orientation, dtype, out)
         if row.mask is not None:
-            mask = slots[at + image_bytes : at + image_bytes + mask_bytes].reshape(height, width)
-            decode_row(row.mask, row.mask_encoding, (height, width), 1, mask.dtype, mask)
+            mask = slots[at + image_bytes : at + image_bytes + mask_bytes].view(mask_dtype).reshape(height, width)
+            decode_row(row.mask, row.mask_encoding, (height, width), 1, mask_dtype, mask)
         at += -(-(image_bytes + mask_bytes) // 64) * 64
         return height * width
 

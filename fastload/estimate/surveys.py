@@ -13,7 +13,7 @@ import numpy as np
 from fastload.estimate.encodings import EncodingChoices, EncodingEstimates, KnownSizes, encodings_of, estimate_encodings
 from fastload.estimate.rates import Step, per_second
 from fastload.estimate.sample import row_maker, spread
-from fastload.format.codecs import NONE, has_zstd, parse_codec
+from fastload.format.codecs import NONE, Codec, has_zstd, parse_codec
 from fastload.format.columns import open_columns
 from fastload.format.header import PIXEL_FIELDS, PackedFile, read_header
 from fastload.format.ragged import RAW
@@ -35,7 +35,8 @@ def estimate_survey(
 ) -> EncodingEstimates | None:
     """Returns what a surveyed source would be in each encoding; takes about 5 seconds.
 
-    Pixels count without gzip, which compresses chunks of several rows.
+    Pixels count without gzip, which compresses chunks of several rows; masks as with zstd, row by row, if they are
+    compressed at all.
 
     The disk of the output's folder is measured with a temporary file. One thread for each CPU decodes by default.
 
@@ -48,8 +49,9 @@ def estimate_survey(
     plan = survey.plan
     masks: Form | None = None if listing.masks is None else "ragged"
     # Rows of varying length, each encoded by itself.
-    codecs = [NONE if codec.name == "gzip" else codec for codec in (plan.image_codec, plan.mask_codec)]
-    plan = replace(plan, images="ragged", masks=masks, image_codec=codecs[0], mask_codec=codecs[1])
+    image_codec = NONE if plan.image_codec.name == "gzip" else plan.image_codec
+    mask_codec = _codec_by_row(compressed=True) if plan.mask_codec.name == "gzip" else plan.mask_codec
+    plan = replace(plan, images="ragged", masks=masks, image_codec=image_codec, mask_codec=mask_codec)
     sizes = row_sizes(plan, headers)[survey.samples]
     own, made = jpegs_kept_and_made(
         replace(plan, option=EncodingOption("source")), survey.samples, headers[survey.samples]
@@ -60,6 +62,7 @@ def estimate_survey(
         int(sizes.prod(axis=1).sum()),
         encodings_of(plan, source=survey.options.size is None and bool(np.any(own))),
         plan.dtype,
+        plan.mask_dtype,
         remade=bool(np.any(made)),
         compressed="" if plan.image_codec == NONE else plan.image_codec.name,
     )
@@ -99,9 +102,19 @@ def estimate_file(
     headers["bits"] = 8 * dtype.itemsize
     threads = threads or available_cpus()
     known, small_masks = _known_sizes(file, threads)
-    codec = parse_codec("zstd") if small_masks and has_zstd() else NONE
     form: Form | None = "ragged" if masks else None
-    plan = RaggedPlan(int(shapes[0, 2]), dtype, EncodingOption(), None, None, "ragged", form, mask_codec=codec)
+    plan = RaggedPlan(
+        int(shapes[0, 2]),
+        dtype,
+        EncodingOption(),
+        None,
+        None,
+        "ragged",
+        form,
+        mask_codec=_codec_by_row(compressed=small_masks),
+    )
+    if masks is not None:
+        plan = replace(plan, mask_dtype=file.fields["masks"].dtype.newbyteorder("="))
     others = encodings_of(plan, source=False)
     dataset = EncodingChoices(
         row_maker(images, masks, headers, plan),
@@ -109,12 +122,18 @@ def estimate_file(
         int(shapes[:, :2].astype(np.int64).prod(axis=1).sum()),
         [EncodingOption("keep"), *others] if kept else others,
         dtype,
+        plan.mask_dtype,
         known=known,
     )
     try:
         return estimate_encodings(dataset, file.path.absolute().parent, threads=threads, progress=progress)
     finally:
         close_readers()
+
+
+def _codec_by_row(*, compressed: bool) -> Codec:
+    """Returns the codec of masks in rows of varying length that are compressed, or not."""
+    return parse_codec("zstd") if compressed and has_zstd() else NONE
 
 
 def _known_sizes(file: PackedFile, threads: int) -> tuple[KnownSizes, bool]:

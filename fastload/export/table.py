@@ -305,6 +305,8 @@ def sidecar_text(listing: Listing, plan: ExportPlan, table: bytes | None) -> byt
     of_masks = None
     if masks is not None and plan.masks:
         of_masks = {"names": list(masks.names), "ignore_index": masks.ignore_index, "attrs": masks.attrs}
+        if masks.dtype == np.uint16:
+            of_masks["bits"] = 16
     present = [] if masks is None else masks.present.tolist()
     paths = [path if there else "" for path, there in zip(plan.masks, present, strict=True)] or [""] * len(listing)
     content = {

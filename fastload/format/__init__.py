@@ -1,4 +1,4 @@
-"""The packed file, format version 1: its definition, and the code that reads and writes its headers.
+"""The packed file, format versions 1 and 2: its definition, and the code that reads and writes its headers.
 
 Goes in: arrays and options (writing), a path (reading). Comes out: a file laid out as below without its pixels, or a
 `PackedFile` that describes it. Read first: `header` (`read_header`, `PackedFile`, `Field`), `writer` (`create_file`),
@@ -11,7 +11,7 @@ are in the root group and have first dimension N, the number of samples, except 
 | dataset | type, shape | storage |
 | --- | --- | --- |
 | `images` | uint8 or uint16 (N, H, W, C), C = 1, 3 or 4 | chunks (K, H, W, C), see below; absent for tokens alone |
-| `masks` | uint8 (N, H, W); attributes `ignore_index`, `names`, `source_values` | chunks (K, H, W), too; optional |
+| `masks` | uint8 or uint16 (N, H, W); attributes `ignore_index`, `names`, `source_values` | likewise; optional |
 | `labels` | int64 (N,), or uint8 (N, A) for attribute vectors of 0 and 1; attribute `names` | contiguous; optional |
 | any other | fixed-shape numeric (N, ...): `identity`, `boxes`, `landmarks`, `tokens`, ... | contiguous; optional |
 | `caption` | fixed-length UTF-8 (N, M), up to M texts a row; `num_captions` int64 (N,) | contiguous; optional |
@@ -22,10 +22,10 @@ are in the root group and have first dimension N, the number of samples, except 
 
 A label of -1 says that the sample has none. Integers are little-endian. Coordinates (`bbox`, `boxes`, `landmarks`,
 `keypoints`) are pixels of the packed image, x before y, unless an attribute `coordinates` says otherwise; attribute
-`names` says what their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` (N, M) with -1. `keypoints`
-float32 (N, M, K, 3) of the boxes are x, y and visibility (0: not labelled, then all three are 0; 1: hidden; 2:
-visible); attributes `names` of the K points, `skeleton` (numbers of joined points, in pairs) and `flip_pairs` (K
-numbers: the point that each becomes in a mirrored image), as far as they are known.
+`names` says what their numbers are. `boxes` (N, M, 4) are padded with zeros, `box_labels` and `segment_labels` (N, M)
+with -1. `keypoints` float32 (N, M, K, 3) of the boxes are x, y and visibility (0: not labelled, then all three are 0;
+1: hidden; 2: visible); attributes `names` of the K points, `skeleton` (numbers of joined points, in pairs) and
+`flip_pairs` (K numbers: the point that each becomes in a mirrored image), as far as they are known.
 
 **Texts** have a fixed length, that of the longest, as `key` has; row i has the first `num_captions[i]` of `caption[i]`,
 what is behind them is empty, and a text ends in no zero byte. Texts of varying length would be objects on HDF5's heap,
@@ -33,6 +33,9 @@ which readers refuse, or bytes with offsets, which other tools show as bytes and
 texts like COCO's (5 to 7 an image of 52 bytes, the longest of 250): 6.5 times their own bytes, about 1 % of a file of
 224 px images; 256 rows are read in 0.67 ms, through offsets in 0.94. Where a few long ones would take many times what
 all say (one of 10 kB among 50,000 of 60 bytes: 160 times), packing refuses them, unless they are cut.
+
+**Versions.** A file is of version 1, unless its `masks` are uint16: of version 2, which differs in nothing else.
+Readers of version 1 would cut such masks to 8 bits on some paths, so they have to refuse them.
 
 **Pixels.** Pixel datasets are, on disk, one linear array: allocated early, no fill value written, no filter,
 shape == maxshape, so that HDF5 lays their chunks back to back. The first chunk of `images` begins at byte 4096 whatever
@@ -58,12 +61,12 @@ Attributes of the dataset: `row_shape`, (H, W, C) or (H, W) with 0 where rows di
 That of ragged `masks` is `masks_offset`, `masks_bytes` and `masks_encoding`; a mask has its image's size, and is never
 a JPEG. The `digest` of a row is that of its pixels, as everywhere; only of a JPEG it is that of its bytes.
 
-**Root attributes.** `fastload_version` (1), `fastload_writer`, `decoder` (names and versions of the libraries that
-decoded the pixels), `source_layout`, `pack_options` (JSON; only what shapes bytes), `seed`, `shuffled` (rows were
-shuffled within each split), `repacked` (JSON; if the file was made from packed files: what was chosen and joined), and
-`header_digest`: XXH3-128 (hex) over the JSON description of every dataset (shape, dtype, chunks, offset, attributes)
-and of the root attributes, then the bytes of `digest` and `digest_fields`. It identifies the file. There are no time
-stamps: the same source and options give the same bytes.
+**Root attributes.** `fastload_version` (1 or 2; of an index the newest of its shards), `fastload_writer`, `decoder`
+(names and versions of the libraries that decoded the pixels), `source_layout`, `pack_options` (JSON; only what shapes
+bytes), `seed`, `shuffled` (rows were shuffled within each split), `repacked` (JSON; if the file was made from packed
+files: what was chosen and joined), and `header_digest`: XXH3-128 (hex) over the JSON description of every dataset
+(shape, dtype, chunks, offset, attributes) and of the root attributes, then the bytes of `digest` and `digest_fields`.
+It identifies the file. There are no time stamps: the same source and options give the same bytes.
 
 **An index** makes one dataset of several packed files, its shards, which lie in its folder or below it. It has the root
 attributes `fastload_index` (1), `num_rows`, `split_names`, `split_rows` (rows of each split, in order) and those above;

@@ -3,7 +3,7 @@
 | codec | HDF5 filter | needs | level |
 | --- | --- | --- | --- |
 | `none` | - | - | - |
-| `gzip[:level]` | 1, part of HDF5 | - | 0 to 9, by default 4 |
+| `gzip[:level]` | 1, part of HDF5 | - (zlib-ng reads it faster) | 0 to 9, by default 4 |
 | `zstd[:level]` | 32015, registered; `hdf5plugin` brings it to HDF5 tools | the extra [zstd] | 1 to 19, by default 3 |
 
 Compressing and decompressing release the GIL. `lzf` (32000, part of h5py) and the filters of `hdf5plugin` are read
@@ -103,6 +103,11 @@ def parse_codec(text: str, *, besides: tuple[str, ...] = ()) -> Codec:
 def has_zstd() -> bool:
     """Whether the extra [zstd] is installed."""
     return importlib.util.find_spec("zstandard") is not None
+
+
+def has_zlib_ng() -> bool:
+    """Whether zlib-ng is there, with which chunks of gzip are read faster."""
+    return importlib.util.find_spec("zlib_ng") is not None
 
 
 def decompress_zstd(data: Any, out: NDArray[np.uint8]) -> None:

@@ -339,6 +339,8 @@ def _fields(path: Path, file: h5py.File, *, packed: bool, file_bytes: int) -> tu
         del datasets[name]
     if "images" in datasets and "images" not in ragged:
         valid.check_images(path, datasets["images"], packed=packed)
+    if packed and "masks" in datasets and "masks" not in ragged:
+        valid.check_masks(path, datasets["masks"])
     order = sorted(datasets, key=lambda name: (name not in PIXEL_FIELDS, name != "labels", name))
     rows_of = dict.fromkeys(ragged, num_rows)
     if packed and "key" in datasets and (datasets["key"].dtype.kind != "S" or len(datasets["key"].shape) != 1):

@@ -20,7 +20,9 @@ from fastload.errors import FastloadError, FormatError, MissingFileError, typed
 from fastload.format.digests import MOST_READ, attributes, plain
 from fastload.format.ragged import INDEX_DTYPES, index_names
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest format that is read. Files are written in the oldest one that holds them: see `fastload.format`."""
+
 CHANGED = "The file was changed after packing; pack it again."
 
 # Types of root attributes of a packed file; those in `_OBJECTS` are JSON.
@@ -118,6 +120,12 @@ def check_images(path: Path, images: h5py.Dataset, *, packed: bool) -> None:
         raise bad(path, "images", f"has {images.shape[3]} channels; a packed file has 1, 3 or 4. Pack it again.")
     if 0 in images.shape[1:]:
         raise bad(path, "images", f"is {images.shape}: its images have no pixels. Pack the original files.")
+
+
+def check_masks(path: Path, masks: h5py.Dataset) -> None:
+    """Raises FormatError for `masks` of the wrong type or shape in a packed file; not for ragged ones."""
+    if masks.dtype.type not in (np.uint8, np.uint16) or len(masks.shape) != 3:
+        raise bad(path, "masks", f"is {masks.dtype} {masks.shape}, not uint8 or uint16 (N, H, W). {CHANGED}")
 
 
 def check_stored(path: Path, name: str, item: h5py.Dataset, file_bytes: int, *, pixels: bool) -> None:

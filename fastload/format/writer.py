@@ -27,7 +27,7 @@ from h5py import h5d, h5f, h5p, h5s, h5t, h5z
 from fastload.errors import FormatError
 from fastload.format.codecs import NONE, Codec
 from fastload.format.digests import header_digest, linear_offset, row_digests
-from fastload.format.header import FORMAT_VERSION, IMAGES_OFFSET
+from fastload.format.header import IMAGES_OFFSET
 from fastload.format.ragged import Column
 
 DISTRIBUTION = "fastload-hdf5"  # on the package index; `fastload` there is another project
@@ -122,9 +122,16 @@ def create_file(
             _create_column(file, name, column)
         hashed = {name: column.values for name, column in columns.items() if name != "digest"}
         _create_column(file, "digest_fields", Column(row_digests(hashed)))
-        set_attrs(file, {"fastload_version": FORMAT_VERSION, "fastload_writer": writer_name(), **attrs})
+        set_attrs(file, {"fastload_version": _version(pixels), "fastload_writer": writer_name(), **attrs})
         set_attrs(file, {"header_digest": header_digest(file)})
     return offsets
+
+
+def _version(pixels: Mapping[str, PixelSpec | RaggedSpec]) -> int:
+    """Returns the oldest format version that holds these pixel datasets."""
+    masks = pixels.get("masks")
+    dtype = masks.row_dtype if isinstance(masks, RaggedSpec) else masks.dtype if masks else np.dtype(np.uint8)
+    return 2 if dtype.itemsize > 1 else 1  # masks of 16 bits, which some readers of version 1 cut to 8
 
 
 def pixel_offsets(num_rows: int, pixels: Mapping[str, PixelSpec | RaggedSpec]) -> dict[str, int]:

@@ -96,7 +96,7 @@ def decode_image(data: bytes, target: Target, out: NDArray[Any]) -> str:
 
 
 def decode_mask(
-    data: bytes, target: Target, out: NDArray[np.uint8], *, fill: int = 0, image_size: tuple[int, int] | None = None
+    data: bytes, target: Target, out: NDArray[Any], *, fill: int = 0, image_size: tuple[int, int] | None = None
 ) -> None:
     """Decodes a mask's file into `out`: the indices in the file, never its colours, upright as its image.
 
@@ -106,13 +106,13 @@ def decode_mask(
     Args:
         data: the file's bytes.
         target: the target of the image.
-        out: uint8 (target.height, target.width); undefined after an error.
+        out: uint8 or uint16 (target.height, target.width); undefined after an error.
         fill: value of pixels that fit "pad" leaves black in the image.
         image_size: (height, width) of the image, upright, before it is resized; None: not compared.
 
     Raises:
-        ImageError: it cannot be decoded, holds colours or numbers above 255, is of a lossy format, or of another size
-            than its image.
+        ImageError: it cannot be decoded, holds colours or numbers beyond those of `out`, is of a lossy format, or of
+            another size than its image.
     """
     with _loaded(data) as loaded:
         indices = upright(_indices_of(loaded)[..., None], loaded.orientation)[..., 0]
@@ -121,17 +121,15 @@ def decode_mask(
         raise ImageError(
             f"the mask is {width}x{height} pixels (width x height), its image {image_size[1]}x{image_size[0]}"
         )
-    resample_mask(as_index_mask(indices), target, out, fill=fill)
+    resample_mask(as_index_mask(indices, out.dtype), target, out, fill=fill)
 
 
-def as_index_mask(numbers: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns the numbers in a mask as uint8; ImageError for larger ones."""
-    if numbers.max(initial=0) > 255:
-        raise ImageError(
-            f"a mask of 16 bits with values up to {numbers.max()}, more than the 256 of a mask: `--mask-values` says "
-            f"which class each of them is"
-        )
-    return numbers.astype(np.uint8)
+def as_index_mask(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns the numbers in a mask as uint8 or uint16; ImageError for those that this does not hold."""
+    low, high, most = int(numbers.min(initial=0)), int(numbers.max(initial=0)), int(np.iinfo(dtype).max)
+    if low < 0 or high > most:
+        raise ImageError(f"holds the value {low if low < 0 else high}, where masks of this dataset hold 0 to {most}")
+    return numbers.astype(dtype, copy=False)
 
 
 def read_mask(data: bytes, *, colours: bool = False) -> NDArray[Any]:
@@ -316,12 +314,12 @@ def _refuse_lossy(image: Image.Image) -> None:
     if image.format in _LOSSY or image.info.get("compression") in ("jpeg", "tiff_jpeg", "webp"):
         raise ImageError(
             f"a mask in {image.format}, which blends neighbouring classes, is refused. Store the index of each pixel's "
-            f"class as 8-bit gray or palette PNG"
+            f"class as gray (of 8 or 16 bits) or palette PNG"
         )
 
 
 def _indices_of(loaded: _Loaded) -> NDArray[Any]:
-    """Returns the numbers in the file, uint8 or int (H, W)."""
+    """Returns the numbers in the file, uint8, uint16 or int (H, W)."""
     image, top = loaded.image, loaded.largest
     _refuse_lossy(image)
     if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):

@@ -19,7 +19,7 @@ from fastload.format.ragged import Moves
 Fit = Literal["crop", "pad", "stretch"]
 
 TOO_FEW_BITS = "has 8 bits a channel where the dataset has 16"
-_UINT8 = np.dtype(np.uint8)
+_UINT8, _UINT16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 
 @dataclass(frozen=True)
@@ -122,20 +122,22 @@ def resample_pixels(pixels: NDArray[Any], target: Target, out: NDArray[Any], shr
     _filled_part(out, part, 0)[...] = _resized(pixels, part.height, part.width, (left, top, right, bottom))
 
 
-def resample_mask(mask: NDArray[np.uint8], target: Target, out: NDArray[np.uint8], *, fill: int = 0) -> None:
+def resample_mask(mask: NDArray[Any], target: Target, out: NDArray[Any], *, fill: int = 0) -> None:
     """Writes a mask into its row, resampled exactly as its image, with each value the nearest one.
 
     Args:
-        mask: uint8 (H, W), upright, of its image's size; not modified.
+        mask: uint8 or uint16 (H, W), upright, of its image's size; not modified.
         target: target of the image.
-        out: uint8 (target.height, target.width).
+        out: (target.height, target.width), of the mask's dtype or, for numbers that fit, the other one.
         fill: value of pixels that fit "pad" leaves black in the image: the mask's ignore_index, if it has one.
 
     Raises:
-        ImageError: another shape or dtype, or another size than a target without fit.
+        ImageError: another shape or dtype, numbers that out cannot hold, or another size than a target without fit.
     """
-    if mask.ndim != 2 or mask.dtype != _UINT8 or not mask.size:
-        raise ImageError(f"a mask is uint8 (H, W), this one is {mask.dtype} {mask.shape}")
+    if mask.ndim != 2 or mask.dtype not in (_UINT8, _UINT16) or not mask.size:
+        raise ImageError(f"a mask is uint8 or uint16 (H, W), this one is {mask.dtype} {mask.shape}")
+    if mask.dtype != out.dtype and (most := int(np.iinfo(out.dtype).max)) < mask.max():
+        raise ImageError(f"holds the value {mask.max()}, where masks of this dataset hold 0 to {most}")
     part = resample_for(mask.shape[0], mask.shape[1], target)
     left, top, right, bottom = part.box
     rows = _nearest(top, bottom, part.height, mask.shape[0])

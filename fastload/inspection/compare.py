@@ -195,7 +195,7 @@ def _prepare(
 
     Also sample -> why boxes do not belong to an image of its size.
     """
-    field = file.fields["images"]
+    field, masks = file.fields["images"], file.fields.get("masks")
     target: Target | None = None
     if not field.varied:
         height, width, channels = field.shape
@@ -208,7 +208,8 @@ def _prepare(
         target=target,
         max_size=options.max_size if target is None else None,
         images="ragged",
-        masks="rows" if "masks" in file.fields else None,
+        masks="rows" if masks is not None else None,
+        mask_dtype=np.dtype(np.uint8) if masks is None else masks.dtype.newbyteorder("="),
     )
     headers, unread, of_size = None, dict[int, str](), dict[int, str]()
     clips = options.outside_boxes == "clip" and listing.layout != "exported"
@@ -234,7 +235,7 @@ def _compare_rows(worker: Worker, task: _Task) -> list[tuple[int, int | str]]:
     if task.headers is not None:
         return list(zip(task.rows.tolist(), _compare_ragged(worker, task, stored), strict=True))
     assert task.plan.target is not None, "only ragged rows differ in size"
-    arrays, amiss = worker.decode(task.samples, task.plan.target)
+    arrays, amiss = worker.decode(task.samples, task.plan.target, mask_dtype=task.plan.mask_dtype)
     reasons = amiss.reasons
     found: list[int | str] = [f"{_GONE}: {reasons[at]}" if at in reasons else 0 for at in range(len(task.rows))]
     for decoded, name in zip(arrays, stored.names, strict=False):
@@ -322,7 +323,7 @@ def _as_in_joined(column: Column, field: Field) -> NDArray[Any]:
         values = np.where(inside, table[np.where(inside, values, -1)], values)
     if values.ndim > 1 and values.shape[1:2] < field.shape[:1] and values.shape[2:] == field.shape[1:]:
         more = np.zeros((len(values), field.shape[0] - values.shape[1], *values.shape[2:]), values.dtype)
-        if field.name == "box_labels":
+        if field.name in ("box_labels", "segment_labels"):
             more[:] = -1
         values = np.concatenate([values, more], axis=1)
     return values

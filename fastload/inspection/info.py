@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from fastload.errors import FormatError, ReadError
-from fastload.format.codecs import pipeline, why_unreadable
+from fastload.format.codecs import FILTER_NAMES, pipeline, why_unreadable
 from fastload.format.columns import open_columns
 from fastload.format.digests import MOST_READ, attributes, dtype_of, linear_offset
 from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 MAX_COUNTED_BYTES = 256 * 2**20
 _MOST_OBJECTS = 1000  # of a file that FastLoader cannot read; each takes 0.3 ms
 _MOST_MASKS, _MASK_BYTES = 64, 64 * 2**20  # that are looked at
+_OF_HDF5 = ("deflate", "shuffle", "fletcher32", "szip", "nbit", "scaleoffset", "lzf")  # h5py brings lzf
 _MENTIONED = 16  # groups and other types in a foreign file are nothing special
 
 
@@ -92,6 +93,8 @@ class FileInfo:
         held_off: whether writers wait while rows are copied from its mapping; False where nothing is mapped.
         num_shards: of an index; None for a file that holds its rows itself.
         cached: of a URL, the folder of the cache on this machine that its chunks are read from; None for a path.
+        needs: dataset -> how it is compressed, and the package that a program needs to read it beside h5py or another
+            HDF5 library; datasets that need none are left out.
         findings: sentences on what makes the file slow or unreadable, and how to fix it.
     """
 
@@ -125,13 +128,32 @@ class FileInfo:
     captions: tuple[str, ...] = ()
 
     @property
+    def needs(self) -> dict[str, str]:
+        """The packages that other programs need, by dataset."""
+        found = {}
+        for name, field in self.fields.items():
+            plugins = [one for one in field.filters if one not in _OF_HDF5]
+            if plugins:
+                number = next((number for number, known in FILTER_NAMES.items() if known == plugins[0]), 0)
+                found[name] = f"{plugins[0]} (HDF5 filter {number}): pip install hdf5plugin"
+        for name, ragged in self.stores.items():
+            if any(each.name == "zstd" for each in ragged.encodings):
+                found[name] = "zstd, row by row: pip install zstandard"
+        return found
+
+    @property
     def name(self) -> str:
         """The name of its path, or the whole URL."""
         return short_name(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, strings and numbers, for `json.dumps`."""
-        return {**asdict(self), "path": str(self.path), "cached": None if self.cached is None else str(self.cached)}
+        return {
+            **asdict(self),
+            "path": str(self.path),
+            "needs": self.needs,
+            "cached": None if self.cached is None else str(self.cached),
+        }
 
 
 def inspect_file(path: FileName) -> FileInfo:
@@ -365,21 +387,21 @@ def _class_counts(file: Mapping[str, Any], header: PackedFile) -> tuple[int, ...
 def _mask_shares(header: PackedFile) -> dict[int, float]:
     """Returns the share of each value in the pixels of some masks, evenly chosen; none where they cannot be read."""
     field = header.fields.get("masks")
-    if field is None or not header.num_rows or field.dtype != np.uint8 or len(field.shape) != 2:
+    if field is None or not header.num_rows or field.dtype.name not in ("uint8", "uint16") or len(field.shape) != 2:
         return {}
     from fastload.read.reader import RowReader  # which imports more than other files need
 
     count = max(1, min(_MOST_MASKS, _MASK_BYTES // field.row_bytes, header.num_rows))
     rows = np.arange(count) * header.num_rows // count
-    total = np.zeros(256, np.int64)
+    total = np.zeros(1 << 8 * field.dtype.itemsize, np.int64)
     with suppress(ReadError), closing(RowReader(header, ["masks"])) as reader:
         if field.varied:
             masks = reader.decoded("masks", rows)
         else:
-            masks = [np.empty((count, *field.shape), np.uint8)]
+            masks = [np.empty((count, *field.shape), field.dtype.newbyteorder("="))]
             reader.gather(rows, {"masks": masks[0]})
         for mask in masks:
-            total += np.bincount(mask.ravel(), minlength=256)
+            total += np.bincount(mask.ravel(), minlength=len(total))
     return {value: total[value] / total.sum() for value in np.flatnonzero(total).tolist()}
 
 

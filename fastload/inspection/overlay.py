@@ -41,7 +41,7 @@ _DRAWN = {*map(chr, range(32, 127)), "·"}
 class Marks:
     """The marks on one image, in its pixels."""
 
-    mask: NDArray[np.uint8] | None  # (H, W)
+    mask: NDArray[Any] | None  # uint8 or uint16 (H, W)
     boxes: NDArray[np.float64]  # (M, 4), two corners each
     classes: NDArray[np.int64]  # (M,), of the boxes; -1: none
     points: NDArray[np.float64]  # (P, 2)
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 
 def marks_of(
-    hdf5: Mapping[str, Any], file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[np.uint8] | None]
+    hdf5: Mapping[str, Any], file: PackedFile, rows: Sequence[int], masks: Sequence[NDArray[Any] | None]
 ) -> list[Marks]:
     """Returns the marks of each row; without fields that belong to another image, or whose form is not known."""
     box_field = next((name for name in BOX_FIELDS if name in file.fields and _box_form(file.fields[name])), None)
@@ -92,8 +92,11 @@ def drawn_over(image: Image.Image, marks: Marks, size: tuple[int, int], file: Pa
     if marks.mask is not None:
         mask = Image.fromarray(np.ascontiguousarray(marks.mask)).resize(image.size, Image.Resampling.NEAREST)
         classes, pixels = np.asarray(mask), np.asarray(image)
-        colours = np.array([class_colour(index) for index in range(256)], dtype=np.float32)
-        blended = pixels * (1 - _MASK_STRENGTH) + colours[classes] * _MASK_STRENGTH
+        shown, at = np.unique(classes, return_inverse=True)
+        colours = np.array([class_colour(index) for index in shown.tolist()], dtype=np.float32)[
+            at.reshape(classes.shape)
+        ]
+        blended = pixels * (1 - _MASK_STRENGTH) + colours * _MASK_STRENGTH
         bare = np.isin(classes, _bare_classes(file))[..., None]
         image = Image.fromarray(np.where(bare, pixels, blended).astype(np.uint8))
     if len(marks.boxes) or len(marks.points):
@@ -149,7 +152,7 @@ def _bare_classes(file: PackedFile) -> list[int]:
     # Names that are the values of the source's masks say nothing more: 0 is what is not marked.
     unmarked = ("background", "__background__", "0")
     background = [i for i, name in enumerate(field.names) if name.lower() in unmarked]
-    return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 256 else [])]
+    return [*background, *([int(ignored)] if isinstance(ignored, int) and 0 <= ignored < 65536 else [])]
 
 
 def _numbers_of_point(field: Field) -> int:

@@ -159,7 +159,7 @@ def _thumbnails(
     if images[0].dtype.itemsize > 1:
         top = max(1, *(int(image.max(initial=0)) for image in images))
         images = [(image.astype(np.uint32) * 255 // top).astype(np.uint8) for image in images]
-    masks: list[NDArray[np.uint8] | None] = [None] * len(rows)
+    masks: list[NDArray[Any] | None] = [None] * len(rows)
     if "masks" in pixels:
         # A mask of another size, as other tools may write it, cannot be drawn over the image.
         fitting = zip(pixels["masks"], images, strict=True)

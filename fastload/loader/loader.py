@@ -69,7 +69,7 @@ class FastLoader:
     """Iterates over the batches of a packed file, or of any map-style dataset, read ahead into reused memory.
 
     A batch is a `Batch`, a tuple of tensors: images (B, C, H, W) in channels_last memory, uint8 (or uint16, as packed)
-    unless a transform changes that; masks uint8 (B, H, W); class labels int64 (B,); other fields (B, ...). Its
+    unless a transform changes that; masks uint8 or uint16 (B, H, W); labels int64 (B,); other fields (B, ...). Its
     attributes `rows`, `valid` and `global_valid` say which samples it holds. It belongs to the caller, who may write to
     it and keep it as long as they like; who keeps many gets copies, and the loader gets slower.
 

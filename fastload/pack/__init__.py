@@ -133,7 +133,7 @@ def pack_images(
             by itself, then uploaded, and removed there.
         layout: name of the layout; recognised by default.
         masks: "auto": masks that are there as files; "none"; "semantic" or "instance": masks of this kind, drawn from
-            polygons if the layout has no files of them.
+            polygons if the layout has no files of them; "panoptic": COCO's, with columns of their segments.
         mask_size: "same": masks have the size of their images; "image": those of the same shape, within 1 % of height
             to width, are brought to it, each value the nearest one.
         mask_values: which values of masks are which classes, in order, such as "0,255" or "0=background,255=person";

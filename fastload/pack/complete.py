@@ -58,12 +58,12 @@ def complete_file(tasks: PackTasks, rows: NDArray[np.void], ends: tuple[int, ...
             continue
         assert plan is not None, "there are streams"
         shape, offsets = common_shape(rows["shape"]), stream.offsets(rows[stream.name], 0)[0]
-        encoding, spec = "mask_encoding", RaggedSpec(end, stream.chunk_bytes, shape[:2], np.dtype("u1"), mask_attrs)
+        encoding, row_shape, dtype, more = "mask_encoding", shape[:2], plan.mask_dtype, mask_attrs
         if stream.name == "images":
-            encoding, spec = "encoding", RaggedSpec(end, stream.chunk_bytes, shape, plan.dtype, {})
+            encoding, row_shape, dtype, more = "encoding", shape, plan.dtype, {}
         index = RaggedIndex(offsets, rows[stream.name], rows["shape"], rows[encoding], rows["orientation"])
-        columns |= {name: Column(values, more) for name, (values, more) in index.datasets(stream.name).items()}
-        specs[stream.name] = spec
+        columns |= {name: Column(values, about) for name, (values, about) in index.datasets(stream.name).items()}
+        specs[stream.name] = RaggedSpec(end, stream.chunk_bytes, row_shape, dtype, more)
     try:
         remove(job.meta)
         with scratch_file() as (memory, name):

@@ -24,6 +24,7 @@ from fastload.pack.pack_options import Bits, EncodingOption, Mode, PackOptions
 from fastload.sources.listing import Listing, first_few
 
 _FEW = 0.01  # of the images
+_UINT8 = np.dtype(np.uint8)
 _LARGER = 5  # times the bytes of the files
 
 _JPEG_BITS = {50: 1.0, 75: 1.3, 90: 2.0, 95: 2.7, 100: 5.0}
@@ -53,7 +54,13 @@ class RaggedPlan:
     masks: Form | None  # None where there are none
     image_codec: Codec = NONE  # in the form "rows" an HDF5 filter, else zstd for each row that is not JPEG
     mask_codec: Codec = NONE
+    mask_dtype: np.dtype[Any] = _UINT8  # uint16 where a mask holds numbers above 255
     chunk_bytes: int = 8 * 2**20
+
+    def __repr__(self) -> str:
+        """Returns what journals and shards hold of a plan, as it was before masks could have 16 bits."""
+        given = {name: value for name, value in vars(self).items() if name != "mask_dtype" or value != np.uint8}
+        return f"RaggedPlan({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     @property
     def special(self) -> bool:
@@ -286,7 +293,7 @@ def row_lengths(plan: RaggedPlan, headers: NDArray[np.void], listing: Listing) -
         # Masks stay encoded only in the ragged form: rows of one size are pixels.
         masks: Any = listing.masks and listing.masks.files
         kept = plan.option.kind == "keep" and plan.masks == "ragged" and hasattr(masks, "stored_bytes")
-        found["masks"] = masks.stored_bytes if kept else pixels
+        found["masks"] = masks.stored_bytes if kept else pixels * plan.mask_dtype.itemsize
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from PIL import Image
 from fastload.errors import ImageError
 from fastload.format.codecs import NONE, Codec, decompress_zstd
 from fastload.format.ragged import JPEG, RAW, ZSTD, EncodedRow
-from fastload.images.decode import decode_image, decode_mask
+from fastload.images.decode import decode_image, decode_mask, read_mask
 from fastload.images.fit import Fit, Target, resample_mask, resample_pixels
 from fastload.images.image_header import ImageHeader, header_of_pixels, plain_jpeg, probe_image, upright_size
 from fastload.images.jpeg import scan_jpeg
@@ -64,6 +65,12 @@ SAME_SHAPE = "another size of the same shape"
 """Why a mask that `--mask-size image` would help does not fit."""
 
 
+LARGE_MASKS = "masks with numbers above 255"
+"""The kind in `Headers.kinds` that counts blocks of samples with such a mask: uint8 does not hold them."""
+
+_LARGEST_OF_8_BITS = 255
+
+
 class Amiss(NamedTuple):
     """Samples by index or row: why one cannot be decoded, and what libjpeg warns of in a JPEG that was decoded."""
 
@@ -99,6 +106,9 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
                     mask = mask_header(sample)
                 except ImageError as exc:
                     raise ImageError(reason_of_mask(str(exc))) from exc
+                # One is enough; where all are small, as classes in files of 16 bits, all are read.
+                if masks.dtype is None and mask.bits == 16 and not found.kinds[LARGE_MASKS]:
+                    found.kinds[LARGE_MASKS] = _largest_number(masks.files, sample) > _LARGEST_OF_8_BITS
                 sizes = (mask.height, mask.width), (header.height, header.width)
                 if sizes[0] != sizes[1]:
                     why = SAME_SHAPE if same_shape(*sizes) else "they cannot belong together"
@@ -141,6 +151,16 @@ def _header_reader(images: Files | Pictures | Arrays) -> Callable[[int], ImageHe
     return lambda _: header
 
 
+def _largest_number(masks: Files | Pictures | Arrays, sample: int) -> int:
+    """Returns the largest number in a mask; 0 for one that cannot be read, which packing reports."""
+    with suppress(ImageError, OSError):
+        if isinstance(masks, Files):
+            return int(read_mask(masks.read(sample)).max())
+        if isinstance(masks, Pictures):
+            return int(masks.read(sample).max())
+    return 0
+
+
 def image_filler(images: Files | Pictures | Arrays) -> Fill:
     """Returns the `Fill` of images, whose out is (n, H, W, C)."""
 
@@ -161,7 +181,10 @@ def image_filler(images: Files | Pictures | Arrays) -> Fill:
 
 
 def mask_filler(masks: Masks) -> Fill:
-    """Returns the `Fill` of masks, whose out is uint8 (n, H, W); samples without a mask get `ignore_index`, or 0."""
+    """Returns the `Fill` of masks, whose out is uint8 or uint16 (n, H, W).
+
+    Samples without a mask get `ignore_index`, or 0.
+    """
     outside = masks.ignore_index or 0
 
     def from_file(data: bytes, target: Target, out: NDArray[Any], header: np.void | None) -> str:
@@ -285,12 +308,12 @@ class RowEncoder:
         orientation = known["jpeg"] if own else 1
         return EncodedRow(image, encoding, shape, orientation, digest.intdigest(), mask, mask_encoding, warning)
 
-    def mask(self, sample: int, header: np.void) -> NDArray[np.uint8]:
+    def mask(self, sample: int, header: np.void) -> NDArray[Any]:
         """Returns the mask (H, W) of a sample as its row holds it; raises as `encode`."""
         assert self._fill_mask is not None, "only called where there are masks"
         size = self._plan.row_size(int(header["height"]), int(header["width"]))
         try:
-            return self._filled(self._fill_mask, sample, header, np.empty(size, np.uint8))[0]
+            return self._filled(self._fill_mask, sample, header, np.empty(size, self._plan.mask_dtype))[0]
         except ImageError as exc:
             raise ImageError(reason_of_mask(str(exc))) from exc
 
@@ -341,7 +364,7 @@ class RowEncoder:
         mask = bytes_of(self.mask(sample, header)) if row.mask is None else row.mask
         encoding = RAW if row.mask is None else row.mask_encoding
         if plan.masks == "rows" and encoding != RAW:
-            encoding, pixels = RAW, np.empty(row.shape[0] * row.shape[1], np.uint8)
+            encoding, pixels = RAW, np.empty(row.shape[0] * row.shape[1] * plan.mask_dtype.itemsize, np.uint8)
             decompress_zstd(mask, pixels)
             mask = pixels.data
         elif plan.masks == "ragged" and encoding == RAW:

@@ -109,6 +109,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
     counts = np.bincount(rows["encoding"], minlength=len(ENCODINGS)).tolist() if tasks.streams else []
     height, width, channels = rows["shape"].astype(np.int64).T
     value_bytes = 0 if survey.plan is None else survey.plan.dtype.itemsize
+    mask_bytes = 0 if survey.plan is None or len(tasks.streams) < 2 else survey.plan.mask_dtype.itemsize
     # The part of the report that no reader of the file could find out.
     done = {
         "converted": _converted(tasks, rows),
@@ -118,7 +119,7 @@ def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal
         "store": "raw" if survey.plan is None else str(survey.plan.option),
         "encodings": {name: count for name, count in zip(ENCODINGS, counts, strict=False) if count},
         "chunks": tasks.chunks_of(made),
-        "pixel_bytes": int((height * width * (channels * value_bytes + len(tasks.streams) - 1)).sum()),
+        "pixel_bytes": int((height * width * (channels * value_bytes + mask_bytes)).sum()),
     }
     journal.finished({**done, "header_digest": header_digest, "path": path.name, "sources": _sources_check(job)})
     with output_errors(

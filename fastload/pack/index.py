@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, OutputError, SourceError
 from fastload.format.digests import attributes
-from fastload.format.header import FORMAT_VERSION, PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
+from fastload.format.header import PIXEL_FIELDS, Field, PackedFile, check_header, open_hdf5, read_header
 from fastload.format.shards import INDEX_VERSION, Shards, create_index, index_digest
 from fastload.format.texts import is_text
 from fastload.format.writer import new_file, scratch_file, set_attrs, writer_name
@@ -177,7 +177,7 @@ def write_index(
     if any(header.fields["split"].names != tuple(splits) for header in headers):  # whose numbers mean other splits
         own["split"] = np.repeat(np.arange(len(splits), dtype=np.uint8), list(splits.values()))
     attrs: dict[str, Any] = {
-        "fastload_version": FORMAT_VERSION,
+        "fastload_version": max(header.version or 1 for header in headers),
         "fastload_index": INDEX_VERSION,
         "fastload_writer": writer_name(),
         "num_rows": sum(splits.values()),

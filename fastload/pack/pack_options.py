@@ -97,7 +97,7 @@ class PackOptions:
     """None: "raw"."""
     max_size: int | None = None
     codec: str = "auto"
-    """"auto" (masks that it makes half as large, see `fastload.pack.survey`) or what `parse_codec` reads."""
+    """"auto" (masks, if it halves them, see `fastload.pack.survey`) or what `parse_codec` reads."""
     strict: bool = False
     """JPEGs that libjpeg warns of are left out."""
     masks: MaskOptions = field(default_factory=MaskOptions)

@@ -48,6 +48,7 @@ from fastload.system.files import open_output, output_errors, read_into, start_w
 _STEP_BYTES = 2**20
 _MAX_BUFFERS = 512  # rows written by one call; the kernel's limit is 1,024
 _NO_HEADERS = np.zeros(0, HEADERS)
+_UINT8 = np.dtype(np.uint8)
 
 Piece = bytes | memoryview
 
@@ -243,7 +244,9 @@ class Worker:
         step = max(1, _STEP_BYTES // row_bytes)
         for start in range(0, len(table), step):
             part = slice(start, min(start + step, len(table)))
-            arrays, found = self.decode(task.samples[part], target, task.headers[part], fresh=task.starts is None)
+            arrays, found = self.decode(
+                task.samples[part], target, task.headers[part], task.plan.mask_dtype, fresh=task.starts is None
+            )
             table["digest"][part] = pixel_digests(arrays)
             if len(task.digests):
                 for at in np.flatnonzero(table["digest"][part] != task.digests[part]).tolist():
@@ -260,6 +263,7 @@ class Worker:
         samples: NDArray[np.int64],
         target: Target,
         headers: NDArray[np.void] = _NO_HEADERS,
+        mask_dtype: np.dtype[Any] = _UINT8,
         *,
         fresh: bool = False,
     ) -> tuple[list[NDArray[Any]], Amiss]:
@@ -273,7 +277,7 @@ class Worker:
         amiss = self._fill[0](samples, target, images, headers)
         if self.masks is None:
             return [images], amiss
-        masks = self._buffer(1, shape, np.dtype(np.uint8), fresh=fresh)
+        masks = self._buffer(1, shape, mask_dtype, fresh=fresh)
         for at, reason in self._fill[1](samples, target, masks, headers).reasons.items():
             amiss.reasons.setdefault(at, reason_of_mask(reason))
         return [images, masks], amiss

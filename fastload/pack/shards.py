@@ -261,7 +261,8 @@ def kept_shard(job: PackJob) -> PackReport | None:
 
 def _report_of_kept(job: PackJob, file: PackedFile) -> PackReport:
     images, plan = file.fields.get("images"), job.planned["plan"] if job.planned else None
-    counts, pixel_bytes, masks = {"raw": file.num_rows}, 0, int("masks" in file.fields)
+    counts, pixel_bytes = {"raw": file.num_rows}, 0
+    masks = file.fields["masks"].dtype.itemsize if "masks" in file.fields else 0
     if images is not None:
         shapes = np.tile(np.array([*images.shape, 1][:3], np.int64), (file.num_rows, 1))
         if images.ragged is not None:

@@ -165,14 +165,14 @@ class OwnSizeRows:
         if field.ragged is not None:
             whole = self._reader.ragged("masks").decoded(rows)
         else:
-            whole = list(np.empty((len(rows), *field.shape), np.uint8))
+            whole = list(np.empty((len(rows), *field.shape), field.dtype.newbyteorder("=")))
             self._decode_whole("masks", rows, whole)
         if placement is None:
             return [torch.from_numpy(mask if mask.flags.writeable else mask.copy()) for mask in whole]
-        masks = []
+        masks, dtype = [], torch.from_numpy(whole[0][:0]).dtype
         for at, mask in enumerate(whole):
             part = placement.part(slice(at, at + 1))
-            masks.append(torch.empty((1, *part.size), dtype=torch.uint8, device="cpu"))
+            masks.append(torch.empty((1, *part.size), dtype=dtype, device="cpu"))
             place_varied_masks([mask], part, masks[-1])
         return [mask[0] for mask in masks]
 

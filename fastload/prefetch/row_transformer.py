@@ -135,6 +135,7 @@ class RowTransformer:
         rest = augmentation.transforms[augmentation.done :] if complete else ()
         self._goes_on = bool(rest)
         self._has_masks = "masks" in dataset.fields
+        self._mask_dtype = dataset.file.fields["masks"].dtype.newbyteorder("=") if self._has_masks else np.dtype("u1")
         self._placed = PlacedRows(reader)
         self._source = self._mapped_images() if head is None else None
         self._constants: Constants | None = None
@@ -146,7 +147,7 @@ class RowTransformer:
             dtype = self._file.fields["images"].dtype.newbyteorder("=")
             arrays["images"] = np.zeros((1, *head.size, head.spec.channels), dtype)
             if self._has_masks:
-                arrays["masks"] = np.zeros((1, *head.size), np.uint8)
+                arrays["masks"] = np.zeros((1, *head.size), self._mask_dtype)
             if len(rest) == 1 and isinstance(rest[0], Normalize) and head.spec.dtype == torch.uint8:
                 self._constants = rest[0].scale_and_shift(torch.uint8)
         layout = dataset.layout()
@@ -220,7 +221,7 @@ class RowTransformer:
             placement = placement.snapped(factors, index.shape)
             self._placed.place(rows, index, placement, factors, output, self._constants)
             if self._has_masks:
-                placed = torch.empty((len(rows), *placement.size), dtype=torch.uint8, device="cpu")
+                placed = torch.from_numpy(np.empty((len(rows), *placement.size), self._mask_dtype))
                 for some in runs(index.shape[:, :2].prod(axis=1, dtype=np.int64)):
                     place_varied_masks(self._masks(rows, some, fields), placement.part(some), placed[some])
                     lap("transform")

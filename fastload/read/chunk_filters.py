@@ -14,11 +14,13 @@ filter i was skipped.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import zlib
 from array import array
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ _GROUP_BYTES = 2**20
 
 _INFLATED_BYTES = 64 * 2**20
 """Bytes of a chunk that are inflated at once: of large ones there are not two in memory."""
+
+_MOST_BY_DEFLATE = 1032  # bytes that one byte can stand for (zlib's technical details)
 
 _Undo = Callable[[Any, NDArray[np.uint8]], None]
 """Inverts a filter: fills memory with the bytes before it; raises ValueError if their number differs."""
@@ -98,7 +102,9 @@ class FilteredChunks:
                 f"again."
             )
         undo = {GZIP_FILTER: _inflate, ZSTD_FILTER: decompress_zstd}
-        inverses: list[_Undo] = [undo.get(one.number) or partial(_unshuffle, size=one.parameters[0]) for one in filters]
+        inverses: list[_Undo] = [
+            undo.get(one.number) or functools.partial(_unshuffle, size=one.parameters[0]) for one in filters
+        ]
         return cls(path, name, item, inverses)
 
     def rows(self, fd: int, number: int) -> NDArray[Any]:
@@ -187,8 +193,28 @@ def _copy(data: Any, out: NDArray[np.uint8]) -> None:
     out[:] = np.frombuffer(data, np.uint8)
 
 
+@functools.cache
+def _inflater() -> Any:
+    """Returns zlib-ng's module where it is installed, else zlib, which has the same functions and formats.
+
+    Masks (CamVid's; drawn polygons, gzip:6): 580 and 310 MB/s with zlib, 2,760 and 4,910 with zlib-ng, of the same
+    bytes as zstd 1,460 and 2,770.
+    """
+    with suppress(ImportError):
+        return importlib.import_module("zlib_ng.zlib_ng")
+    return zlib
+
+
 def _inflate(data: Any, out: NDArray[np.uint8]) -> None:
-    inflating, found = zlib.decompressobj(), 0
+    module = _inflater()
+    if len(data) * _MOST_BY_DEFLATE <= _INFLATED_BYTES:
+        # At once, into memory of the right size: 1.1 to 1.25 times as fast (masks of CamVid) as piece by piece.
+        with suppress(module.error):  # what follows says what is wrong
+            whole = module.decompress(data, bufsize=len(out) + 1)
+            if len(whole) == len(out):
+                out[:] = np.frombuffer(whole, np.uint8)
+                return
+    inflating, found = module.decompressobj(), 0
     try:
         while not inflating.eof and found <= len(out):
             # One byte more than expected is enough to see that there are too many.
@@ -199,7 +225,7 @@ def _inflate(data: Any, out: NDArray[np.uint8]) -> None:
             fits = part[: len(out) - found]
             out[found : found + len(fits)] = np.frombuffer(fits, np.uint8)
             found += len(part)
-    except zlib.error as exc:
+    except module.error as exc:
         raise ValueError(str(exc)) from exc
     if found != len(out):
         raise ValueError(f"{found:,} bytes where {len(out):,} are expected")

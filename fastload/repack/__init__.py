@@ -226,6 +226,8 @@ def append_images(
             classes = labels.names if labels is not None else ()
             listing = list_source(source, layout, on_error, options.source, classes)
         listing = with_mask_options(listing, options.masks, source, padded=padded)
+    if masks is not None and listing.masks is not None:  # also where all of the new ones are small
+        listing = replace(listing, masks=replace(listing.masks, dtype=masks.dtype.newbyteorder("=")))
     _check_new_keys(file, listing, source)
     digest = xxhash.xxh3_64_hexdigest(source_table(listing).tobytes() + file.header_digest.encode())
     parts = output.with_name(f".{output.name}.append-")

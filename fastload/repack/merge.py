@@ -121,19 +121,19 @@ def _kinds(part: _Part) -> dict[str, str]:
         if is_text(column.values.dtype, column.values.shape[1:]):
             kinds[name] = "texts" if column.values.ndim == 1 else "lists of texts"
     for name in _of_boxes(listing):
-        values = listing.columns[name].values
-        kinds[name] = f"{values.dtype.name} ({', '.join(['boxes', *map(str, values.shape[2:])])})"
+        values, each = listing.columns[name].values, "segments" if name.startswith("segment") else "boxes"
+        kinds[name] = f"{values.dtype.name} ({', '.join([each, *map(str, values.shape[2:])])})"
     return kinds
 
 
 def _of_boxes(listing: Listing) -> list[str]:
-    """Returns the columns (N, M, ...) with values of up to M boxes for each image."""
+    """Returns the columns (N, M, ...) with values of up to M boxes, or segments, for each image."""
+    kinds = [kind for kind in (("boxes", "box_"), ("segments", "segment_")) if f"num_{kind[0]}" in listing.columns]
     return [
         name
         for name, column in listing.columns.items()
-        if "num_boxes" in listing.columns
-        and column.values.ndim > 1
-        and (name == "boxes" or name.startswith("box_") or (name == "keypoints" and column.values.ndim == 4))
+        if (column.values.ndim > 1 and any(name == many or name.startswith(one) for many, one in kinds))
+        or (name == "keypoints" and column.values.ndim == 4 and "num_boxes" in listing.columns)
     ]
 
 
@@ -148,14 +148,17 @@ def _with_equal_boxes(parts: Sequence[_Part], notes: list[str]) -> list[_Part]:
     joined = [(file, dict(listing.columns)) for file, listing in parts]
     for name in (*_of_boxes(parts[0][1]), *_of_texts(parts[0][1])):
         rooms = [columns[name].values.shape[1] for _, columns in joined]
-        if len(set(rooms)) > 1 and name == "boxes":
+        if len(set(rooms)) > 1 and name in ("boxes", "segment_labels"):
             sizes = ", ".join(f"{room} in {file.path.name}" for room, (file, _) in zip(rooms, joined, strict=True))
-            notes.append(f"Images have room for up to {max(rooms)} boxes ({sizes}); what is behind the last is filled.")
+            what = "boxes" if name == "boxes" else "segments"
+            notes.append(
+                f"Images have room for up to {max(rooms)} {what} ({sizes}); what is behind the last is filled."
+            )
         _check_room(name, [columns[name].values for _, columns in joined], parts)
         for room, (_, columns) in zip(rooms, joined, strict=True):
             values = columns[name].values
             more = np.zeros((len(values), max(rooms) - room, *values.shape[2:]), values.dtype)
-            if name == "box_labels":
+            if name in ("box_labels", "segment_labels"):
                 more[:] = -1
             columns[name] = replace(columns[name], values=np.concatenate([values, more], axis=1))
     return [(file, replace(listing, columns=c)) for (file, listing), (_, c) in zip(parts, joined, strict=True)]

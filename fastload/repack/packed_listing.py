@@ -20,7 +20,7 @@ from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, check_header, open_hdf5, read_header, read_shard
 from fastload.format.ragged import Column, index_names
 from fastload.repack.packed_rows import rows_of
-from fastload.sources.listing import Listing, Masks, first_few, require_unique
+from fastload.sources.listing import Arrays, Listing, Masks, first_few, require_unique
 from fastload.system.text import text_of
 
 _CARRIED = {"decoder": "unknown", "source_layout": "hdf5", "seed": 0, "shuffled": False, "pack_options": "{}"}
@@ -74,12 +74,17 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
         field = file.fields["masks"]
         extra = dict(field.attrs)
         ignored = extra.pop("ignore_index", None)  # Only a value that masks can hold counts.
+        packed = rows_of(file, "masks")
+        dtype = packed.dtype if isinstance(packed, Arrays) else field.dtype.newbyteorder("=")
         masks = Masks(
-            files=rows_of(file, "masks"),
+            files=packed,
             present=np.ones(file.num_rows, dtype=bool),
             names=field.names,
-            ignore_index=int(ignored) if isinstance(ignored, (int, float)) and ignored in range(256) else None,
+            ignore_index=int(ignored)
+            if isinstance(ignored, (int, float)) and ignored in range(np.iinfo(dtype).max + 1)
+            else None,
             attrs={} if file.version is None else extra,
+            dtype=dtype,
         )
     hashed = file.version is not None and any(name in file.fields for name in PIXEL_FIELDS)
     return file, Listing(

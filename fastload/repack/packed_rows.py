@@ -26,9 +26,11 @@ from fastload.sources.listing import Arrays, Files, Pictures, first_few
 from fastload.system.machine import worker_count
 from fastload.system.threads import in_threads
 
+_LOOKED_AT_BYTES = 2**24  # of masks at a time
+
 
 def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | RaggedRows:
-    """Returns every row of a pixel dataset; masks are uint8 (H, W), whatever integers the file holds.
+    """Returns every row of a pixel dataset; masks are uint8 or uint16 (H, W), whatever integers the file holds.
 
     FormatError: the masks are not integers, or have several numbers for a pixel.
     """
@@ -36,13 +38,13 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
     if name == "masks" and (field.dtype.kind not in "biu" or field.shape[2:] not in ((), (1,))):
         raise FormatError(
             f"{file.path}: `masks` is {field.dtype} {(file.num_rows, *field.shape)}; expected one class number a "
-            f"pixel, uint8 (N, H, W). Convert them."
+            f"pixel, uint8 or uint16 (N, H, W). Convert them."
         )
     if has_ragged(file):
         return RaggedRows((file,), name, np.zeros(file.num_rows, np.int32), np.arange(file.num_rows))
     shape, dtype = (*field.shape, 1) if axes == "HW" else field.shape, field.dtype
     if name == "masks":
-        shape, dtype = field.shape[:2], np.dtype(np.uint8)
+        shape, dtype = field.shape[:2], _mask_dtype(file)
     order: Literal["CHW", "HWC"] = "CHW" if axes == "CHW" else "HWC"
     if field.offset is None or field.dtype != dtype:
         return Hdf5Rows(np.arange(file.num_rows), shape, dtype, order, file, name)
@@ -51,9 +53,24 @@ def rows_of(file: PackedFile, name: Literal["images", "masks"]) -> Arrays | Ragg
     )  # fmt: skip
 
 
+def _mask_dtype(file: PackedFile) -> np.dtype[Any]:
+    """Returns the type of a file's masks in a packed file; of wider integers of another program by their values."""
+    field = file.fields["masks"]
+    if file.version is not None or field.dtype.itemsize == 1:
+        return np.dtype(np.uint8 if field.dtype.itemsize == 1 else np.uint16)
+    step = max(1, _LOOKED_AT_BYTES // field.row_bytes)
+    for first in range(0, file.num_rows, step):
+        rows = np.arange(first, min(first + step, file.num_rows))
+        values = np.zeros((len(rows), *field.shape), field.dtype.newbyteorder("="))
+        open_samples(file).read("masks", rows, values)  # copying them reports those that cannot be read
+        if int(values.max(initial=0)) > 255:
+            return np.dtype(np.uint16)
+    return np.dtype(np.uint8)
+
+
 @dataclass(frozen=True, eq=False)
 class Hdf5Rows(StoredRows):
-    """Rows that do not lie back to back as they are needed: compressed or scattered, or other integers than uint8.
+    """Rows that do not lie back to back as they are needed: compressed or scattered, or of other integers.
 
     Each process opens the file for itself, at its first read; a pickle holds the header only.
     """
@@ -62,7 +79,7 @@ class Hdf5Rows(StoredRows):
     name: str
 
     def read_rows(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills out with these rows; SourceError names those that cannot be read, or hold masks outside of 0 to 255."""
+        """Fills out with these rows; SourceError names those that cannot be read, or hold masks beyond uint16."""
         rows = np.ascontiguousarray(self.rows[indices], dtype=np.int64)
         if len(rows) == 0:
             return
@@ -75,11 +92,12 @@ class Hdf5Rows(StoredRows):
                 f"{self.file.path}: {reason} (rows {first_few([str(rows[at]) for at in reasons])}). List all damage "
                 f"with `fastload verify {path}`; leave it out with `fastload repack {path} OUT.h5 --on-error skip`."
             ) from reason
-        if self.name == "masks" and values.dtype != np.uint8 and (outside := (values < 0) | (values > 255)).any():
+        outside = (values < 0) | (values > np.iinfo(out.dtype).max) if self.name == "masks" else np.zeros(1, np.bool_)
+        if outside.any():
             bad = list(map(str, rows[outside.reshape(len(rows), -1).any(axis=1)].tolist()))
             raise SourceError(
                 f"{self.file.path}: `masks` holds {values[outside][0]} (rows {first_few(bad)}); a "
-                f"packed mask holds 0 to 255. Give what is no class a value in there, such as 255, and say so in its "
+                f"packed mask holds 0 to 65535. Give what is no class a value in there, such as 255, and say so in its "
                 f"attribute ignore_index."
             )
         out[:] = np.moveaxis(values, 1, -1) if self.axes == "CHW" else values.reshape(out.shape)

@@ -56,7 +56,7 @@ def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[t
     """Returns the names of the values in masks, and the one that is ignored: the values show how they are numbered."""
     original = kind.name == "annotations"
     seen = values_in_masks(tree.files, [i for i in at if i >= 0]).tolist()
-    where, labelled = f"{tree.given}: {kind.name}/", [value for value in seen if value < 255]
+    where, labelled = f"{tree.given}: {kind.name}/", [value for value in seen if value != 255]
     if beyond := [str(value) for value in labelled if value > NUM_CLASSES]:
         raise SourceError(
             f"{where}: masks hold {first_few(beyond)}, expected 0..{NUM_CLASSES}, or 255 where they are shifted. "

@@ -138,6 +138,7 @@ class MaskFiles:
     names: tuple[str, ...] = ()
     ignore_index: int | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
+    dtype: np.dtype[Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +182,9 @@ class Samples:
             return samples
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
-        packed = Masks(tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs)
+        packed = Masks(
+            tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype
+        )
         further = (np.where(present, of[mask_at], 0) for of in (tree.sizes, tree.mtimes_ns))
         return replace(samples, masks=packed).made_also_of(*further)
 
@@ -344,12 +347,12 @@ def values_in_masks(files: Files, rows: Sequence[int], most: int = _PROBED) -> N
     Files that are no index masks are passed over: the packer reads every mask and reports those.
     """
     step = -(-max(1, len(rows)) // most)
-    seen = np.zeros(256, np.bool_)
+    seen = np.zeros(1 << 16, np.bool_)
     for row in rows[::step]:
         try:
             with pillow_silenced(), open_image(files.read(row)) as image:
-                if image.mode in ("1", "L", "P"):
-                    seen[np.asarray(image).astype(np.uint8)] = True
+                if image.mode in ("1", "L", "P") or image.mode.startswith("I;16"):
+                    seen[np.asarray(image).astype(np.uint16)] = True
         except Exception as exc:  # noqa: BLE001  # Pillow's plugins raise anything; the packer names the damaged file
             _ = exc
     return np.flatnonzero(seen)
@@ -358,24 +361,25 @@ def values_in_masks(files: Files, rows: Sequence[int], most: int = _PROBED) -> N
 def fill_value(draft: Draft, files: Files | NDArray[np.int64], present: NDArray[np.bool_]) -> int | None:
     """Returns the value that stands for absent masks (`ignore_index`), which is noted; None if none is absent.
 
-    It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds; all 256
-    values are refused. Instead of the masks by row the values in them may be given; `present`, bool (N,), says which
-    rows have a mask.
+    It is 255, or, if masks hold 255 (as foreground in masks of 0 and 255), the largest value that none holds; likewise
+    65,535 if masks hold larger ones, or all 256. Instead of the masks by row the values in them may be given;
+    `present`, bool (N,), says which rows have a mask.
     """
     if present.all():
         return None
     rows = np.flatnonzero(present).tolist()
     seen = files if isinstance(files, np.ndarray) else values_in_masks(files, rows, _SEARCHED)
     sampled = len(rows) > _SEARCHED and seen is not files
-    free = np.setdiff1d(np.arange(256), seen)
+    top = 255 if seen.max(initial=0) <= 255 and len(seen) < 256 else 65_535
+    free = np.setdiff1d(np.arange(top + 1), seen)
     absent = int((~present).sum())
     if not len(free):
         raise SourceError(
-            f"{draft.where}: images have no mask ({absent}), and the other masks use all values from 0 to 255, so none "
-            "can stand for it. Add the masks, or leave all masks out with `--masks none`."
+            f"{draft.where}: images have no mask ({absent}), and the other masks use all values from 0 to {top}, so "
+            "none can stand for it. Add the masks, or leave all masks out with `--masks none`."
         )
     value = int(free[-1])
     looked = f" (of {_SEARCHED} masks or fewer that were looked at)" if sampled else ""
-    why = f", as other masks hold {', '.join(map(str, range(255, value, -1)))}" if value < 255 else ""
+    why = f", as other masks hold {', '.join(map(str, range(top, value, -1)))}" if value < top else ""
     draft.notes.append(f"Images without a mask ({absent}): theirs are {value} throughout{why}{looked}.")
     return value

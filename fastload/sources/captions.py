@@ -25,7 +25,7 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column
 from fastload.format.texts import CAPTION, count_name, text_arrays
 from fastload.sources.assemble import Draft, Samples, Splits, stem_of
-from fastload.sources.coco.instances import INSTANCES, walk_json
+from fastload.sources.coco.instances import INSTANCES, PANOPTIC, walk_json
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.tables.frame import plain_name
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
@@ -301,7 +301,7 @@ def _caption_files(tree: Tree, *, by_name: bool = False) -> tuple[list[int], _Re
 
 def captions_evidence(tree: Tree) -> list[str]:
     """Returns the files of captions in a tree of images, but for those of COCO's other annotations."""
-    if not len(tree.images()) or any(INSTANCES.search(name) for _, name in tree.not_images):
+    if not len(tree.images()) or any(INSTANCES.search(name) or PANOPTIC.search(name) for _, name in tree.not_images):
         return []
     return [key_of(tree.names[at]) for at in _caption_files(tree)[0]]
 

@@ -190,11 +190,12 @@ def _masks(sidecar: _Sidecar) -> MaskFiles | None:
     if not isinstance(about, dict) or not _are_texts(about.get("names")):
         raise sidecar.damaged("its description of masks cannot be read")
     ignored = about.get("ignore_index")
-    if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 255):
-        raise sidecar.damaged(f"ignore_index is {str(ignored)[:80]}, not 0 to 255")
+    if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 65_535):
+        raise sidecar.damaged(f"ignore_index is {str(ignored)[:80]}, not 0 to 65535")
     if not any(mask for _, _, mask in sidecar.rows):
         raise sidecar.damaged("it describes masks and lists none")
-    return MaskFiles(sidecar.at(2), tuple(about["names"]), ignored, _attrs(sidecar, about.get("attrs")))
+    dtype = None if about.get("bits") != 16 else np.dtype(np.uint16)  # also where what was exported is small
+    return MaskFiles(sidecar.at(2), tuple(about["names"]), ignored, _attrs(sidecar, about.get("attrs")), dtype)
 
 
 def _are_texts(values: Any) -> TypeGuard[list[str]]:

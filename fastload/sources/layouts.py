@@ -80,9 +80,9 @@ LAYOUTS: dict[str, Layout] = {
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
     "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
-        "Cityscapes: frames, and fine or coarse masks of 19 classes", takes=_MASKS),
+        "Cityscapes: frames, and fine or coarse masks of 19 classes, or of instances", takes=_MASKS),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
-        "COCO, or Roboflow's export: boxes; masks drawn with --masks semantic or instance",
+        "COCO, or Roboflow's export: boxes; --masks semantic, instance (drawn) or panoptic",
         takes=(*_MASKS, *_OF_BOXES, "captions")),
     "captions": Layout(captions.list_captions, captions.captions_evidence, "dataset",
         "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
@@ -118,7 +118,6 @@ LAYOUTS: dict[str, Layout] = {
 _NO_INSTANCES = {
     "ade20k": "ADE20K SceneParsing has no instance masks. Accepted here: masks auto, semantic or none.",
     "camvid": "CamVid has no instance masks. Accepted here: masks auto, semantic or none.",
-    "cityscapes": "Instances of Cityscapes are not read. Accepted here: masks auto, semantic or none.",
     "mask-folders": "Masks in a folder do not say of which kind they are. Accepted here: masks auto or none.",
 }
 
@@ -190,6 +189,8 @@ def list_source(
             )
     if options.masks == "instance" and name in _NO_INSTANCES:
         raise OptionError(_NO_INSTANCES[name])
+    if options.masks == "panoptic" and name != "coco":
+        raise OptionError(f"{tree.given}: `--masks panoptic` is for COCO's panoptic files, this is layout {name}.")
     draft = Draft(name, tree, on_error)
     samples = LAYOUTS[name].source(draft, tree, options)
     if not draft.title:

@@ -114,7 +114,7 @@ Reader = Files | Pictures | Arrays
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """One mask for each sample, of class or instance indices, which are never blended or converted."""
+    """One mask for each sample, of class or instance numbers, which are never blended or converted."""
 
     # Read by row: image files (gray, or palette, of which the index counts), pictures (H, W) or arrays (H, W).
     files: Reader
@@ -126,6 +126,9 @@ class Masks:
     drawn: bool = False  # whether they are drawn from annotations, at the size that these declare for the image
     # Red, green, blue and name of each class, if masks are colours and a list of these lies beside them.
     palette: tuple[tuple[int, int, int, str], ...] = ()
+    # uint8, or uint16 for numbers up to 65,535; None: packing looks at the masks of 16 bits, and takes uint16 if any
+    # holds a number above 255
+    dtype: np.dtype[Any] | None = None
 
     def take(self, indices: NDArray[np.integer[Any]]) -> Masks:
         """Returns the masks of the samples at these indices, in their order."""
@@ -244,7 +247,7 @@ def require_unique(keys: Collection[str], where: str) -> None:
         )
 
 
-MasksWanted = Literal["auto", "none", "semantic", "instance"]
+MasksWanted = Literal["auto", "none", "semantic", "instance", "panoptic"]
 BoxForm = Literal["auto", "xyxy", "xywh", "cxcywh"]
 BoxesOf = Literal["auto", "upright", "stored", "declared"]
 

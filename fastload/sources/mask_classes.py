@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import ImageError, OptionError
+from fastload.errors import ImageError, OptionError, SourceError
 from fastload.images.decode import as_index_mask, read_mask
 from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, header_of_pixels, probe_image
@@ -27,8 +27,8 @@ from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, Re
 MaskSize = Literal["same", "image"]
 
 _SAME_SHAPE = 0.01  # difference of aspect ratios up to which a mask of another size shows the whole of its image
-_MOST_CLASSES = 255
-_IGNORED = 255  # how pixels without a class are packed, unless the dataset has a value for them
+_MOST_CLASSES = 65_535
+_IGNORED = 255  # how pixels without a class are packed, unless the dataset has a value for them; 65,535 of more classes
 _LOOKED_AT = 256  # masks, to find out what values they hold
 
 _VALUE = re.compile(r"([0-9]{1,5})(?:=(.+))?")
@@ -87,9 +87,29 @@ class Classes:
     colours: bool = False
     guessed: bool = False  # whether the values are those of some masks that were looked at
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of masks of these classes, 0 to K - 1, and of a value for none."""
+        return type_of_numbers(len(self.codes) - 1)[0]
+
+    @property
+    def nothing(self) -> int:
+        """The value for no class."""
+        return type_of_numbers(len(self.codes) - 1)[1]
+
     def written(self, code: int) -> str:
         """Returns a code as a user would write it."""
         return f"{code >> 16},{code >> 8 & 255},{code & 255}" if self.colours else str(code)
+
+
+def type_of_numbers(most: int, what: str = "") -> tuple[np.dtype[Any], int]:
+    """Returns the type of masks that hold numbers up to `most`, and its largest value, which means no class.
+
+    SourceError, about `what`: 16 bits do not hold them.
+    """
+    if most > 65_534:
+        raise SourceError(f"{what}: {most:,}, but a mask of 16 bits holds 65,534 beside background and void.")
+    return (np.dtype(np.uint8), 255) if most <= 254 else (np.dtype(np.uint16), 65_535)
 
 
 def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path, *, padded: bool = False) -> Listing:
@@ -114,15 +134,15 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
     listing = replace(listing, notes=(*listing.notes, *notes))
     if classes is None and options.size == "same":
         return _with_padding(listing) if padded else listing
-    names, ignore, attrs = masks.names, masks.ignore_index, masks.attrs
+    names, ignore, attrs, dtype = masks.names, masks.ignore_index, masks.attrs, masks.dtype
     if classes is not None:
-        names = classes.names
+        names, dtype = classes.names, classes.dtype
         if classes.ignored or (ignore is not None and ignore < len(names)):
-            ignore = ignore if ignore is not None and ignore >= len(names) else _IGNORED
+            ignore = ignore if ignore is not None and ignore >= len(names) else classes.nothing
         attrs = {**attrs, "source_values": tuple(map(classes.written, classes.codes))}
     images = listing.files if options.size == "image" else None
     files = MappedMasks(masks.files, images, classes, masks.ignore_index, ignore)
-    masks = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs)
+    masks = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs, dtype=dtype)
     listing = replace(listing, masks=masks)
     return _with_padding(listing) if padded else listing
 
@@ -133,8 +153,8 @@ def _with_padding(listing: Listing) -> Listing:
     if masks is None or masks.ignore_index is not None:
         return listing
     if isinstance(masks.files, MappedMasks) and masks.files.classes is not None:
-        masks = replace(masks, ignore_index=_IGNORED)
-        note = f"Padding is {_IGNORED} in masks, which is ignored."
+        masks = replace(masks, ignore_index=masks.files.classes.nothing)
+        note = f"Padding is {masks.ignore_index} in masks, which is ignored."
         return replace(listing, masks=masks, notes=(*listing.notes, note))
     note = "Padding is 0 in masks, which may be a class: `--mask-values` names the classes, and makes it 255, ignored."
     return replace(listing, notes=(*listing.notes, note))
@@ -158,15 +178,18 @@ def _classes(masks: Masks, options: MaskOptions) -> tuple[Classes | None, list[s
     looked = f"({min(len(rows), _LOOKED_AT)} looked at)"
     if seen == (0, 1):
         return None, [f"Masks hold 0 and 1 {looked}: two classes."]
-    if seen[:1] == (0,) and seen[-1:] == (255,) and seen != (0, 255):
-        others = first_few(map(str, seen[1:-1]))
-        return None, [f"Masks hold 0, 255 and {others} {looked}, and stay as they are: `--mask-values` names classes."]
-    if seen != (0, 255):
+    if seen[:1] != (0,) or seen[-1] not in (255, 65_535):
         return None, []
+    top = seen[-1]
+    if len(seen) > 2:
+        others = first_few(map(str, seen[1:-1]))
+        return None, [
+            f"Masks hold 0, {top} and {others} {looked}, and stay as they are: `--mask-values` names classes."
+        ]
     note = (
-        f"Masks hold 0 and 255 {looked}: packed as the classes 0 and 1; `--mask-values keep` leaves them as they are."
+        f"Masks hold 0 and {top} {looked}: packed as the classes 0 and 1; `--mask-values keep` leaves them as they are."
     )
-    return Classes(seen, ("0", "255"), guessed=True), [note]
+    return Classes(seen, ("0", str(top)), guessed=True), [note]
 
 
 def _classes_of_palette(palette: Palette, ignore: str) -> Classes:
@@ -290,19 +313,22 @@ class MappedMasks:
         """Returns the header of what `read(i)` returns; ImageError where the shape is not that of the image."""
         own = _header(self.masks, i)
         size = (own.height, own.width) if self.images is None else self._size(i, own.height, own.width)
-        return header_of_pixels(size, np.dtype(np.uint8))
+        return header_of_pixels(size, self._dtype(own.bits))
 
-    def read(self, i: int) -> NDArray[np.uint8]:
-        """Returns mask i, uint8 (H, W); ImageError where it holds a value or colour that stands for no class."""
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns mask i, (H, W), uint8 or for many classes, or numbers of 16 bits that stay as they are, uint16.
+
+        ImageError: it holds a value or colour that stands for no class.
+        """
         pixels = self._pixels(i)
-        values = as_index_mask(pixels) if self.classes is None else self._mapped(pixels)
+        values = self._mapped(pixels)
         if self.images is None:
             return values
         height, width = self._size(i, *values.shape)
         if values.shape == (height, width):
             return values
-        sized = np.empty((height, width), np.uint8)
-        resample_mask(values, Target(height, width, 1, np.dtype(np.uint8), "stretch"), sized)
+        sized = np.empty((height, width), values.dtype)
+        resample_mask(values, Target(height, width, 1, values.dtype, "stretch"), sized)
         return sized
 
     def take(self, indices: NDArray[np.integer[Any]]) -> MappedMasks:
@@ -324,9 +350,14 @@ class MappedMasks:
         pixels: NDArray[Any] = out[0]
         return pixels
 
-    def _mapped(self, pixels: NDArray[Any]) -> NDArray[np.uint8]:
-        """Returns the class of each pixel, uint8 (H, W)."""
-        assert self.classes is not None, "only called with classes"
+    def _dtype(self, bits: int) -> np.dtype[Any]:
+        """Returns the type of masks out of those with so many bits."""
+        return np.dtype(f"u{bits // 8}") if self.classes is None else self.classes.dtype
+
+    def _mapped(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Returns the class of each pixel, or its number as it is, uint8 or uint16 (H, W)."""
+        if self.classes is None:
+            return as_index_mask(pixels, self._dtype(16 if pixels.dtype.itemsize > 1 else 8))
         codes = pixels.astype(np.int32)
         if self.classes.colours:
             red, green, blue = np.moveaxis(codes, 2, 0)
@@ -335,7 +366,7 @@ class MappedMasks:
         found = table[np.clip(codes, 0, len(table) - 1)]
         if (found < 0).any():
             raise ImageError(self._unknown(codes, found < 0))
-        return np.asarray(found, np.uint8)
+        return np.asarray(found, self.classes.dtype)
 
     def _unknown(self, codes: NDArray[Any], where: NDArray[np.bool_]) -> str:
         """Returns what is wrong with a mask that holds a value without a class."""
@@ -377,9 +408,10 @@ def _header(reader: Reader, i: int) -> ImageHeader:
 
 
 @functools.lru_cache(maxsize=4)
-def _table(classes: Classes, source_ignore: int | None, ignore: int | None) -> NDArray[np.int16]:
-    """Returns the class of each code, int16 (codes + 1,), -1 for those that have none, such as the last."""
-    table = np.full((2**24 if classes.colours else 2**16) + 1, -1, np.int16)
+def _table(classes: Classes, source_ignore: int | None, ignore: int | None) -> NDArray[Any]:
+    """Returns the class of each code, int16 or int32 (codes + 1,), -1 for those that have none, such as the last."""
+    small = classes.dtype == np.uint8
+    table = np.full((2**24 if classes.colours else 2**16) + 1, -1, np.int16 if small else np.int32)
     if ignore is not None:
         if source_ignore is not None and not classes.colours:
             table[source_ignore] = ignore

@@ -47,9 +47,9 @@ def doubtful_pairs(tree: Tree) -> list[Sign]:
 
 
 def _in_a_table(tree: Tree, found: Pairing) -> bool:
-    """Whether a table at the top names a mask, or samples of a WebDataset hold them: then these list the dataset."""
-    tables = [i for i, name in tree.not_images if "/" not in name and name.lower().endswith(_TABLES)]
-    mask = tree.names[found.pairs[0].files[0][1]].encode("utf-8", "surrogateescape")
+    """Whether a table names a mask, or samples of a WebDataset hold them: then these list the dataset."""
+    tables = [i for i, name in tree.not_images if name.count("/") < 2 and name.lower().endswith(_TABLES)]
+    mask = "/".join(tree.names[found.pairs[0].files[0][1]].split("/")[-2:]).encode("utf-8", "surrogateescape")
     # Parquet packs its cells; the names of its columns stand in it as they are.
     wanted = [b"mask" if tree.names[i].lower().endswith(".parquet") else mask for i in tables]
     return any(text in tree.files.read(i) for i, text in zip(tables, wanted, strict=True)) or (

@@ -115,7 +115,7 @@ class ObjectMasks(ObjectPictures):
     """Reads the masks of an object."""
 
     def read(self, i: int) -> NDArray[Any]:
-        """Returns mask i, uint8 (H, W); raises as for an image."""
+        """Returns mask i, uint8 or uint16 (H, W); raises as for an image."""
         mask = _mask_of(self.sample(i).mask)
         if mask is None:
             raise ImageError(f"has no mask now, and had one {_RANDOM}")
@@ -218,7 +218,7 @@ def object_samples(draft: Draft, parts: Mapping[str, Any], root: Path | None = N
                 for row in range(len(part))]  # fmt: skip
     rows, labels, others = list[int](), list[Any](), dict[str, None]()
     images, masks, objects = list[_Listed | ListedFile](), list[_Listed | ListedFile | None](), list[Any]()
-    file_bytes, in_masks = list[int](), np.zeros(256, np.bool_)
+    file_bytes, in_masks = list[int](), np.zeros(1 << 16, np.bool_)
     for row in range(total):
         try:
             sample = _sample(source, row)
@@ -287,7 +287,9 @@ def object_samples(draft: Draft, parts: Mapping[str, Any], root: Path | None = N
     masks_listed = tuple([mask if isinstance(mask, _Listed) else _NO_MASK for mask in masks])
     digests = np.array([mask.digest for mask in masks_listed], np.uint64).view(np.int64)
     fill = fill_value(draft, np.flatnonzero(in_masks), present)
-    drawn_masks = Masks(ObjectMasks(source, at, masks_listed), present, ignore_index=fill)
+    large = max(int(np.flatnonzero(in_masks)[-1]), fill or 0) > 255
+    dtype = np.dtype(np.uint16 if large else np.uint8)
+    drawn_masks = Masks(ObjectMasks(source, at, masks_listed), present, ignore_index=fill, dtype=dtype)
     return replace(samples, mtimes_ns=samples.mtimes_ns ^ digests, masks=drawn_masks)
 
 
@@ -464,18 +466,21 @@ def content_of(image: Any) -> Content:
     return _of_array(pixels, tensor=pixels is not image)
 
 
-def _mask_of(mask: Any) -> NDArray[np.uint8] | None:
-    """Returns a mask as uint8 (H, W), None for None; ImageError refuses all but integers from 0 to 255."""
+def _mask_of(mask: Any) -> NDArray[Any] | None:
+    """Returns a mask as uint8 or, with numbers above 255, uint16 (H, W), None for None.
+
+    ImageError refuses all but integers from 0 to 65,535.
+    """
     if mask is None:
         return None
-    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P"):
+    if isinstance(mask, Image.Image) and mask.mode not in ("1", "L", "P") and not mask.mode.startswith("I"):
         raise ImageError(f"has a mask of Pillow mode {mask.mode!r}; expected L or P, the number of each pixel's class")
     found = np.asarray(_in_memory(mask))
     if found.ndim == 3 and 1 in (found.shape[0], found.shape[2]):
         found = found[0] if found.shape[0] == 1 else found[..., 0]
-    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 255:
-        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 255, (H, W)")
-    return np.ascontiguousarray(found, np.uint8)
+    if found.ndim != 2 or not found.size or found.dtype.kind not in "iub" or found.min() < 0 or found.max() > 65_535:
+        raise ImageError(f"has a mask that is {found.dtype} {found.shape}; expected integers from 0 to 65535, (H, W)")
+    return np.ascontiguousarray(found, np.uint8 if found.max() <= 255 else np.uint16)
 
 
 def _decoded(data: bytes) -> NDArray[Any]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
+
+import numpy as np
 
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
@@ -30,6 +33,9 @@ class MaskKind:
     classes: Classes | None = None  # what stands for each class, if it is not its number
     palette: Palette = ()  # colours of classes that lie beside the masks, if these are colours
     note: str = ""  # sentence on the values
+    instances: bool = False  # whether they are of instances, which are packed only if these are asked for
+    attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
+    dtype: np.dtype[Any] | None = None  # as in `Masks`
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +87,10 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
     if not found.images:
         raise SourceError(f"{tree.given}: {spec.absent}")
     masked = options.masks != "none"
-    kind = _chosen(draft, found, spec) if masked else None
-    if kind is None and options.masks == "semantic":
-        raise SourceError(f"{tree.given}: there is no mask in {spec.where}. Unpack them next to the images.")
+    kind = _chosen(draft, found, spec, instances=options.masks == "instance") if masked else None
+    if kind is None and options.masks in ("semantic", "instance"):
+        of = " of instances" if options.masks == "instance" else ""
+        raise SourceError(f"{tree.given}: there is no mask{of} in {spec.where}. Unpack them next to the images.")
     pairs = Pairs(tree, found.images, found.masks[kind.name] if kind else {}, found.splits)
     kept = pairs.complete(draft, every_split=spec.every_split) if masked else list(found.images)
     if kind:
@@ -105,7 +112,8 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
         return samples
     files = samples.masks.files
     files = files if kind.classes is None else MappedMasks(files, None, kind.classes, None, ignore)
-    return replace(samples, masks=replace(samples.masks, files=files, palette=kind.palette))
+    masks = replace(samples.masks, files=files, palette=kind.palette, attrs=kind.attrs, dtype=kind.dtype)
+    return replace(samples, masks=masks)
 
 
 def add_file(tree: Tree, to: dict[Key, int], key: Key, i: int) -> None:
@@ -163,9 +171,9 @@ def _split(match: re.Match[str], spec: Paired) -> str | None:
     return SPLITS.get(name.lower(), None if spec.only_splits else key_of(name))
 
 
-def _chosen(draft: Draft, found: Found, spec: Paired) -> MaskKind | None:
-    """Returns the kind of masks to pack; None if there are no masks."""
-    there = [kind for kind in spec.kinds if found.masks[kind.name]]
+def _chosen(draft: Draft, found: Found, spec: Paired, *, instances: bool) -> MaskKind | None:
+    """Returns the kind of masks to pack, of instances or not; None if there are no such masks."""
+    there = [kind for kind in spec.kinds if found.masks[kind.name] and kind.instances == instances]
     if not there:
         draft.notes.append(f"There are no masks: no folder {spec.where}.")
         return None

@@ -67,7 +67,7 @@ _SAME = 0.01  # difference of aspect ratios up to which two files show the same
 
 Shows = Literal["photo", "mask", "colours", "perhaps", ""]
 """What a file shows: a photograph; a mask of few numbers, or of few colours; perhaps one, as a JPEG of few colours, or
-few numbers at random; "" if it is unreadable.
+few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
 """
 
 T = TypeVar("T")
@@ -581,7 +581,8 @@ def _look(tree: Tree, i: int) -> tuple[Shows, tuple[int, int]]:
             image.draft(None, (256, 256))  # a JPEG is decoded smaller
             if image.mode == "1":
                 return "mask", size
-            pixels = np.asarray(image if image.mode in ("L", "P", "RGB") or "I" in image.mode else image.convert("RGB"))
+            deep = "I" in image.mode
+            pixels = np.asarray(image if image.mode in ("L", "P", "RGB") or deep else image.convert("RGB"))
     except Exception as exc:  # noqa: BLE001  # Pillow's plugins raise anything; the packer names the damaged file
         _ = exc
         return "", (0, 0)
@@ -598,7 +599,7 @@ def _look(tree: Tree, i: int) -> tuple[Shows, tuple[int, int]]:
         common = np.sort(counts)[-4:].sum() / counts.sum()
         return ("perhaps" if common >= _BLURRED and flat >= _FLAT else "photo"), size
     if len(counts) > _FEW:
-        return "photo", size
+        return ("perhaps" if deep and flat >= _FLAT else "photo"), size
     if flat < _FLAT and len(counts) > 2:
         return "perhaps", size
     return ("mask" if grey else "colours"), size

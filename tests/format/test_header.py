@@ -105,7 +105,7 @@ def _virtual(file):
         (lambda file: file.create_dataset("extra", data=np.zeros(49)), "49 rows"),
         (lambda file: file.create_group("extra"), "is a group"),
         (lambda file: (file["split"].__setitem__(3, 1), file["key"].__setitem__(3, b"x")), "one contiguous run"),
-        (lambda file: file.attrs.modify("fastload_version", 2), "format version 2"),
+        (lambda file: file.attrs.modify("fastload_version", 3), "format version 3"),
     ],
 )
 def test_unsafe_newer_or_mismatched_files_are_refused_by_name(tmp_path, images, change, message):

@@ -370,7 +370,7 @@ def test_masks_give_the_numbers_that_are_stored(data: bytes, expected: NDArray[n
         (encode(COLOUR.convert("L"), "JPEG"), "a mask in JPEG, which blends"),
         (encode(COLOUR.convert("L"), "TIFF", compression="jpeg"), "a mask in TIFF, which blends"),
         (encode(COLOUR, "WEBP", lossless=True), "a mask in WEBP"),
-        (encode(Image.fromarray(GRAY16), "PNG"), "16 bits with values up to 65"),
+        (encode(Image.fromarray(GRAY16), "PNG"), "holds the value 65[0-9]+, where masks of this dataset hold 0 to 255"),
         (encode(Image.fromarray(MASK.astype(np.int32)), "TIFF"), "32-bit integer pixels are not supported"),
         (encode(Image.fromarray(MASK), "PNG")[:200], "truncated"),
         (b"", "not an image"),

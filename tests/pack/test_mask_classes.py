@@ -224,8 +224,8 @@ def test_options_that_contradict_themselves_are_refused_before_anything_is_read(
 
 
 def test_options_about_masks_are_refused_where_there_are_none(tmp_path):
-    for i in range(2):
-        write(tmp_path / f"photos/cat/{i}.png", png(np.full((8, 8, 3), i, np.uint8)))
+    for i, name in enumerate(("cat", "dog")):
+        write(tmp_path / f"photos/{name}/{i}.png", png(np.full((8, 8, 3), i, np.uint8)))
     with pytest.raises(OptionError, match=r"packed without masks .*`--mask-values`"):
         pack_images(tmp_path / "photos", tmp_path / "a.h5", mask_values="0,255")
     palette = tmp_path / "classes.csv"

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+import types
 import zlib
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import zstandard
 
 from fastload.errors import FileChangedError, FormatError
 from fastload.format.header import PackedFile, read_header
+from fastload.read import chunk_filters
 from fastload.read.hdf5_chunks import ChunkedRows
 from fastload.system.threads import in_threads
 
@@ -260,3 +262,22 @@ def test_what_is_not_installed_is_done_without_or_named(tmp_path):
     installs = "pip install zstandard hdf5plugin"
     assert all(line.startswith("MissingExtraError") and installs in line for line in (said[1], said[3]))
     assert said[2] == said[1], "what `fastload info` finds"
+
+
+def test_zlib_ng_inflates_where_it_is_installed(monkeypatch):
+    sizes = []
+
+    def decompress(data, bufsize):
+        sizes.append(bufsize)
+        return zlib.decompress(data)
+
+    fake = types.SimpleNamespace(decompress=decompress, decompressobj=zlib.decompressobj, error=zlib.error)
+    monkeypatch.setitem(sys.modules, "zlib_ng", types.ModuleType("zlib_ng"))
+    monkeypatch.setitem(sys.modules, "zlib_ng.zlib_ng", fake)
+    chunk_filters._inflater.cache_clear()
+    out = np.zeros(720, np.uint8)
+    try:
+        chunk_filters._inflate(zlib.compress(IMAGES[4:8].tobytes()), out)
+    finally:
+        chunk_filters._inflater.cache_clear()
+    assert sizes == [721] and out.tobytes() == IMAGES[4:8].tobytes()

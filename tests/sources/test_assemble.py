@@ -40,8 +40,12 @@ def test_an_absent_mask_is_a_value_that_no_other_holds() -> None:
     value, notes = fill_value(draft, InMemory(gray(0, 255), gray(9), gray(254, 1)), present), draft.notes[1:]
     assert value == 253 and "(1): theirs are 253 throughout, as other masks hold 255, 254" in notes[0]
     assert values_in_masks(InMemory(np.array([[True, False]])), [0]).tolist() == [0, 1]  # masks of one bit
-    with pytest.raises(SourceError, match=r"use all values from 0 to 255"):
-        fill_value(draft, InMemory(gray(*range(256)), gray(0), gray(0)), present)
+    assert values_in_masks(InMemory(np.array([[7, 40_000]], np.uint16)), [0]).tolist() == [7, 40_000]
+    full = InMemory(gray(*range(256)), gray(0), gray(0))
+    assert fill_value(draft, full, present) == 65_535, "packed as uint16 then"
+    assert fill_value(draft, np.array([0, 300, 65_535]), present) == 65_534
+    with pytest.raises(SourceError, match=r"use all values from 0 to 65535"):
+        fill_value(draft, np.arange(65_536), present)
 
 
 @given(st.lists(st.sampled_from(["", "test", "train", "b", "val", "all", "a"])))

@@ -1,7 +1,9 @@
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
+from PIL import Image
 from small_trees import picture, refused, refused_or_skipped
 
 from fastload import pack_images
@@ -45,6 +47,22 @@ def test_values_as_trained_with_are_taken_if_all_frames_have_them(cityscapes: Pa
     pack_images(cityscapes, tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["masks"][2].flatten()[:4].tolist() == [0, 13, 255, 17]
+
+
+def test_instances_keep_their_16_bits_and_their_label_times_1000(cityscapes: Path, tmp_path: Path) -> None:
+    for frame in FRAMES:
+        values = np.resize(np.array([7, 26_001, 26, 24_000], np.uint16), (4, 6))
+        Image.fromarray(values).save(cityscapes / "gtFine" / f"{frame}_gtFine_instanceIds.png")
+    pack_images(cityscapes, tmp_path / "out.h5", masks="instance", workers=0)
+    with h5py.File(tmp_path / "out.h5") as file:
+        masks = file["masks"]
+        assert masks.dtype == np.uint16 and masks[2].flatten()[:4].tolist() == [7, 26_001, 26, 24_000]
+        assert masks.attrs["label_divisor"] == 1000 and masks.attrs["ignore_index"] == 65_535
+        assert masks.attrs["names"][26] == b"car" and len(masks.attrs["names"]) == 34
+        assert (masks[3] == 65_535).all(), "the split test has none"
+    for path in cityscapes.rglob("*_instanceIds.png"):
+        path.unlink()
+    refused("there is no mask of instances in gtFine", cityscapes, masks="instance")
 
 
 def test_frames_without_masks(cityscapes: Path) -> None:

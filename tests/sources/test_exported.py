@@ -198,7 +198,7 @@ def test_nothing_leads_out_of_the_folder(exported, path):
         (described(attrs={"a": None}), "neither texts nor"),
         (described(name="num_boxes", dtype="<i8", shape=[], moves="xywh"), "coordinates such"),
         (described(name="absent", dtype="<i8", shape=[]), "`absent` is absent, fastload.json says int64"),
-        ({"masks": {"names": [], "ignore_index": 300, "attrs": {}}}, "ignore_index is 300"),
+        ({"masks": {"names": [], "ignore_index": 70000, "attrs": {}}}, "ignore_index is 70000"),
         ({"masks": {"names": [], "ignore_index": None, "attrs": {}}}, "describes masks and lists none"),
         ({"masks": 3}, "description of masks"),
     ],

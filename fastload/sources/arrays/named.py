@@ -299,12 +299,16 @@ def _images(parts: list[_Part], where: str) -> Arrays | None:
 
 
 def _masks(parts: list[_Part], where: str) -> Masks | None:
-    """Returns the masks of all splits as uint8, in place or, if stored in wider integers, from a copy; else None."""
+    """Returns the masks of all splits, None if there are none: uint8 in place or, of wider integers, from a copy.
+
+    They are uint16 where they hold numbers above 255.
+    """
     found = _of_all([part.roles.get("masks") for part in parts], parts, "an array of masks", where)
     rows: list[tuple[Arrays, int]] = []
+    highest = 0
     for part, masks in zip(parts, found, strict=False):
         height, width = size = _form_of(part.roles["images"])[2]
-        wanted = f"integers from 0 to 255, (N, {height}, {width})"
+        wanted = f"integers from 0 to 65535, (N, {height}, {width})"
         if not _fits_mask(masks, size):
             said = f"the masks are {masks.dtype} {masks.shape}, the images {height}x{width}; expected {wanted}."
             raise SourceError(f"{masks.where}: {said}")
@@ -314,18 +318,30 @@ def _masks(parts: list[_Part], where: str) -> Masks | None:
         if masks.num_bytes > available_memory():
             raise SourceError(
                 f"{masks.where}: {masks.num_bytes:,} bytes do not fit into memory, where masks of {masks.dtype} "
-                "are made uint8. Save them as uint8."
+                "are copied. Save them as uint8."
             )
         values = masks.values()
         low, high = int(values.min()), int(values.max())
-        if low < 0 or high > 255:
+        if low < 0 or high > 65_535:
             raise SourceError(
                 f"{masks.where}: the masks hold {low} to {high}; expected {wanted}. Number the classes "
                 "from 0, with 255 for none."
             )
-        rows.append((MemoryRows.of(values.reshape(len(values), height, width).astype(np.uint8)), part.num_rows))
+        dtype, highest = np.uint8 if high <= 255 else np.uint16, max(highest, high)
+        rows.append((MemoryRows.of(values.reshape(len(values), height, width).astype(dtype)), part.num_rows))
+    if highest > 255:
+        rows = [(_as_uint16(each, count), count) for each, count in rows]
     present = np.ones(sum(count for _, count in rows), np.bool_)
     return Masks(joined_rows(rows), present, found[0].names) if rows else None
+
+
+def _as_uint16(rows: Arrays, count: int) -> Arrays:
+    """Returns so many rows of masks as uint16, from a copy if they are uint8."""
+    if rows.dtype == np.uint16:
+        return rows
+    values = np.empty((count, *rows.shape), rows.dtype)
+    rows.read_rows(np.arange(count), values)
+    return MemoryRows.of(values.astype(np.uint16))
 
 
 def _columns(parts: list[_Part], where: str, notes: list[str]) -> dict[str, Column]:

@@ -4,9 +4,11 @@
     annotations/instances_train2017.json, instances_val2017.json      boxes, polygons and run lengths
     annotations/person_keypoints_train2017.json                        persons with keypoints, where it stands alone
     train/a.jpg, train/_annotations.coco.json                          the same as Roboflow exports it
+    annotations/panoptic_train2017.json, panoptic_train2017/*.png      segments of things and stuff
     test2017/                                                          images without annotations
 
-Boxes are packed as they are; masks are drawn from the polygons only if they are asked for.
+Boxes are packed as they are; masks are drawn from the polygons only if they are asked for. Panoptic masks are files:
+they are packed where there is no instances file, else if they are asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +30,26 @@ from fastload.images.image_header import ImageHeader, check_size, header_of_pixe
 from fastload.sources.assemble import Draft, Samples, Splits, split_path
 from fastload.sources.box_forms import BoxSlots
 from fastload.sources.captions import captions_of
-from fastload.sources.coco.instances import INSTANCES, Instances, join_instances, read_instances
+from fastload.sources.coco.instances import INSTANCES, PANOPTIC, Instances, join_instances, read_instances
+from fastload.sources.coco.panoptic import Panoptic, join_panoptic, panoptic_masks, read_panoptic, segment_columns
 from fastload.sources.keypoints import keypoints_column
 from fastload.sources.listing import SPLITS, BoxesOf, BoxForm, Files, Masks, SourceOptions, first_few
+from fastload.sources.mask_classes import type_of_numbers
 from fastload.sources.tree import Tree, key_of
 
-_OTHERS = re.compile(r"(?:^|/)((?:stuff|panoptic|image_info)_[^/]+\.json)$")
+_OTHERS = re.compile(r"(?:^|/)((?:stuff|image_info)_[^/]+\.json)$")
 _YEAR = re.compile(r"_?\d{4}$")
 
-_VOID = 255
 _MANY_CROSSINGS = 2**22  # of polygon and row; more take memory as no object's do
-_MOST_VALUES = 254  # classes or instances that a mask of 8 bits can hold, besides background and void
+
+
+class _Segments(NamedTuple):
+    """A panoptic file, and the segments of the images of an instances file."""
+
+    content: Instances  # its images and categories
+    found: Panoptic
+    pngs: NDArray[np.int64]  # position in the tree of each image's PNG, -1 for none
+    position: int  # of the file itself in the tree
 
 
 class _InstancesFile(NamedTuple):
@@ -50,11 +61,14 @@ class _InstancesFile(NamedTuple):
     rows: NDArray[np.int64]  # position in the tree of each image that it lists, -1 if that is absent
     keep: NDArray[np.bool_]  # whether that image is there, and no annotation of it is bad
     position: int  # of the file itself in the tree
+    segments: _Segments | None = None  # those of these images, if they are asked for
 
 
 def coco_evidence(tree: Tree) -> list[str]:
-    """Returns the files instances_*.json, person_keypoints_*.json or _annotations.coco.json of a tree."""
-    return [key_of(name) for _, name in tree.not_images if name.endswith(".json") and INSTANCES.search(name)]
+    """Returns the files instances_*.json, person_keypoints_*.json or _annotations.coco.json; else panoptic_*.json."""
+    jsons = [name for _, name in tree.not_images if name.endswith(".json")]
+    found = list(filter(INSTANCES.search, jsons)) or list(filter(PANOPTIC.search, jsons))
+    return [key_of(name) for name in found]
 
 
 def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
@@ -66,29 +80,44 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     `box_crowd` uint8 (N, M); `num_boxes` int64 (N,). Where annotations have keypoints: `keypoints` float32
     (N, M, K, 3), see `keypoints_column`. `caption` and `num_captions`, if there are captions_*.json.
 
-    Masks, if asked for, have `ignore_index` 255. Smaller annotations (by `area`) are drawn over larger ones, crowds
-    below all others:
+    Masks, if asked for, have `ignore_index` 255, or for more than 254 classes or instances, as uint16, 65,535. Smaller
+    annotations (by `area`) are drawn over larger ones, crowds below all others:
       "semantic": 0 = background, box label + 1 = class, also of crowds.
-      "instance": 0 = background, k = the k-th box of the image, counted from 1; crowds are 255, as they are many.
+      "instance": 0 = background, k = the k-th box of the image, counted from 1; crowds are ignored, as they are many.
+
+    Panoptic masks ("panoptic", or by default where there is no instances file; "semantic" then has categories 0 to
+    K - 1 of things and stuff, and void is `ignore_index`): 0 = in no segment, which is `ignore_index`, k = segment k,
+    whose category is `segment_labels` at k - 1, see `segment_columns`.
 
     Raises:
-        SourceError: there is no instances file, or it is damaged or contradicts itself; there are no images; an image
-            is not listed, a listed image has no file, an annotation has a bad box, region or category (these leave out
-            the image if skipped); more classes or instances than a mask can hold.
+        SourceError: there is no instances or panoptic file, or it is damaged or contradicts itself; there are no
+            images; an image is not listed, a listed image has no file, an annotation has a bad box, region or category
+            (these leave out the image if skipped); more classes or instances than a mask can hold.
     """
-    drawn = options.masks if options.masks in ("semantic", "instance") else ""
+    only_panoptic = not any(map(INSTANCES.search, tree.names)) and any(map(PANOPTIC.search, tree.names))
+    if only_panoptic and options.masks == "instance":
+        raise SourceError(
+            f"{tree.given}: has panoptic files and no instances file. Say `--masks panoptic` (each pixel's segment) or "
+            "`--masks semantic` (its category)."
+        )
+    drawn = of_segments = ""  # the kind of masks
+    if options.masks == "panoptic" or (only_panoptic and options.masks != "none"):
+        of_segments = "semantic" if options.masks == "semantic" else "panoptic"
+    elif options.masks in ("semantic", "instance"):
+        drawn = options.masks
     draft.leave_out_broken(tree)
     notes = draft.notes
+    if of_segments:
+        notes.append("Masks are those of panoptic_*.json.")
+    elif any(map(PANOPTIC.search, tree.names)):
+        notes.append("Panoptic masks are there, too: `--masks panoptic` packs them.")
     if ignored := [key_of(name) for _, name in tree.not_images if name.endswith(".json") and _OTHERS.search(name)]:
         notes.append(f"NOT READ: {first_few(ignored)}; only objects are packed.")
-    parts = _read_parts(tree, bool(drawn), draft, options.boxes)
+    parts = _read_parts(
+        tree, bool(drawn), draft, options.boxes, panoptic=bool(of_segments), only_panoptic=only_panoptic
+    )
     first = parts[0].instances
-    for part in parts[1:]:
-        if part.instances.categories != first.categories:
-            raise SourceError(
-                f"{tree.given}: {parts[0].json} and {part.json} have different categories. Pack each by itself, or "
-                "fix the files."
-            )
+    _check_categories(draft, [(part.json, part.instances) for part in parts])
     tests = _unlisted(tree, parts, draft)
     rows = [part.rows[part.keep] for part in parts]
     images = [*np.concatenate(rows).tolist(), *tests]
@@ -96,21 +125,23 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     all_files = join_instances([part.instances for part in parts], [part.keep for part in parts])
     slots = BoxSlots.of(all_files.image, len(images), draft.where)
     about = {"names": first.category_names, "category_ids": first.category_ids}
-    columns = {
-        "image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)])),
-        **slots.columns(all_files.boxes.astype(np.float32), all_files.category, about, box_crowd=all_files.crowd),
-    }
+    columns = {"image_id": Column(np.concatenate([all_files.image_ids, np.full(len(tests), -1, np.int64)]))}
+    if not only_panoptic:
+        boxes = all_files.boxes.astype(np.float32)
+        columns |= slots.columns(boxes, all_files.category, about, box_crowd=all_files.crowd)
     _check_meaning(draft, all_files, drawn)
     if all_files.keypoints.shape[1]:
         columns["keypoints"] = _keypoints(draft, all_files, slots)
     columns |= captions_of(draft, tree, images, options)
-    if empty := int((slots.counts == 0).sum()) - len(tests):
+    if not only_panoptic and (empty := int((slots.counts == 0).sum()) - len(tests)):
         notes.append(f"Images without an annotation were kept ({empty}).")
     if thin := int((all_files.boxes[:, 2:] == 0).any(axis=1).sum()):
         notes.append(f"Boxes without area were kept as they are ({thin}).")
     draft.refuse_left_out()
     samples = Samples.in_tree(tree, images, Splits.of(said), columns, by_name=True)
     samples = replace(samples, declared=np.pad(all_files.sizes, ((0, len(tests)), (0, 0))))
+    if of_segments:
+        return _with_segments(draft, tree, samples, of_segments, parts, len(tests))
     if options.masks == "auto":
         notes.append("Masks were not drawn: `--masks semantic` or `--masks instance` does.")
     if not drawn or not images:
@@ -126,28 +157,54 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     return replace(samples, masks=masks)
 
 
+def _with_segments(
+    draft: Draft, tree: Tree, samples: Samples, kind: str, parts: list[_InstancesFile], others: int
+) -> Samples:
+    """Returns the samples with panoptic masks of a kind ("panoptic" or "semantic") and the columns of their segments.
+
+    The last `others` of them are in no file.
+    """
+    of_parts = [part.segments for part in parts if part.segments is not None]
+    _check_categories(draft, [(key_of(tree.names[part.position]), part.content) for part in of_parts])
+    found = join_panoptic([part.found for part in of_parts], [part.keep for part in parts], others)
+    pngs = [part.pngs[keep.keep] for part, keep in zip(of_parts, parts, strict=True)]
+    at = np.concatenate([*pngs, np.full(others, -1, np.int64)])
+    if without := int((at < 0).sum()) - others:
+        draft.notes.append(f"Images without a panoptic annotation were kept, their masks are void ({without}).")
+    first = of_parts[0].content
+    about = {"names": first.category_names, "category_ids": first.category_ids}
+    kind_of_mask: Literal["semantic", "panoptic"] = "semantic" if kind == "semantic" else "panoptic"
+    masks = panoptic_masks(kind_of_mask, found, tree.files.take(np.maximum(at, 0)), at >= 0, about)
+    columns = {} if kind == "semantic" else segment_columns(found, about)
+    for part in of_parts:
+        samples = samples.made_also_of(tree.sizes[part.position], tree.mtimes_ns[part.position])
+    further = (np.where(at >= 0, of[at], 0) for of in (tree.sizes, tree.mtimes_ns))
+    return replace(samples.made_also_of(*further), columns=samples.columns | columns, masks=masks)
+
+
+def _check_categories(draft: Draft, files: list[tuple[str, Instances]]) -> None:
+    """Raises SourceError for files, by name and content, whose categories differ."""
+    (name, first), *others = files
+    for other, content in others:
+        if content.categories != first.categories:
+            raise SourceError(
+                f"{draft.where}: {name} and {other} have different categories. Pack each by itself, or fix the files."
+            )
+
+
 def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, images: list[int]) -> Masks:
     """Returns the masks of a kind ("semantic" or "instance"), which are drawn when they are read.
 
     `images` are the positions in the tree of all samples; the first are those of `found`, the others have no mask.
     """
-    if kind == "semantic" and len(found.category_names) > _MOST_VALUES:
-        raise SourceError(
-            f"{tree.given}: {len(found.category_names)} categories, but a mask of 8 bits holds {_MOST_VALUES}. "
-            "Pack boxes only, or `--masks instance`."
-        )
     sample, slot, crowd = slots.sample, slots.slot, found.crowd
-    beyond = (sample >= 0) & (crowd == 0) & (slot >= _MOST_VALUES)
-    if kind == "instance" and beyond.any():
-        row = int(sample[beyond][0])
-        raise SourceError(
-            f"{tree.given}: {key_of(tree.names[images[row]])} has {slots.counts[row]} instances, but a mask of 8 bits "
-            f"holds {_MOST_VALUES}. Pack boxes only, or `--masks semantic`."
-        )
+    numbered = (sample >= 0) & (crowd == 0)
+    most = len(found.category_names) if kind == "semantic" else int(slot[numbered].max(initial=-1)) + 1
+    dtype, void = type_of_numbers(most, f"{tree.given}: {'categories' if kind == 'semantic' else 'instances'}")
     if (unknown := (found.sizes == 0).any(axis=1)).any():
         name = key_of(tree.names[images[int(np.argmax(unknown))]])
         raise SourceError(f"{tree.given}: height and width of {name} are not said, so its mask cannot be drawn.")
-    values = found.category + 1 if kind == "semantic" else np.where(crowd == 1, _VOID, slot + 1)
+    values = found.category + 1 if kind == "semantic" else np.where(crowd == 1, void, slot + 1)
     # Order of drawing: by sample; in it crowds first, then larger before smaller areas, then as in the file.
     order = np.lexsort((-found.areas, 1 - crowd, sample)).astype(np.int64)
     rows, every, without = sample[order], np.arange(len(images)), len(images) - len(found.sizes)
@@ -157,7 +214,7 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
             sizes=np.pad(found.sizes, ((0, without), (0, 0))),
             spans=np.stack(spans, axis=1).astype(np.int64),
             drawn=order,
-            values=np.where(sample < 0, 0, values).astype(np.uint8),
+            values=np.where(sample < 0, 0, values).astype(dtype),
             ends=np.cumsum(found.rings),
             ring_ends=np.cumsum(found.ring_sizes),
             points=found.points,
@@ -166,19 +223,26 @@ def _drawn_masks(tree: Tree, kind: str, found: Instances, slots: BoxSlots, image
         ),
         present=every < len(found.sizes),
         names=("background", *found.category_names) if kind == "semantic" else (),
-        ignore_index=_VOID,
+        ignore_index=void,
+        dtype=dtype,
         attrs={"kind": kind, "category_ids": found.category_ids} if kind == "semantic" else {"kind": kind},
     )
 
 
-def _read_parts(tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm) -> list[_InstancesFile]:
-    """Returns the instances files of which images are there; refuses none, and files that contradict each other."""
+def _read_parts(
+    tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm, *, panoptic: bool, only_panoptic: bool
+) -> list[_InstancesFile]:
+    """Returns the instances files of which images are there; refuses none, and files that contradict each other.
+
+    `panoptic`: with the segments of their images; `only_panoptic`: in place of instances files there are panoptic ones.
+    """
     position_of = {tree.names[i]: i for i in tree.images().tolist()}
     folders = {split_path(name)[0] for name in position_of}
     parts: list[_InstancesFile] = []
     owner: dict[int, str] = {}
-    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := INSTANCES.search(name))]
-    of_keypoints = [key_of(tree.names[i]) for i, match in jsons if match["keypoints"]]
+    pattern = PANOPTIC if only_panoptic else INSTANCES
+    jsons = [(i, match) for i, name in enumerate(tree.names) if (match := pattern.search(name))]
+    of_keypoints = [key_of(tree.names[i]) for i, match in jsons if match.groupdict().get("keypoints")]
     if 0 < len(of_keypoints) < len(jsons):
         jsons = [(i, match) for i, match in jsons if not match["keypoints"]]
         draft.notes.append(
@@ -196,7 +260,7 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm) -> list[_
         folder = split_path(tree.names[position])[0]
         above, base = split_path(folder[:-1])
         root = above if base == "annotations" else folder
-        name = match[2] or match[3] or "all"
+        name = match[match.lastindex] if match.lastindex else "all"
         stems = dict.fromkeys((name, _YEAR.sub("", name)))
         candidates = [f"{root}{at}{stem}/" for stem in stems for at in ("", "images/")] + [f"{root}images/", root]
         if not folders.intersection(candidates[-2:]) and not any(
@@ -208,7 +272,13 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm) -> list[_
         split = SPLITS.get(bare.lower(), key_of(bare))
         if other := next((part.json for part in parts if part.split == split), ""):
             raise SourceError(f"{tree.given}: {other} and {json} are both the split {split!r}. Move one of them away.")
-        instances = read_instances(tree.read_text(position), f"{tree.path / json}", drawn, boxes)
+        segments = _read_segments(tree, split_path(tree.names[position])[0], name, position_of) if panoptic else None
+        if only_panoptic and segments is not None:
+            instances = segments.content
+        elif only_panoptic:
+            instances = read_panoptic(tree.read_text(position), f"{tree.path / json}")[0]
+        else:
+            instances = read_instances(tree.read_text(position), f"{tree.path / json}", drawn, boxes)
         folder, names = _found_names(draft, json, instances.names, candidates, position_of)
         rows = np.array([position_of.get(folder + name, -1) for name in names], np.int64)
         keys = [key_of(folder + name) for name in names]
@@ -231,14 +301,54 @@ def _read_parts(tree: Tree, drawn: bool, draft: Draft, boxes: BoxForm) -> list[_
                 draft.leave_out(keys[at], f"is contradicted by {json}: {reason}")
         keep = rows >= 0
         keep[[at for at, _ in instances.bad if at >= 0]] = False
+        if segments is not None:
+            segments = _for_images(draft, tree, segments, instances, keys, keep)
         draft.notes.append(f"Split {split}: {len(rows)} images of {json} in {key_of(folder) or 'the folder itself'}.")
-        parts.append(_InstancesFile(split, json, instances, rows, keep, position))
+        parts.append(_InstancesFile(split, json, instances, rows, keep, position, segments))
     if not parts:
         raise SourceError(
             f"{tree.given}: there are no images of {first_few([key_of(tree.names[i]) for i, _ in jsons])}. Unpack them "
             "next to the folder annotations, as train2017/ and val2017/."
         )
     return parts
+
+
+def _read_segments(tree: Tree, folder: str, name: str, position_of: dict[str, int]) -> _Segments:
+    """Returns the content of panoptic_NAME.json in a folder, and the positions of the PNGs of its images."""
+    json = f"{folder}panoptic_{name}.json"
+    position = next((i for i, other in tree.not_images if other == json), -1)
+    if position < 0:
+        raise SourceError(f"{tree.given}: there is no {key_of(json)}, which `--masks panoptic` packs. Put it there.")
+    content, found = read_panoptic(tree.read_text(position), f"{tree.path / key_of(json)}")
+    above = split_path(folder[:-1])[0] if folder else ""
+    folders = dict.fromkeys(f"{root}panoptic_{name}/" for root in (folder, above))
+    there = max(folders, key=lambda at: sum(at + file in position_of for file in found.files))
+    pngs = [position_of.get(there + file, -1) for file in found.files]
+    if max(pngs, default=-1) < 0:
+        raise SourceError(
+            f"{tree.given}: {key_of(json)} has no PNGs in {' or '.join(map(key_of, folders))}. Unpack "
+            f"panoptic_{name}.zip next to it."
+        )
+    return _Segments(content, found, np.array(pngs, np.int64), position)
+
+
+def _for_images(
+    draft: Draft, tree: Tree, segments: _Segments, instances: Instances, keys: list[str], keep: NDArray[np.bool_]
+) -> _Segments:
+    """Returns the segments of the images of a file, by their ids; those that contradict are left out of `keep`, too."""
+    at = {number: i for i, number in enumerate(segments.content.image_ids.tolist())}
+    rows = np.array([at.get(number, -1) for number in instances.image_ids.tolist()], np.int64)
+    found, pngs = segments.found.of_images(rows), np.where(rows < 0, -1, segments.pngs[rows])
+    bad = dict(segments.content.bad) if segments.content is not instances else {}
+    json = key_of(tree.names[segments.position])
+    for i, row in enumerate(rows.tolist()):
+        reason = f"is contradicted by {json}: {bad[row]}" if row in bad else ""
+        if found.files[i] and pngs[i] < 0:
+            reason = reason or f"has no mask: {found.files[i]}, which {json} names, is not there"
+        if reason:
+            draft.leave_out(keys[i], reason)
+            keep[i] = False
+    return segments._replace(found=found, pngs=pngs)
 
 
 def _found_names(
@@ -311,10 +421,11 @@ def _keypoints(draft: Draft, found: Instances, slots: BoxSlots) -> Column:
 def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int]:
     """Returns the positions of images in folders such as test2017/; unlisted images next to listed ones are noted."""
     listed = {row for part in parts for row in part.rows.tolist()}
+    pngs = {png for part in parts if part.segments for png in part.segments.pngs.tolist()}
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
     jsons = " or ".join(part.json for part in parts)
     tests, others = [], []
-    for i in [i for i in tree.images().tolist() if i not in listed]:
+    for i in [i for i in tree.images().tolist() if i not in listed and i not in pngs]:
         folder = split_path(tree.names[i])[0]
         if folder in folders:
             draft.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")
@@ -335,7 +446,7 @@ class DrawnMasks:
     sizes: NDArray[np.int64]  # (N, 2), height and width of each image
     spans: NDArray[np.int64]  # (N, 2), where the annotations of each image begin and end in `drawn`
     drawn: NDArray[np.int64]  # annotations in the order of drawing
-    values: NDArray[np.uint8]  # (A,), value in the mask of each annotation
+    values: NDArray[np.uint8 | np.uint16]  # (A,), value in the mask of each annotation, whose type the mask has
     ends: NDArray[np.int64]  # (A,), where the polygons (rings) of each annotation end in `ring_ends`
     ring_ends: NDArray[np.int64]  # where the numbers of each ring end in `points`
     points: NDArray[np.float32]  # x, y, x, y, ...
@@ -343,15 +454,18 @@ class DrawnMasks:
     lengths: NDArray[np.uint32]  # pixels of background and region in turn, down the columns
 
     def header(self, i: int) -> ImageHeader:
-        """Returns the header of mask i: height and width of the image by the annotations, 1 channel of 8 bits."""
+        """Returns the header of mask i: height and width of the image by the annotations, 1 channel."""
         height, width = self.sizes[i].tolist()
         check_size(height, width)
-        return header_of_pixels((height, width), np.dtype(np.uint8))
+        return header_of_pixels((height, width), self.values.dtype)
 
-    def read(self, i: int) -> NDArray[np.uint8]:
-        """Returns the mask of image i, uint8 (H, W); ImageError says if its size is unknown, too large or another."""
+    def read(self, i: int) -> NDArray[Any]:
+        """Returns the mask of image i, uint8 or uint16 (H, W).
+
+        ImageError says if its size is unknown, too large or another.
+        """
         header, (first, last) = self.header(i), self.spans[i].tolist()
-        mask = np.zeros((header.height, header.width), np.uint8)
+        mask = np.zeros((header.height, header.width), self.values.dtype)
         for a in self.drawn[first:last].tolist():
             value = self.values[a]
             lengths = self.lengths[self.run_ends[a - 1] if a else 0 : self.run_ends[a]]
@@ -403,13 +517,13 @@ def _cut(ends: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np
     return np.cumsum(counts), _ranges(starts, counts)
 
 
-def fill_polygon(mask: NDArray[np.uint8], points: NDArray[np.floating[Any]], value: int | np.uint8) -> None:
+def fill_polygon(mask: NDArray[Any], points: NDArray[np.floating[Any]], value: int | np.integer[Any]) -> None:
     """Sets the pixels of a mask whose centres lie inside a polygon, by the even-odd rule.
 
     cocoapi does the same, except that it rounds to a fifth of a pixel. Pixels outside of the mask are left out.
 
     Args:
-        mask: uint8 (H, W); pixel (0, 0) is the square from 0 to 1.
+        mask: uint8 or uint16 (H, W); pixel (0, 0) is the square from 0 to 1.
         points: (P, 2), x and y of the corners; fewer than 3 cover nothing.
         value: the value to set.
     """

@@ -25,6 +25,8 @@ INSTANCES = re.compile(
     r"(?:^|/)(?:(?:instances|(?P<keypoints>person_keypoints))_([^/]+)\.json|(?:([^/]+)/)?_annotations\.coco\.json)$"
 )
 """Names of the files, with the split in the name or in the folder."""
+PANOPTIC = re.compile(r"(?:^|/)panoptic_([^/]+)\.json$")
+"""Names of panoptic files."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
@@ -68,28 +70,8 @@ def read_instances(data: bytes, where: str, with_regions: bool, boxes: BoxForm =
 
     `boxes` is the form of its boxes, x, y, width and height by default.
     """
-    content = _Content(where, with_regions, boxes)
-    add = {"images": content.add_image, "annotations": content.add_annotation, "categories": content.add_category}
-    seen = set()
-    try:
-        text = data.decode("utf-8-sig")
-        del data
-        for name, number, item in walk_json(text):
-            seen.add(name)
-            if number < 0 or name not in add:
-                continue
-            if not isinstance(item, dict):
-                raise SourceError(f"{where}: {name}[{number}] is {item!r:.60}, expected an object. Fetch it again.")
-            add[name](number, item)
-    except SourceError:
-        raise
-    except (ValueError, RecursionError) as exc:
-        raise SourceError(f"{where} is not well-formed JSON: {exc}. Fetch it again.") from exc
-    if lacking := [name for name in add if name not in seen]:
-        raise SourceError(
-            f"{where} has no {' and no '.join(lacking)}, so it is no instances file of COCO. Fetch it again, or move "
-            "it away."
-        )
+    content = Content(where, with_regions, boxes)
+    content.read(data)
     return content.resolve()
 
 
@@ -160,10 +142,10 @@ def walk_json(text: str) -> Iterator[tuple[str, int, Any]]:
         raise ValueError(f"there is more behind its end at character {at}")
 
 
-class _Content:
+class Content:
     """A file as it is read. Ids are resolved at the end: in COCO's files categories follow the annotations."""
 
-    def __init__(self, where: str, with_regions: bool, boxes: BoxForm) -> None:
+    def __init__(self, where: str, with_regions: bool, boxes: BoxForm = "auto") -> None:
         self._where, self._with_regions, self._box_form = where, with_regions, boxes
         self._names: list[str] = []
         self._sizes = array("q")
@@ -178,6 +160,31 @@ class _Content:
         self._integers, self._floats = array("q"), array("d")
         self._ring_sizes, self._points, self._lengths = array("q"), array("f"), array("I")
         self._bad: list[tuple[Any, str]] = []
+
+    def read(self, data: bytes) -> None:
+        """Adds what a file holds; SourceError says what is wrong with it as a whole."""
+        where = self._where
+        add = {"images": self.add_image, "annotations": self.add_annotation, "categories": self.add_category}
+        seen = set()
+        try:
+            text = data.decode("utf-8-sig")
+            del data
+            for name, number, item in walk_json(text):
+                seen.add(name)
+                if number < 0 or name not in add:
+                    continue
+                if not isinstance(item, dict):
+                    raise SourceError(f"{where}: {name}[{number}] is {item!r:.60}, expected an object. Fetch it again.")
+                add[name](number, item)
+        except SourceError:
+            raise
+        except (ValueError, RecursionError) as exc:
+            raise SourceError(f"{where} is not well-formed JSON: {exc}. Fetch it again.") from exc
+        if lacking := [name for name in add if name not in seen]:
+            raise SourceError(
+                f"{where} has no {' and no '.join(lacking)}, so it is no annotations file of COCO. Fetch it again, or "
+                "move it away."
+            )
 
     def _named(self, item: dict[str, Any], where: str, name: str, known: Collection[int], kind: str) -> tuple[int, str]:
         """Returns id and name of an image or category; the name is text that UTF-8 can hold, unlike JSON's."""

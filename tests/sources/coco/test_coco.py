@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from small_trees import archived, listed, notes_of, picture, refused, refused_or_skipped
 
-from fastload.errors import OptionError
+from fastload.errors import OptionError, SourceError
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import Listing, SourceOptions
+from fastload.sources.mask_classes import type_of_numbers
 
 SEMANTIC, INSTANCE = SourceOptions(masks="semantic"), SourceOptions(masks="instance")
 CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 18, "name": "dog"}]
@@ -257,18 +258,28 @@ def test_files_that_contradict_each_other_and_none_are_errors(coco: Path) -> Non
 
 
 def test_masks_that_cannot_be_drawn_are_an_error(coco: Path) -> None:
-    with pytest.raises(OptionError, match="accepted: auto, none, semantic, instance"):
-        SourceOptions(masks="panoptic")  # type: ignore[arg-type]
-    change(coco, annotations=[annotation(i, 9, 1) for i in range(254)])
-    assert listed(coco, "instance").columns["num_boxes"].values[0] == 254
-    change(coco, annotations=[annotation(i, 9, 1) for i in range(255)])
-    refused(r"000000000009.jpg has 255 instances, but a mask of 8 bits holds 254", coco, options=INSTANCE)
+    with pytest.raises(OptionError, match="accepted: auto, none, semantic, instance, panoptic"):
+        SourceOptions(masks="parts")  # type: ignore[arg-type]
     change(coco, "val2017", images=[{"id": 139, "file_name": "000000000139.jpg"}])
     assert len(listed(coco)) == 5
     refused(r"height and width of val2017/000000000139.jpg are not said", coco, options=SEMANTIC)
+    with pytest.raises(SourceError, match="x: 65,535, but a mask of 16 bits holds 65,534"):
+        type_of_numbers(65_535, "x")
+
+
+@pytest.mark.parametrize(("count", "dtype", "void"), [(254, np.uint8, 255), (255, np.uint16, 65_535)])
+def test_masks_of_more_than_254_instances_or_categories_have_16_bits(coco: Path, count: int, dtype, void: int) -> None:
+    many = [annotation(i, 9, 1) for i in range(count)]
+    change(coco, annotations=[*many, annotation(count, 9, 1, iscrowd=1)])
+    masks = listed(coco, "instance").masks
+    assert (masks.dtype, masks.ignore_index) == (dtype, void)
+    drawn = masks.files.read(0)
+    assert drawn.dtype == dtype and drawn.max() == count, "the k-th box is k, and crowds lie below all others"
     for split in ("train2017", "val2017"):
-        change(coco, split, categories=[{"id": i, "name": f"c{i}"} for i in range(255)])
-    refused("255 categories, but a mask of 8 bits holds 254", coco, options=SEMANTIC)
+        change(coco, split, categories=[{"id": i, "name": f"c{i}"} for i in range(count)])
+    masks = listed(coco, "semantic").masks
+    assert (masks.dtype, masks.ignore_index, masks.files.values.dtype) == (dtype, void, dtype)
+    assert len(masks.names) == count + 1
 
 
 @pytest.mark.parametrize("folders", [("train", "valid"), ("",)])
