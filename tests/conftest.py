@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

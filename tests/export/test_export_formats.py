@@ -242,7 +242,7 @@ def test_images_of_16_bits_and_turned_jpegs_are_noted(tmp_path: Path) -> None:
     for number in range(3):
         image = Image.new("RGB", (8 + number, 6), number)
         image.save(tmp_path / "photos" / "x" / f"{number}.jpg", **({"exif": exif.tobytes()} if number else {}))
-    pack_images(tmp_path / "photos", tmp_path / "b.h5", store="source", workers=0)
+    pack_images(tmp_path / "photos", tmp_path / "b.h5", layout="folder", store="source", workers=0)
     notes = " ".join(export_file(tmp_path / "b.h5", tmp_path / "b", format="webdataset").notes)
     assert "2 of these are upright only after their EXIF orientation" in notes
 
