@@ -81,7 +81,7 @@ def _meaning(draft: Draft, tree: Tree, kind: MaskKind, at: list[int]) -> tuple[t
 
 
 def _read_text(draft: Draft, tree: Tree, base: str, without: str) -> list[Line]:
-    """Returns the lines of a text file that lies beside the images, else of the first found elsewhere; [] for none."""
+    """Returns the lines of a text file that lies next to the images, else of the first found elsewhere; [] for none."""
     found = [i for i, name in tree.not_images if split_path(name)[1] == base]
     lines = (
         tree.lines(max(found, key=lambda i: f"{split_path(tree.names[i])[0]}images" in tree.folders)) if found else []

@@ -164,7 +164,7 @@ def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
 def _declared_by(columns: dict[str, Column]) -> tuple[NDArray[np.int64], str] | None:
     """Returns the sizes of images, int64 (N, 2), by columns such as image_height and image_width, and their names.
 
-    None: there are none beside boxes. Columns of a plain name, height and width, may be sizes of something else, and
+    None: there are none next to boxes. Columns of a plain name, height and width, may be sizes of something else, and
     count only if all boxes lie within.
     """
     boxes = [column for column in columns.values() if column.moves in ("xywh", "xyxy")]

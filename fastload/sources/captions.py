@@ -1,6 +1,6 @@
 """Captions: the texts of each image as the columns `caption` and `num_captions`, whatever file says them.
 
-    annotations/captions_train2017.json                  COCO's, alone or beside instances_train2017.json
+    annotations/captions_train2017.json                  COCO's, alone or next to instances_train2017.json
     dataset_flickr8k.json                                Karpathy's, with splits
     results_20130124.token, Flickr8k.token.txt           lines `a.jpg#0<TAB>text`
     captions.txt                                         lines `a.jpg,text` below a header, as on Kaggle

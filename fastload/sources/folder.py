@@ -276,7 +276,7 @@ def _unwrapped(tree: Tree, folder: str) -> str:
 
 
 def _require_apart(draft: Draft, found: ClassFolders) -> None:
-    """Refuses images beside splits, in other folders or in none; notes splits without an image."""
+    """Refuses images next to splits, in other folders or in none; notes splits without an image."""
     if not found.named:
         return
     tree, where, shown = found.tree, _place(found.tree, found.around), first_few(sorted(found.named.values()))
@@ -322,7 +322,7 @@ def _classes(draft: Draft, found: ClassFolders, present: dict[str, set[str]]) ->
                 f"{_place(found.tree, at)}: class folders without an image ({len(empty)}): {first_few(empty)}. Remove "
                 "these empty folders, or put their images back: a class that nothing belongs to cannot be learned."
             )
-    draft.note("NOT READ: folders without an image, but with other files, beside the classes", others)
+    draft.note("NOT READ: folders without an image, but with other files, next to the classes", others)
     if annotations and len(classes) == 1 and classes[0].lower() in IMAGE_FOLDERS:
         beside = first_few(sorted(annotations))
         draft.notes.append(f"{key_of(classes[0])} is no class, as it lies next to {beside}.")

@@ -1,4 +1,4 @@
-"""Keypoints of objects, such as the joints of persons: a column beside the boxes, and which of them a mirror swaps."""
+"""Keypoints of objects, such as the joints of persons: a column next to the boxes, and which of them a mirror swaps."""
 
 from __future__ import annotations
 

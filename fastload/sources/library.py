@@ -28,8 +28,7 @@ from fastload.errors import FastloadError, ImageError, MissingExtraError, Missin
 from fastload.sources.assemble import Draft, Samples, stem_of
 from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
 from fastload.sources.objects import object_samples
-from fastload.sources.open_tree import HUGGING_FACE, TORCHVISION, is_library
-from fastload.sources.tree import FolderFiles, Tree, key_of
+from fastload.sources.tree import HUGGING_FACE, TORCHVISION, FolderFiles, Tree, is_library, key_of
 
 _SPLITS = ("train", "trainval", "val", "valid", "test", "extra", "unlabeled")
 """Values of an argument `split` that are tried; `trainval` only where there is no `train`."""
@@ -378,7 +377,6 @@ _FOLDERS = {
     "OxfordIIITPet": ("oxford-iiit-pet", "annotations/trimaps/ annotations/trainval.txt images/"),
     "Places365": ("", "categories_places365.txt places365_val.txt"),
     "SBDataset": ("", "cls/ inst/ img/ train.txt"),
-    "SBU": ("", "dataset/SBU_captioned_photo_dataset_urls.txt"),
     "SEMEION": ("", "semeion.data"),
     "STL10": ("stl10_binary", "train_X.bin train_y.bin"),
     "SUN397": ("SUN397", "ClassName.txt a/abbey/"),
@@ -406,13 +404,9 @@ _OTHERS = (
      f"{_PYTHON.format('list(numpy.load(FILE).reshape(-1, 64, 64))')}, frame by frame"),
     ("info.txt m50_100000_100000_0.txt", "PhotoTour, patches within larger images",
      f"{_PYTHON.format('[one.numpy() for one in torchvision.datasets.PhotoTour(ROOT, NAME)]')}"),
-    ("data.mdb lock.mdb", "an LMDB database, such as LSUN's",
-     "It is packed from Python: `found = lmdb.open(FOLDER, readonly=True, lock=False).begin().cursor()`, then "
-     "`pack_images([value for _, value in found], 'OUT.h5')`"),
     ("*.flo", "optical flow", _ALONE),
     *((shown, "disparities, depth or optical flow", _ALONE) for shown in
       "*.pfm flow_occ/ disp_noc/ disp_occ_0/ disparities/ *.disp.png *_disp.png *.depth.png".split()),
-    *((shown, "a dataset of videos", _VIDEOS) for shown in "*.avi *.mp4 *.mkv *.webm".split()),
 )  # fmt: skip
 """Names of files and folders (ending in `/`), what they are, and how they are packed though fastload reads them not."""
 
@@ -478,8 +472,6 @@ def _others_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
             ends = shown[1:]
             seen = [path for base, of in paths.items() if base.lower().endswith(ends) for path in of[:1]]
             seen += [image for image in images if image.endswith(ends)]
-            if way == _VIDEOS and images:
-                continue  # a video beside images is no dataset of videos
         else:
             of_each = [paths.get(mark, []) for mark in shown.split()]
             seen = [of[0] for of in of_each] if all(of_each) else []

@@ -124,7 +124,7 @@ class Masks:
     ignore_index: int | None = None  # means "no class here"; None if there is none, then all masks must be present
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes
     drawn: bool = False  # whether they are drawn from annotations, at the size that these declare for the image
-    # Red, green, blue and name of each class, if masks are colours and a list of these lies beside them.
+    # Red, green, blue and name of each class, if masks are colours and a list of these lies next to them.
     palette: tuple[tuple[int, int, int, str], ...] = ()
     # uint8, or uint16 for numbers up to 65,535; None: packing looks at the masks of 16 bits, and takes uint16 if any
     # holds a number above 255

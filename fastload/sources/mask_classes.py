@@ -108,7 +108,7 @@ def type_of_numbers(most: int, what: str = "") -> tuple[np.dtype[Any], int]:
     SourceError, about `what`: 16 bits do not hold them.
     """
     if most > 65_534:
-        raise SourceError(f"{what}: {most:,}, but a mask of 16 bits holds 65,534 beside background and void.")
+        raise SourceError(f"{what}: {most:,}, but a mask of 16 bits holds 65,534 next to background and void.")
     return (np.dtype(np.uint8), 255) if most <= 254 else (np.dtype(np.uint16), 65_535)
 
 

@@ -75,7 +75,7 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     fits = f"no mask fits `--mask-files {options.mask_files}`" if options.mask_files else "no image has a mask"
     doubts = "".join(f" {doubt}" for doubt in found.doubts)
     absent = (
-        f"{fits} of the same name in a sibling folder, as images/a.jpg and masks/a.png, or beside it, as a.jpg and "
+        f"{fits} of the same name in a sibling folder, as images/a.jpg and masks/a.png, or next to it, as a.jpg and "
         f"a_mask.png. The names of masks may have one beginning or end in common.{doubts}"
     )
     palette = _palette(draft, tree) if found.colours and options.masks != "none" else ()

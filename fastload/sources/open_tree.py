@@ -15,14 +15,11 @@ from fastload.errors import MissingFileError, SourceError
 from fastload.remote.paths import ObjectPath, path_of
 from fastload.sources.foreign import SHARD_NAME
 from fastload.sources.listing import first_few
-from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, key_of, walk_order
+from fastload.sources.tree import FolderFiles, Tree, hidden_note, is_hidden, is_image, is_library, key_of, walk_order
 
 _TABLES = tuple(".csv .tsv .jsonl .ndjson .json .parquet .npy .npz .h5 .hdf5 .hdf .txt".split())
 
 _SHEETS = (".xlsx", ".xls", ".ods")
-TORCHVISION, HUGGING_FACE = "torchvision:", "hf:"
-"""How a source begins that is the name of a dataset of a library."""
-
 _GONE = "is a link to a file that does not exist"
 _WHY_BROKEN = {errno.ENOENT: _GONE, errno.ENOTDIR: _GONE, errno.ELOOP: "is a link that leads back to itself"}
 
@@ -86,11 +83,6 @@ def open_tree(path: str | Path | Tree) -> Tree:
     from fastload.sources.archives.archive import list_archive
 
     return list_archive(path)
-
-
-def is_library(path: str | Path) -> bool:
-    """Whether a source is the name of a dataset of a library, and no file."""
-    return str(path).startswith((TORCHVISION, HUGGING_FACE)) and not os.path.lexists(path)
 
 
 def _is_table(path: Path) -> bool:

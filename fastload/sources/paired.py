@@ -31,7 +31,7 @@ class MaskKind:
     names: tuple[str, ...] = ()  # of the classes
     ignore_index: int | None = None
     classes: Classes | None = None  # what stands for each class, if it is not its number
-    palette: Palette = ()  # colours of classes that lie beside the masks, if these are colours
+    palette: Palette = ()  # colours of classes that lie next to the masks, if these are colours
     note: str = ""  # sentence on the values
     instances: bool = False  # whether they are of instances, which are packed only if these are asked for
     attrs: dict[str, Any] = field(default_factory=dict)  # further HDF5 attributes

@@ -431,7 +431,7 @@ class _Search:
         if any(group.pattern for group in rest) or sum(group.count for group in rest) > strays:
             shown, one = first_few([group.shown for group in rest]), paired[0]
             seen = (
-                f"{one.image.shown} and {one.mask.shown} are images and their masks, but {shown} beside them has none"
+                f"{one.image.shown} and {one.mask.shown} are images and their masks, but {shown} next to them has none"
             )
             leave = f"`--layout mask-folders`, which packs the pairs and leaves {shown} out"
             self.pairing.doubts.append(Sign(seen, (leave, f"move {shown} away, if it is no part of the dataset")))

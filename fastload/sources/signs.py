@@ -84,7 +84,7 @@ def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collec
 
 
 def not_read(tree: Tree) -> list[str]:
-    """Returns notes on the annotations beside images, where it was asked for a layout that does not read them."""
+    """Returns notes on the annotations next to images, where it was asked for a layout that does not read them."""
     return [f"NOT READ: {sign.seen}. The packed file has none of it." for sign in _files_beside(ClassFolders.of(tree))]
 
 
@@ -152,7 +152,7 @@ def _files_beside(found: ClassFolders) -> Iterator[Sign]:
 
 
 def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> Iterator[Sign]:
-    """Yields the texts that name images or some of the classes, and those of numbers alone beside images alone."""
+    """Yields the texts that name images or some of the classes, and those of numbers alone next to images alone."""
     seen: Counter[tuple[str, str]] = Counter()
     kinds: dict[str, dict[str, str]] = {}
     for i, name in sorted(texts, key=lambda one: (one[1].count("/"), not split_word(stem_of(one[1]))[0], one[1])):
@@ -247,7 +247,7 @@ def _folders_of(names: Iterable[str]) -> frozenset[str]:
 
 
 def _same_files(found: ClassFolders) -> Iterator[Sign]:
-    """Yields files of one name that lie in most of the class folders, beside the images."""
+    """Yields files of one name that lie in most of the class folders, next to the images."""
     tree = found.tree
     places = Counter(
         name.rpartition("/")[2] for _, name in tree.not_images if f"{name.rpartition('/')[0]}/" in tree.image_folders
@@ -262,7 +262,7 @@ def _same_files(found: ClassFolders) -> Iterator[Sign]:
 
 
 def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
-    """Yields the folders beside those of images that hold other files alone, but for those `told` already."""
+    """Yields the folders next to those of images that hold other files alone, but for those `told` already."""
     others = []
     for split, names in found.without_images().items():
         others += [path for name in names if (path := f"{found.splits[split]}{name}/") in found.with_files]
@@ -277,7 +277,7 @@ def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
         what = first_few([f"{count} {suffix}" for suffix, count in suffixes.most_common()], 3)
         shown, verb = first_few(list(map(key_of, others)), 3), "hold" if others[1:] else "holds"
         yield Sign(
-            f"{shown} beside folders of images {verb} no image, but {what} files: annotations, or no part of it",
+            f"{shown} next to folders of images {verb} no image, but {what} files: annotations, or no part of it",
             (_table_way(tree), "move what is no part of the dataset away"),
         )
 
@@ -302,7 +302,7 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
             f"{'splits' if len(words) == len(same) and '' not in words else 'splits or versions of one dataset'} do, "
             f"not classes",
             (
-                "for splits, folders called train, val and test, and nothing beside them",
+                "for splits, folders called train, val and test, and nothing next to them",
                 f"for versions, one of them: {pack_command(found.tree.path / at / same[0])}",
             ),
         )

@@ -39,6 +39,15 @@ IMAGE_SUFFIXES = (*_SUFFIXES.split(), *_optional_suffixes())
 """Suffixes, in any case, of files that are taken for images; their content decides the format later."""
 
 
+TORCHVISION, HUGGING_FACE = "torchvision:", "hf:"
+"""How a source begins that is the name of a dataset of a library."""
+
+
+def is_library(path: str | Path) -> bool:
+    """Whether a source is the name of a dataset of a library, and no file."""
+    return str(path).startswith((TORCHVISION, HUGGING_FACE)) and not os.path.lexists(path)
+
+
 class Line(NamedTuple):
     """A line of a text file that is not blank."""
 

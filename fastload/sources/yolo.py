@@ -191,7 +191,7 @@ def _pair(tree: Tree) -> _Pairs:
     """Returns the images and their files of labels by the first of these ways that finds a pair.
 
     Both have one path but for a folder images and one labels (or image, label); else one name, which no other file
-    has, in such folders; else a folder labels lies beside the images; else the files lie in one folder; else they have
+    has, in such folders; else a folder labels lies next to the images; else the files lie in one folder; else they have
     one name in any folders. The last three only without annotations of VOC or COCO, which such trees mostly are.
     """
     names, images = tree.names, tree.images().tolist()

@@ -1,4 +1,4 @@
-"""Captions of files beside images, of tables and of shards, joined to the images that they name."""
+"""Captions of files next to images, of tables and of shards, joined to the images that they name."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ boxes = {
 }
 labels = {"labels": Column(np.arange(N) % 4 - 1, {"names": ("10", "2", "nan", "train")})}
 CASES = {
-    "vector labels beside columns": {
+    "vector labels next to columns": {
         "labels": Column(rng.integers(0, 2, (N, 40), dtype=np.uint8), {"names": tuple(f"a{i}" for i in range(40))}),
         "identity": Column(np.arange(N) * 3 % 5),
         "bbox": Column(rng.integers(0, 999, (N, 4), dtype=np.int32), {"names": SIZED, "coordinates": "original"}),

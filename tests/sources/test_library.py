@@ -281,19 +281,11 @@ def test_the_lines_that_pack_cifars_binary_version_do(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore:Image.Image.getdata is deprecated")  # what torchvision's PhotoTour calls
-@pytest.mark.parametrize("name", ["MovingMNIST", "LSUN", "PhotoTour"])
+@pytest.mark.parametrize("name", ["MovingMNIST", "PhotoTour"])
 def test_the_lines_that_pack_other_datasets_do(torchvision_datasets, tmp_path, monkeypatch, name):
     root = make(name, tmp_path)
     given = {"numpy": np, "pack_images": lambda images, out: pack_images(images, out, workers=0)}
-    if name == "LSUN":
-        given["lmdb"] = lmdb = pytest.importorskip("lmdb", reason="lmdb is not installed")
-        given["FOLDER"] = str(tmp_path / "LSUN/written")
-        picture = tmp_path / "a.png"
-        Image.new("RGB", (4, 4)).save(picture)
-        with lmdb.open(given["FOLDER"]) as written, written.begin(write=True) as found:
-            found.put(b"key", picture.read_bytes())
-        root = tmp_path / "LSUN/written"
-    elif name == "PhotoTour":
+    if name == "PhotoTour":
         torchvision = sys.modules["torchvision"]
         monkeypatch.setitem(torchvision_datasets.PhotoTour.lens, "notredame", 48)
         given |= {"torchvision": torchvision, "ROOT": str(root), "NAME": "notredame"}
@@ -304,7 +296,7 @@ def test_the_lines_that_pack_other_datasets_do(torchvision_datasets, tmp_path, m
     for line in [line for line in re.findall("`([^`]*)`", str(error.value)) if "--layout" not in line]:
         exec(line.replace("'OUT.h5'", repr(str(tmp_path / "out.h5"))), given)
     with h5py.File(tmp_path / "out.h5") as file:
-        assert len(file["key"]) == {"MovingMNIST": 120, "LSUN": 1, "PhotoTour": 48}[name]
+        assert len(file["key"]) == {"MovingMNIST": 120, "PhotoTour": 48}[name]
 
 
 NO_IMAGES = (
@@ -316,7 +308,7 @@ NO_IMAGES = (
 @pytest.mark.parametrize("name", NO_IMAGES)
 def test_flow_disparities_and_videos_are_not_packed_as_photos(tmp_path, name):
     root = make(name, tmp_path)
-    message = "videos, not images" if name in ("HMDB51", "Kinetics", "UCF101") else "one image a sample"
+    message = "does not read videos" if name in ("HMDB51", "Kinetics", "UCF101") else "one image a sample"
     refused(message, root)
     refused(message, next(path for path in root.iterdir() if path.is_dir() and path.name != "annotations")
             if name not in ("UCF101", "HMDB51") else root)  # fmt: skip

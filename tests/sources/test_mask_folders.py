@@ -36,7 +36,7 @@ def pairs(root: Path, image: str, of: str, stems: tuple[str, ...] = ("0001", "00
             mask(root / of.format(stem), seed, **how)  # type: ignore[arg-type]
 
 
-# Names of folders in use, as code that trains on them has them: (where, images and masks, other pictures beside them).
+# Names of folders in use, as code that trains on them has them: (where, images and masks, other pictures next to them).
 # `P:` before masks stands for a palette.
 IN_USE = [
     ("milesial/Pytorch-UNet", [("data/imgs/{}.jpg", "data/masks/{}_mask.gif")], []),
@@ -285,7 +285,7 @@ def trees(root: Path, kind: str) -> Path:
         ("several masks of each image", r"\*/masks/ looks like masks .* or each image has several", "one mask"),
         (
             "a third folder",
-            "images/ and masks/ are images and their masks, but other/ beside",
+            "images/ and masks/ are images and their masks, but other/ next to",
             "`--layout mask-folders`",
         ),
         ("two kinds of masks", "several kinds of masks, labels/, masks/", r"`--mask-files 'labels/\*'`"),
@@ -294,7 +294,7 @@ def trees(root: Path, kind: str) -> Path:
         ("two kinds of images", "gt/ may be masks of left/ or of right/", "move those away"),
         (
             "a third folder of equal names",
-            "rgb/ and label/ are images and their masks, but depth/ beside",
+            "rgb/ and label/ are images and their masks, but depth/ next to",
             "mask-folders",
         ),
         ("photographs of photographs", "input/ and target/ .* but both show photographs", "give that folder itself"),

@@ -108,7 +108,7 @@ SITUATIONS: list[tuple[str, dict[str, Any], dict[str, Any] | str]] = [
     ("fizyr/keras-retinanet#347: boxes by corners, without a header",
      {"k/a.png": None, "annotations.csv": "k\\a.png,8,2,38,18,fear\nk\\a.png,1,2,30,10,anger\n"},
      "it has no line of names.*perhaps `image,xmin,ymin,xmax,ymax,label`"),
-    ("huggingface/datasets#7337: a table beside images.zip",
+    ("huggingface/datasets#7337: a table next to images.zip",
      {"images.zip": b"PK\5\6" + bytes(18), "metadata.jsonl": '{"file_name": "a.png", "label": 1}\n'},
      "If metadata.jsonl names its images: `fastload pack .*/metadata.jsonl OUT.h5 --root .*/images.zip`"),
     ("huggingface/datasets#6777: a table of another name, with two columns of images",

@@ -68,7 +68,7 @@ SIGNS = {
         {"test.lst": "cat/001.jpg\ncat/002.jpg\ndog/003.jpg\n"},
         "test.lst .* names images",
     ),
-    "a file for each image beside it": ("{a_1,a_2}.{jpg,xml}", {}, r"a_1.xml and 1 more .xml files are called like"),
+    "a file for each image next to it": ("{a_1,a_2}.{jpg,xml}", {}, r"a_1.xml and 1 more .xml files are called like"),
     "a file for each image elsewhere": ("pics/{a_1,a_2,a_3}.jpg notes/{a_1,a_2,a_3}.json", {}, "called like images"),
     "called like the whole name": ("{a,b}/{1,2}.jpg {a,b}/{1,2}.jpg.json", {}, r"a/1.jpg.json and 3 more .json"),
     "a point file": ("{a,b}/{1,2}.jpg {a,b}/{1,2}.pts", {}, r".pts files are called like images"),
@@ -81,10 +81,10 @@ SIGNS = {
         "name some of the class folders",
     ),
     "a folder of other files": ("{cat,dog}/{1,2}.jpg scans/{x,y}.raw", {}, r"scans/ .* holds no image, but 2 .raw"),
-    "files beside splits": (
+    "files next to splits": (
         "{train,test}/{cat,dog}/{1,2}.jpg labels/{x,y}.bin",
         {},
-        r"labels/ beside folders of images holds no image, but 2 .bin",
+        r"labels/ next to folders of images holds no image, but 2 .bin",
     ),
     "the same files in each folder": (
         "{scene_1,scene_2,scene_3}/{im0,im1}.png {scene_1,scene_2,scene_3}/{calib.txt,view.bin}",
@@ -142,7 +142,7 @@ ORDINARY = {
     "names with spaces": "{polar_bear,sun_bear}/img_{1,2}.jpg",
     "many suffixes": "cat/{1.jpg,2.PNG,3.jpeg,4.bmp} dog/{1.webp,2.gif}",
     "a log of training": "{cat,dog}/{1,2}.jpg log.csv",
-    "numbers beside classes": "{cat,dog}/{1,2}.jpg counts.txt",
+    "numbers next to classes": "{cat,dog}/{1,2}.jpg counts.txt",
     "the form of an answer": "{cat,dog}/{001,002}.jpg sample_submission.csv",
     "a script": "{cat,dog}/{1,2}.jpg make.py requirements.txt",
     "a config": "{cat,dog}/{1,2}.jpg config.json settings.yaml",

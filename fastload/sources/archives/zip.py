@@ -73,7 +73,7 @@ def _mended(path: Path) -> str:
     first = path.with_suffix(".z01")
     if not isinstance(path, ObjectPath) and first.exists():
         how = f"`zip -s 0 {typed(path)} --out joined.zip`"
-        return f"It is the last part of a split archive, for {first.name} lies beside it. Join them: {how}."
+        return f"It is the last part of a split archive, for {first.name} lies next to it. Join them: {how}."
     return (
         "The copy or download was probably cut short: fetch it again, or try "
         f"`zip -FF {typed(path)} --out repaired.zip`."

@@ -31,7 +31,7 @@ from fastload.system.text import text_of
 
 IMAGES = ("images", "image", "imgs", "img", "pixels", "x", "data", "features")
 _ONLY_IMAGES = IMAGES[:5]
-_LEAST_SIDE = 7  # pixels: an array with two longer axes beside its rows may be images
+_LEAST_SIDE = 7  # pixels: an array with two longer axes next to its rows may be images
 _MASKS = ("masks", "mask", "segmentation")
 _LABELS = ("labels", "label", "targets", "target", "y")
 _KEYS = ("key", "keys", "filenames", "filename")

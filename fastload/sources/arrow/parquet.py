@@ -149,7 +149,7 @@ class _ImageColumn(NamedTuple):
 
     files: JoinedFiles
     sizes: NDArray[np.int64]  # (R,), bytes of each image
-    mtimes_ns: NDArray[np.int64]  # (R,), time of modification of a file beside the table; 0: it is in the table itself
+    mtimes_ns: NDArray[np.int64]  # (R,), time of modification of a file next to the table; 0: it is in the table itself
     paths: list[str]  # the path that each row names; "" for none
     bad: dict[int, str]  # row -> why it has no image
 

@@ -1,7 +1,7 @@
 """TFRecord: files of records, each a tf.train.Example, as TensorFlow and its datasets write them.
 
     train-00000-of-01024                 image/encoded, image/class/label, image/object/bbox/xmin, ...
-    mnist-train.tfrecord-00000-of-00001  of tensorflow-datasets, beside features.json and label.labels.txt
+    mnist-train.tfrecord-00000-of-00001  of tensorflow-datasets, next to features.json and label.labels.txt
     photos.tfrecord[.gz]                 one file, one split
 
 A record is its length (uint64), a checksum of that, an Example in protobuf, and a checksum of it. An Example maps the
@@ -278,7 +278,7 @@ def _check_counts(draft: Draft, tree: Tree, table: RecordTable) -> None:
 
 
 def _class_names(tree: Tree, feature: str) -> tuple[str, ...]:
-    """Returns the names of a feature's classes, which tensorflow-datasets writes beside the records; () for none."""
+    """Returns the names of a feature's classes, which tensorflow-datasets writes next to the records; () for none."""
     wanted = f"{feature.replace('/', '-')}.labels.txt"
     found = next((i for i, name in tree.not_images if name.rpartition("/")[2] == wanted), None)
     return () if found is None else tuple(line.text for line in tree.lines(found))
@@ -371,7 +371,7 @@ def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tup
     )
     if header.orientation > 1:
         raise ImageError(
-            "is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be beside objects"
+            "is turned by its EXIF orientation, which TensorFlow ignores: its boxes would be next to objects"
         )
     return header.width, header.height
 

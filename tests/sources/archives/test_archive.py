@@ -111,7 +111,7 @@ def test_an_archive_in_a_zip_and_the_last_part_of_a_split_one_say_what_to_do(tmp
     )
     (tmp_path / "big.z01").write_bytes(b"PK\x07\x08")
     (tmp_path / "big.zip").write_bytes(b"the end of it")
-    refused("last part of a split archive, for big.z01 lies beside it.*zip -s 0 .*big.zip --out", tmp_path / "big.zip")
+    refused("last part of a split archive, for big.z01 lies next to it.*zip -s 0 .*big.zip --out", tmp_path / "big.zip")
 
 
 def test_links_inside_a_tar_are_resolved_and_others_named(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_folder_of_npy_keeps_16_bits_and_any_memory_order(tmp_path, dtype, ord
     os.utime(tmp_path / "images.npy", ns=(1, 1))
     os.utime(tmp_path / "labels.npy", ns=(2, 2))
     listing = list_source(tmp_path)
-    assert listing.mtimes_ns.tolist() == [2] * N  # a changed file beside the images is noticed
+    assert listing.mtimes_ns.tolist() == [2] * N  # a changed file next to the images is noticed
     assert np.array_equal(read(listing.files, range(N))[..., 0], pixels) and listing.files.dtype == np.uint16
     assert listing.columns["labels"].values.dtype == np.uint8 and values(listing) == labels.tolist()
     assert "readme.md" in notes_of(listing)
