@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from small_trees import archived, listed, notes_of, picture, refused, values, write
 
 from fastload.sources.layouts import detect_layout
@@ -86,6 +87,11 @@ def test_the_numbering_of_masks_is_known_by_their_values_and_the_original_ones_a
 def test_values_of_neither_numbering_are_an_error(ade: Path, held: tuple[int, ...], message: str) -> None:
     picture(ade / "annotations/training/ADE_train_00000001.png", *held)
     refused(message, ade)
+
+
+def test_masks_of_16_bits_with_further_classes_are_an_error(ade: Path) -> None:
+    Image.fromarray(np.full((4, 6), 3000, np.uint16)).save(ade / "annotations/training/ADE_train_00000001.png")
+    refused("masks hold 3000", ade)
 
 
 def test_without_the_text_files_and_without_masks(ade: Path) -> None:

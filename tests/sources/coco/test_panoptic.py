@@ -126,6 +126,16 @@ def test_instances_and_segments_are_packed_together_where_both_are_asked_for(coc
     assert listing.columns["num_segments"].values.tolist() == [3, 1, 0] and mask_of(listing, 0) == [1, 2, 0, 3]
 
 
+def test_captions_beside_segments_are_packed_with_them_and_make_no_second_layout(coco: Path) -> None:
+    images = [{"id": 9, "file_name": "000000000009.jpg"}]
+    content = {"images": images, "annotations": [{"id": 1, "image_id": 9, "caption": "a dog"}]}
+    (coco / "annotations/captions_train2017.json").write_text(json.dumps(content))
+    assert detect_layout(coco)[0] == "coco"
+    listing = listed(coco)
+    assert listing.columns["caption"].values[0].tolist() == [b"a dog"]
+    assert listing.columns["num_segments"].values.tolist() == [3, 1, 1, 0]
+
+
 def test_a_segment_that_is_not_listed_is_named(coco: Path) -> None:
     png(coco / "annotations/panoptic_train2017/000000000009.png", of_ids(RUG, PERSON, 5, 5))
     with pytest.raises(ImageError, match="holds the segment 5 in 80 pixels"):
