@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from fastload.images.fit import axis_letter
+from fastload.transforms.engine.buffers import sent
 
 COORDINATE_FIELDS = ("bbox", "boxes", "landmarks", "keypoints")
 """Fields of these names hold coordinates in the image, which have to move with it."""
 
 Kind = Literal["xyxy", "xywh", "points", "xyv"]
 
-_PROBES = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+_PROBES = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
 """Points that are moved along, to see whether an image is mirrored."""
 
 
@@ -135,17 +137,13 @@ def _points_handed_over(
         values = torch.cat([values, visibility], dim=-1).masked_fill(~there, 0)
     if mirrored is not None:
         points = values.reshape(len(values), -1, len(how.flip_pairs), values.shape[-1])
-        others = points.index_select(2, _on(_numbers(how.flip_pairs), values.device))
+        others = points.index_select(2, _on(how.flip_pairs, values.device))
         values = torch.where(mirrored, others, points)
     return values
 
 
 @cache
-def _numbers(values: tuple[int, ...]) -> torch.Tensor:
-    return torch.tensor(values)
-
-
-@cache
-def _on(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Returns a constant on a device, copied once."""
-    return values.to(device)
+def _on(values: tuple[Any, ...], device: torch.device) -> torch.Tensor:
+    """Returns constant numbers on a device, sent once."""
+    array = np.array(values)
+    return sent(array.astype(np.float32) if array.dtype.kind == "f" else array, device)
