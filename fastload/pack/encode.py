@@ -112,6 +112,8 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
                 sizes = (mask.height, mask.width), (header.height, header.width)
                 if sizes[0] != sizes[1]:
                     why = SAME_SHAPE if same_shape(*sizes) else "they cannot belong together"
+                    if header.orientation > 4 and sizes[0] == sizes[1][::-1]:
+                        why = "that is its size before EXIF turns it: turn the mask as well, or save the image upright"
                     raise ImageError(
                         f"its mask is {mask.width}x{mask.height}, the image {header.width}x{header.height} (width x "
                         f"height): {why}"

@@ -98,7 +98,10 @@ def caption_column(columns: Mapping[str, Sequence[Any]], others: Sequence[str] =
         texts = [text for cell in cells for text in texts_in(cell)]
         if not any(any(map(str.isalpha, text)) for text in texts):
             continue  # numbers of captions
+        # Sentences, each another one, are no classes, however few there are.
+        spoken = len(set(texts)) == len(texts) > 1 and all(len(text.split()) > 2 for text in texts)
         free = 2 * len(set(texts)) > len(texts) and (len(texts) >= 20 or max(map(len, texts)) > 40)
+        free |= spoken
         if usual in _USUAL[:2] or free or any(isinstance(cell, list) for cell in cells):
             return plain[usual]
     return ""

@@ -98,9 +98,10 @@ LAYOUTS: dict[str, Layout] = {
         "WebDataset: tar shards, a sample's files by their common name",
         takes=("masks", "labels", "image_column", "captions", *_OF_BOXES)),
     "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
-        "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column")),
+        "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column", "captions")),
     "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
-        "TFRecord of images and labels, also tensorflow-datasets' folders", takes=("masks", "labels", "image_column")),
+        "TFRecord of images and labels, also tensorflow-datasets' folders",
+        takes=("masks", "labels", "image_column", "captions")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
@@ -179,7 +180,7 @@ def list_source(
     options = options or SourceOptions()
     name = layout or ("mask-folders" if options.mask_files else detect_layout(tree)[0])
     if layout is None and name == "folder" and len(tree.images()):
-        refuse_by_signs(tree, mask_folders.doubtful_pairs(tree), classes=classes)
+        refuse_by_signs(tree, mask_folders.doubtful_pairs(tree), classes=classes, level=bool(options.labels))
     for option in options.given():
         if option not in LAYOUTS[name].takes and (option != "masks" or options.masks != "none"):
             theirs = ", ".join(name for name, other in LAYOUTS.items() if option in other.takes)

@@ -64,12 +64,15 @@ class Sign:
         return f"{self.seen}. What would be right: {'; or '.join(self.ways)}."
 
 
-def refuse_by_signs(tree: Tree, further: Iterable[Sign] = (), *, classes: Collection[str] = ()) -> None:
+def refuse_by_signs(
+    tree: Tree, further: Iterable[Sign] = (), *, classes: Collection[str] = (), level: bool = False
+) -> None:
     """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
 
-    `classes` are known otherwise, so that one of them may be alone.
+    `classes` are known otherwise, so that one of them may be alone. `level`: whether it was said which folders are
+    the classes.
     """
-    found = [*further, *signs_against_folder(tree, classes)]
+    found = [*further, *signs_against_folder(tree, classes, level=level)]
     if not found:
         return
     ways = dict.fromkeys(way for sign in found for way in sign.ways)
@@ -88,17 +91,13 @@ def not_read(tree: Tree) -> list[str]:
     return [f"NOT READ: {sign.seen}. The packed file has none of it." for sign in _files_beside(ClassFolders.of(tree))]
 
 
-def signs_against_folder(tree: Tree, classes: Collection[str] = ()) -> list[Sign]:
+def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bool = False) -> list[Sign]:
     """Returns what in a tree with images speaks against a folder of images; `classes` are known otherwise."""
     folders = ClassFolders.of(tree)
     beside = list(_files_beside(folders))
     told = {folder for sign in beside for folder in sign.folders}
-    return [
-        *beside,
-        *_other_folders(folders, told),
-        *_splits_or_versions(folders),
-        *_classes_in_doubt(folders, classes),
-    ]
+    doubts = [] if level else [*_splits_or_versions(folders), *_classes_in_doubt(folders, classes)]
+    return [*beside, *_other_folders(folders, told), *doubts]
 
 
 def pack_command(source: str | Path, *options: str) -> str:
@@ -134,7 +133,7 @@ def _files_beside(found: ClassFolders) -> Iterator[Sign]:
             yield Sign(
                 f"{key_of(alike[0])}{more} called like images, as annotations of them are "
                 f"({_LOOKS.get(suffix, 'labels or boxes')})",
-                (*_WAYS.get(suffix, ()), _table_way(tree)),
+                (*_ways_of(tree, suffix, alike), _table_way(tree)),
                 _folders_of(alike),
             )
         elif suffix in _OF_PROGRAMS:
@@ -151,10 +150,24 @@ def _files_beside(found: ClassFolders) -> Iterator[Sign]:
     yield from _same_files(found)
 
 
+def _ways_of(tree: Tree, suffix: str, names: list[str]) -> tuple[str, ...]:
+    """Returns how files that are called like images are read as annotations, judged by the first of them."""
+    if suffix == ".xml":
+        return (_VOC,)
+    head = b""
+    with suppress(ImageError):
+        head = tree.files.read_head(tree.names.index(names[0]), _HEAD)
+    lines = head.decode("utf-8", "replace").split("\n")
+    if suffix == ".txt" and any(map(str.strip, lines)) and not all(map(_NUMBER_LINE.fullmatch, filter(None, lines))):
+        return ("for captions a table with the header `file_name,caption` in place of `file_name,label`",)
+    return ()
+
+
 def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> Iterator[Sign]:
     """Yields the texts that name images or some of the classes, and those of numbers alone next to images alone."""
     seen: Counter[tuple[str, str]] = Counter()
     kinds: dict[str, dict[str, str]] = {}
+    coco: list[str] = []
     for i, name in sorted(texts, key=lambda one: (one[1].count("/"), not split_word(stem_of(one[1]))[0], one[1])):
         place = name.rpartition("/")[0], name[-4:].lower()
         seen[place] += 1
@@ -162,9 +175,19 @@ def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> It
             continue
         with suppress(ImageError):
             head = tree.files.read_head(i, _HEAD)
+            if name.lower().endswith(".json") and all(f'"{key}"'.encode() in head for key in ("images", "file_name")):
+                coco.append(name)
+                continue
             kind, line = names.kind_of(head, whole=len(head) >= int(tree.sizes[i]))
             if kind:
                 kinds.setdefault(kind, {})[name] = line
+    if coco:
+        verb = "are" if coco[1:] else "is"
+        yield Sign(
+            f"{first_few(list(map(key_of, coco)), 2)} {verb} written as COCO's annotations, under another name",
+            ("COCO's names, annotations/instances_FOLDER.json for the images in FOLDER/, or captions_FOLDER.json",),
+            _folders_of(coco),
+        )
     for kind, found in kinds.items():
         shown = first_few([f"{key_of(name)} ({line[:60]!r})" for name, line in found.items()], 2)
         verb = kind if len(found) > 1 else kind.replace("name ", "names ").replace("hold ", "holds ")
@@ -172,10 +195,7 @@ def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> It
 
 
 _LOOKS = {".txt": "YOLO's boxes, or captions", ".xml": "VOC's boxes", ".json": "LabelMe's polygons, or tags"}
-_WAYS = {
-    ".xml": ("VOC's own folders, JPEGImages/ and Annotations/, are read: `--layout voc`",),
-    ".txt": ("YOLO's own folders, images/ and labels/, are read: `--layout yolo`",),
-}
+_VOC = "VOC's layout, if they are: images in JPEGImages/, boxes in Annotations/, called so in one folder, are read"
 _IMAGES, _SOME, _NUMBERS = (
     "name images, as a list of splits, labels, boxes or captions does",
     "name some of the class folders, as a list of splits does",

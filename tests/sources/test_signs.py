@@ -235,3 +235,19 @@ def test_a_script_sees_the_refusal_of_an_unpacked_folder(tmp_path: Path) -> None
     with pytest.raises(SourceError, match="not packed as a folder of images"):
         pack_images(root, tmp_path / "out.h5")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_who_says_which_folder_is_the_class_is_not_asked_again(tmp_path: Path) -> None:
+    root = tree(tmp_path / "SUN", "a/{abbey,airport}/{1,2}.jpg b/{bar,bank}/1.jpg")
+    listing = list_source(root, options=SourceOptions(labels=("deepest",)))
+    assert listing.columns["labels"].attrs["names"] == ("a/abbey", "a/airport", "b/bank", "b/bar")
+    write(root / "list.txt", "".join(f"a/abbey/{i}.jpg train\n" for i in (1, 2)) + "b/bar/1.jpg test\n")
+    with pytest.raises(SourceError, match="list.txt .* names images"):
+        list_source(root, options=SourceOptions(labels=("deepest",)))
+
+
+def test_annotations_of_coco_under_another_name_are_known(tmp_path: Path) -> None:
+    root = tree(tmp_path / "data", "pics/{001,002}.jpg")
+    write(root / "annotations/labels.json", '{"images": [{"id": 1, "file_name": "001.jpg"}], "annotations": []}')
+    with pytest.raises(SourceError, match=r"annotations/labels.json is written as COCO's .* annotations/instances_"):
+        list_source(root)

@@ -21,6 +21,7 @@ from fastload.remote.paths import ObjectPath
 from fastload.remote.ranges import open_binary
 from fastload.sources.arrow.shards import UnpackedImages
 from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_in_shards
+from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Files, Masks, Reader, SourceOptions, first_few, split_of_shard
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject
 from fastload.sources.tables.frame import LABELS, Frame, columns_of, plain_name
@@ -268,6 +269,11 @@ def list_records(
     if lost := [name for name, cells in table.cells.items() if name in values and _is_unread(cells, values[name])]:
         draft.notes.append(f"NOT READ: {first_few(lost, 12)}: neither numbers nor text nor images.")
         values = {name: some for name, some in values.items() if name not in lost}
+    said = {name: list(map(text_of, table.cells[name])) for name in values if maybe_captions(_last(name))}
+    if options.captions != "none" and (caption := caption_column(said, options.labels)):
+        draft.notes.append(f"Captions by the field {caption!r}.")
+        columns |= caption_columns(draft, list(map(texts_in, said[caption])), options, table.location)
+        del values[caption]
     labels = options.labels or _label_field(values)
     made, unlabelled = columns_of(Frame(values, draft.where, by_row, labels, table.location), draft.notes)
     bad = unlabelled | bad

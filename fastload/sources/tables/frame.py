@@ -25,6 +25,12 @@ LABELS = (
 ).split()
 """Usual names of the column of labels, likeliest first."""
 
+_ABOUT_FILES = frozenset(
+    "width height w h size filesize file_size bytes md5 sha1 sha256 hash url link author license licence date time "
+    "timestamp source".split()
+)
+"""Names of columns about the image's file, which are no labels unless `--labels` says so."""
+
 SPLIT_COLUMNS = (
     "split data_split dataset_split subset partition set phase fold is_valid is_val is_test is_train"
 ).split()
@@ -194,7 +200,7 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
     for name, values in usable.items():
         # The index that pandas writes only numbers the rows.
         counts = plain_name(name) in ("unnamed:_0", "index", "idx", "id", "image_id", "row") and values.kind == "int"
-        flat = bool(name) and values.values.ndim == 1
+        flat = bool(name) and values.values.ndim == 1 and plain_name(name) not in _ABOUT_FILES
         if flat and not _is_free_text(values) and not (counts and len(set(values.values.tolist())) == len(values)):
             left.append(name)
     if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):

@@ -66,12 +66,13 @@ def manifest_evidence(tree: Tree) -> list[str]:
     index, classed = ImageIndex(tree), in_class_folders(tree)
     index.loose = not classed
     found: list[str] = []
-    named, usual, by_file, splits = 0, False, False, set[str]()
+    named, usual, by_file, labelled, splits = 0, False, False, False, set[str]()
     for i in positions:
         name = tree.names[i]
         here = index.at(split_path(name)[0])
         if table := read_head(tree, i, here):
-            column, cells, count = table
+            column, cells, count, columns = table
+            labelled |= any(plain_name(one) in LABELS for one in columns)
             found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
             named += count
             usual |= plain_name(column) in IMAGE_COLUMNS
@@ -94,6 +95,13 @@ def manifest_evidence(tree: Tree) -> list[str]:
             f"e.g. {key_of(rest[0])}. Say what is meant: `--layout folder` packs all of them by their folders; "
             f"`fastload pack {tree.path / key_of(tree.names[positions[0]])} OUT.h5` the test images alone; or name the "
             "training images in a table, too."
+        )
+    if classed and not labelled:
+        raise SourceError(
+            f"{tree.given}: two layouts fit: folder by class folders with {classed} images, and manifest by "
+            f"{first_few(found)}, none of whose columns is called label or class. `--layout folder` takes the folders' "
+            "names as labels, and does not read the table; `--layout manifest` reads the table alone, with `--labels "
+            "COLUMN` for its labels."
         )
     return found
 
@@ -290,8 +298,8 @@ def _image_column(rows: ParsedTable, index: ImageIndex, count: int) -> str:
     return min(scores)[-1] if scores else ""
 
 
-def read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[str, list[str], int] | None:
-    """Returns the column of images of a table, its first cells, and about how many it has; None if it has none."""
+def read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[str, list[str], int, tuple[str, ...]] | None:
+    """Returns the column of images of a table, its first cells, about how many it has, and all columns; else None."""
     try:
         name, size = key_of(tree.names[i]), int(tree.sizes[i])
         data = tree.files.read(i) if name.lower().endswith(PARQUET) else tree.files.read_head(i, _HEAD_BYTES)
@@ -305,7 +313,7 @@ def read_head(tree: Tree, i: int, index: ImageIndex) -> tuple[str, list[str], in
     rows, column = found
     cells = list(map(str, rows.columns[rows.names.index(column)]))
     # The number of different cells if the whole table was read; else a tenth more than estimated.
-    return column, cells, len(set(cells)) if len(data) >= size else count * 11 // 10
+    return column, cells, len(set(cells)) if len(data) >= size else count * 11 // 10, tuple(rows.names)
 
 
 def _stem(name: str) -> str:

@@ -82,7 +82,7 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
     used = np.union1d(named, masks.positions if masks else [])
     unused = [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]
-    draft.note("Images that no row names were left alone", unused)
+    draft.note("NOT READ: images that no row names", unused)
     return Samples.in_tree(index.tree, rows.positions[first], splits, nested | columns, masks).without(lost)
 
 

@@ -107,7 +107,7 @@ def test_skip_leaves_out_contradictions_with_their_reasons(abc: Path) -> None:
         ("d.jpg", "has 2 rows: line 5 of t.csv and line 6 of t.csv"),
         ("b.jpg", "its label is empty or NaN (line 3 of t.csv)"),
     )
-    assert "Images that no row names were left alone (2): c.jpg, e.jpg" in notes_of(listing)
+    assert "NOT READ: images that no row names (2): c.jpg, e.jpg" in notes_of(listing)
 
 
 def test_a_table_inside_an_archive_names_its_neighbours(abc: Path, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ CORNERS = "xmin,ymin,xmax,ymax"
          {"boxes": [[[1, 2, 3, 4], [9, 2, 3, 4]], [[5, 2, 3, 4], [0] * 4]], "num_boxes": [2, 1], "width": [100, 100],
           "box_labels": [[1, 0], [0, -1]], "names": ("cat", "dog")}, "Several rows of an image are its boxes"),
         ('image_id,width,bbox\na,16,"[0.0, 1.0, 4.0, 8.0]"\na,16,"[5, 1, 2.5, 8]"\nb,16,\n',
-         {"boxes": [[[0, 1, 4, 8], [5, 1, 2.5, 8]], [[0] * 4] * 2], "num_boxes": [2, 0],
-          "box_labels": [[16, 16], [-1, -1]]}, "one cell"),
+         {"boxes": [[[0, 1, 4, 8], [5, 1, 2.5, 8]], [[0] * 4] * 2], "num_boxes": [2, 0], "width": [16, 16]},
+         "one cell"),
         # a missing integer becomes NaN only in columns that are no labels
         (csv("label,age", "1,3", "2,NA", "3,5"), {"labels": [1, 2, 3], "age": [3, np.nan, 5]}, "lacks 1 values: NaN"),
         (csv("x,y", "0,1", ",1"), {"x": [0, np.nan], "y": [1, 1]}, "No column is called label"),
@@ -489,3 +489,15 @@ def test_files_that_are_no_tables_yet_say_how_to_make_one(tmp_path: Path) -> Non
     table = write(archive / "t.csv", "image,label\nb.jpg,1\n")
     refused(r"If they lie in images.zip: `--root .*images.zip`", table)
     assert values(list_source(table, options=SourceOptions(root=archive / "images.zip"))) == [1]
+
+
+def test_a_table_without_a_column_of_labels_does_not_replace_class_folders(tmp_path: Path) -> None:
+    make(tmp_path, "cat/a.jpg", "cat/b.jpg", "dog/c.jpg", "dog/d.jpg")
+    for column, cells in (("width", "8 9 8 9"), ("size", "1 2 3 4"), ("author", "ann joe ann joe")):
+        rows = zip(("cat/a.jpg", "cat/b.jpg", "dog/c.jpg", "dog/d.jpg"), cells.split(), strict=True)
+        write(tmp_path / "meta.csv", f"file_name,{column}\n" + "".join(f"{name},{cell}\n" for name, cell in rows))
+        refused("two layouts fit: folder by class folders .*none of whose columns is called label", tmp_path)
+    said = list_source(tmp_path, "manifest", options=SourceOptions(labels=("author",)))
+    assert said.columns["labels"].attrs["names"] == ("ann", "joe")
+    write(tmp_path / "meta.csv", "file_name,label\ncat/a.jpg,x\ncat/b.jpg,x\ndog/c.jpg,y\ndog/d.jpg,y\n")
+    assert list_source(tmp_path).columns["labels"].attrs["names"] == ("x", "y")
