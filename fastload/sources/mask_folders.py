@@ -80,6 +80,8 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     )
     palette = _palette(draft, tree) if found.colours and options.masks != "none" else ()
     files = _found(tree, found)
+    tails = {match.mask.tail for match in found.pairs} - {""}
+    _without_second_masks(draft, tree, files, tails, masked=options.masks != "none")
     folders = dict.fromkeys(folder for folder, _ in files.images)
     if len(inside := {_without_split(folder): folder for folder in folders}) > 1:
         draft.note("Folders of images are not packed as labels", [f"{key_of(folder)}/" for folder in inside.values()])
@@ -136,3 +138,18 @@ def _found(tree: Tree, pairing: Pairing) -> Found:
     split_of = {folder: split_of_folder(folder) or "all" for folder in {folder for folder, _ in found.images}}
     found.splits.update({key: split_of[key[0]] for key in found.images})
     return found
+
+
+def _without_second_masks(draft: Draft, tree: Tree, found: Found, tails: set[str], *, masked: bool) -> None:
+    """Takes masks such as x_mask_1.png out of the images; if masks are packed, leaves out x.png, which has several."""
+    for (folder, core), i in list(found.images.items()):
+        for tail in tails:
+            first = folder, core.partition(tail)[0]
+            if tail not in core or first not in found.images:
+                continue
+            del found.images[folder, core]
+            if masked:
+                found.masks[_MASKS].pop(first, None)
+                image = key_of(tree.names[found.images.pop(first)])
+                draft.leave_out(image, f"has several masks, such as {key_of(tree.names[i])}: join them into one")
+            break

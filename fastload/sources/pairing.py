@@ -32,7 +32,7 @@ from fastload.sources.tree import Tree, is_image, key_of, walk_order
 _MASK_WORDS = frozenset(
     "mask masks label labels lab annotation annotations annot annots ann anns anno gt gts groundtruth groundtruths "
     "truth seg segs segmentation segmentations segmented semantic semantics trimap trimaps parsing manual matte mattes "
-    "target targets l".split()
+    "target targets depth depths disparity disparities lr l".split()
 )
 _IMAGE_WORDS = frozenset(
     "image images im img imgs input inputs photo photos picture pictures pic pics rgb original originals frame frames "

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from small_trees import make, notes_of, photo, picture, refused, write
+from small_trees import make, notes_of, photo, picture, refused, refused_or_skipped, write
 
 from fastload import pack_images
 from fastload.errors import FastloadError
@@ -387,3 +387,14 @@ def test_colours_of_classes_that_lie_beside_masks_are_used(tmp_path: Path) -> No
     pack_images(root, tmp_path / "mine.h5", palette=tmp_path / "mine.csv", ignore_index="mine0", workers=0)
     with h5py.File(tmp_path / "mine.h5") as file:
         assert file["masks"].attrs["names"].tolist() == [b"mine1", b"mine2", b"mine3"]
+
+
+def test_a_second_mask_of_an_image_is_neither_an_image_nor_lost(tmp_path: Path) -> None:
+    for i in (1, 2, 3):
+        photo(tmp_path / f"x ({i}).png", i)
+        mask(tmp_path / f"x ({i})_mask.png", i)
+    mask(tmp_path / "x (3)_mask_1.png", 3)
+    listing = refused_or_skipped(r"x \(3\).png has several masks, such as x \(3\)_mask_1.png", tmp_path)
+    assert listing.keys == ("x (1).png", "x (2).png") and listing.masks is not None
+    alone = list_source(tmp_path, options=SourceOptions(masks="none"))
+    assert alone.keys == ("x (1).png", "x (2).png", "x (3).png") and alone.masks is None

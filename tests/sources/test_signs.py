@@ -242,7 +242,7 @@ def test_who_says_which_folder_is_the_class_is_not_asked_again(tmp_path: Path) -
     listing = list_source(root, options=SourceOptions(labels=("deepest",)))
     assert listing.columns["labels"].attrs["names"] == ("a/abbey", "a/airport", "b/bank", "b/bar")
     write(root / "list.txt", "".join(f"a/abbey/{i}.jpg train\n" for i in (1, 2)) + "b/bar/1.jpg test\n")
-    with pytest.raises(SourceError, match="list.txt .* names images"):
+    with pytest.raises(SourceError, match=r"list.txt .* names images"):
         list_source(root, options=SourceOptions(labels=("deepest",)))
 
 
