@@ -69,7 +69,7 @@ def refuse_by_signs(
 ) -> None:
     """Raises SourceError if anything, `further` signs first, speaks against packing a tree as a folder of images.
 
-    `classes` are known otherwise, so that one of them may be alone. `level`: whether it was said which folders are
+    `classes` are those of a packed file, to which one may be added. `level`: whether it was said which folders are
     the classes.
     """
     found = [*further, *signs_against_folder(tree, classes, level=level)]
@@ -92,7 +92,7 @@ def not_read(tree: Tree) -> list[str]:
 
 
 def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bool = False) -> list[Sign]:
-    """Returns what in a tree with images speaks against a folder of images; `classes` are known otherwise."""
+    """Returns what in a tree with images speaks against a folder of images; `classes` are those it is added to."""
     folders = ClassFolders.of(tree)
     beside = list(_files_beside(folders))
     told = {folder for sign in beside for folder in sign.folders}
@@ -351,8 +351,8 @@ def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator
         )
     elif len(tops) == 1 and len(direct) == len(tree.image_folders) and not any(found.without_images().values()):
         top = next(iter(tops))
-        if key_of(top) in classes:
-            return
+        if classes:
+            return  # what is added to other classes may be one
         at = next(found.splits[split] for split in found.classes if top in found.classes[split])
         what = (
             "images alone" if top.lower() in IMAGE_FOLDERS else "a class of which the others are missing, or no class"
