@@ -142,7 +142,7 @@ def pack_images(
         ignore_index: the value of masks, or the class of the palette, that means no class; it becomes the file's
             `ignore_index`, 255 unless the dataset has one.
         mask_files: pattern of the paths of the masks, in which `*` stands for any characters, where images have several
-            kinds of them, such as "semantic/*"; by default found by their names.
+            kinds of them, such as `semantic/*`; by default found by their names.
         labels: columns of a table that hold labels; by default those with a usual name.
         image_column: column of a table that names or holds the images.
         split_column: column of a table that names the split.
