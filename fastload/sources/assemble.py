@@ -171,6 +171,7 @@ class Samples:
         They are listed in this order too, or, with `by_name`, split by split, sorted by name.
         """
         at = np.asarray(positions, np.int64)
+        tree.known[at] = True
         names = [tree.names[i] for i in at.tolist()]
         rows = None
         if by_name:
@@ -182,6 +183,7 @@ class Samples:
             return samples
         # A sample without a mask stands for any file: it is never read.
         mask_at, present = np.maximum(masks.positions, 0), np.asarray(masks.positions, np.int64) >= 0
+        tree.known[mask_at[present]] = True
         packed = Masks(
             tree.files.take(mask_at), present, masks.names, masks.ignore_index, masks.attrs, dtype=masks.dtype
         )

@@ -69,7 +69,6 @@ _CAMVID = Paired(
     absent="there is no folder of frames with a sibling of masks (train/ and trainannot/). Give the folder or archive "
     "that holds both.",
     every_split=True,
-    notes_others=True,
     check=_listed,
 )  # fmt: skip
 

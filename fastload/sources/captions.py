@@ -381,10 +381,6 @@ def list_captions(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     split_of = [
         splits.get(i) or said.get(stem_of(tree.names[i])) or at for i, at in zip(images, by_folder, strict=True)
     ]
-    draft.note(
-        "Images without captions were left alone",
-        [key_of(tree.names[i]) for i in tree.images().tolist() if i not in texts],
-    )
     columns = caption_columns(draft, [texts[i] for i in images], options, lambda row: key_of(tree.names[images[row]]))
     return Samples.in_tree(tree, images, Splits.of(split_of), columns, by_name=True)
 

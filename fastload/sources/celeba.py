@@ -191,8 +191,6 @@ def _find_faces(tree: Tree, draft: Draft) -> tuple[Tree, NDArray[np.int64], str]
         Draft("celeba", tree).leave_out_broken(tree)  # its reason is better than that there is no image
         find_images(tree)
     (folder,) = folders
-    if ignored := len(tree.images()) - len(by_folder[folder]):
-        draft.notes.append(f"Ignored {ignored} images outside {key_of(folder)}.")
     if archive:
         draft.notes.append(f"Read the images in {key_of(folder)}, not {key_of(archive)}.")
     return tree, np.array(by_folder[folder], np.int64), key_of(folder) or "the folder itself"

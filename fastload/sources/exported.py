@@ -57,9 +57,12 @@ def exported_evidence(tree: Tree) -> list[str]:
 def why_ignored(tree: Tree) -> str:
     """Returns why the `fastload.json` of a tree is ignored; "" if it is used, or if there is none."""
     try:
-        if _find(tree):
+        if name := _find(tree):
             _read(tree)
     except SourceError as exc:
+        # The reason speaks of them.
+        folder = name.removesuffix(SIDECAR)
+        tree.known[[i for i, at in tree.not_images if at in (name, folder + FIELDS)]] = True
         return str(exc)
     return ""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+import numpy as np
 
 from fastload.errors import OptionError, SourceError
 from fastload.sources import (
@@ -33,9 +36,9 @@ from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.records import mds, tfrecord
-from fastload.sources.signs import not_read, refuse_by_signs
+from fastload.sources.signs import passed_over, refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
-from fastload.sources.tree import Tree
+from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset import webdataset
 
 Source = Callable[[Draft, Tree, SourceOptions], Samples]
@@ -59,6 +62,7 @@ class Layout:
     kind: Kind
     line: str  # description for `fastload layouts`
     decodes: bool = True  # whether images are files to decode, which pays for worker processes, not arrays to copy
+    own: str = "(?!)"  # pattern of the beginning of paths, of which it says itself what is left out
     takes: tuple[str, ...] = ()  # the fields of SourceOptions that it uses; masks="none" is accepted by all
 
 
@@ -72,15 +76,17 @@ LAYOUTS: dict[str, Layout] = {
     "celeba": Layout(celeba.list_celeba, celeba.celeba_evidence, "dataset",
         "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(imagenet.list_imagenet, imagenet.imagenet_evidence, "dataset",
-        "ImageNet: class folders, Kaggle's, or the original tars in place"),
+        "ImageNet: class folders, Kaggle's, or the original tars in place", own=r"(.*/)?ImageSets/|.*\.tar$"),
     "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
     "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
-        "Pascal VOC, one year: palette masks, boxes, labels", takes=(*_MASKS, "boxes_of")),
+        "Pascal VOC, one year: palette masks, boxes, labels", takes=(*_MASKS, "boxes_of"),
+        own=r"(.*/)?(JPEGImages|Annotations|ImageSets|Segmentation(Object|Class|ClassAug))/"),
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
     "cityscapes": Layout(cityscapes.list_cityscapes, cityscapes.cityscapes_evidence, "dataset",
-        "Cityscapes: frames, and fine or coarse masks of 19 classes, or of instances", takes=_MASKS),
+        "Cityscapes: frames, and fine or coarse masks of 19 classes, or of instances", takes=_MASKS,
+        own=r"(.*/)?gt(Fine|Coarse)/"),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
         "COCO, or Roboflow's export: boxes; --masks semantic, instance (drawn) or panoptic",
         takes=(*_MASKS, *_OF_BOXES, "captions")),
@@ -202,7 +208,7 @@ def list_source(
         draft.notes.append(f"What `fastload export` left was passed over: {why}")
     if name in ("folder", "mask-folders"):
         draft.notes += foreign.foreign_notes(tree)
-        draft.notes += not_read(tree) if layout or name == "mask-folders" else []
+    draft.notes += _passed_over(draft, tree)
     listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.
     listing = with_box_forms(listing, options.boxes) if LAYOUTS[name].kind == "format" else listing
@@ -211,3 +217,18 @@ def list_source(
             f"{tree.given}: `--boxes {options.boxes}`, but nothing here holds boxes in pixels. Leave it out."
         )
     return listing
+
+
+def _passed_over(draft: Draft, tree: Tree) -> list[str]:
+    """Returns notes on what a layout has neither read nor spoken of, in the tree and in others that it has read."""
+    notes, left_out, own = [], {key for key, _ in draft.skipped}, re.compile(LAYOUTS[draft.layout].own)
+    for read in dict.fromkeys((tree, *draft.trees)):
+        if read is tree or read.known.any():
+            known = read.known.copy()
+            for i in np.flatnonzero(~known).tolist():
+                name = read.names[i]
+                known[i] = bool(own.match(name)) or key_of(name) in left_out or read.where(i) == str(tree.given)
+            notes += passed_over(read, draft.layout, known)
+    if not tree.known[tree.images()].any():  # samples are no files of it
+        draft.note("Ignored other files", [key_of(name) for i, name in tree.not_images if not tree.known[i]])
+    return notes

@@ -84,8 +84,8 @@ def list_mask_folders(draft: Draft, tree: Tree, options: SourceOptions) -> Sampl
     _without_second_masks(draft, tree, files, tails, masked=options.masks != "none")
     folders = dict.fromkeys(folder for folder, _ in files.images)
     if len(inside := {_without_split(folder): folder for folder in folders}) > 1:
-        draft.note("Folders of images are not packed as labels", [f"{key_of(folder)}/" for folder in inside.values()])
-    spec = Paired((MaskKind(_MASKS, palette=palette),), absent, notes_others=True, meaning=_meaning)
+        draft.note("NOT READ: folders of images, as labels", [f"{key_of(folder)}/" for folder in inside.values()])
+    spec = Paired((MaskKind(_MASKS, palette=palette),), absent, meaning=_meaning)
     return list_paired(draft, tree, options, spec, files)
 
 

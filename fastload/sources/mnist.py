@@ -101,7 +101,8 @@ def list_mnist(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         attrs["labels"] = {"names": classes} if classes else {}
         if all(file.columns["qmnist"].shape[1] == len(_QMNIST) for file in files):
             attrs["qmnist"] = {"names": _QMNIST}
-    return joined_samples(draft, tree, files, attrs, used)
+    tree.known[list(used)] = True
+    return joined_samples(draft, tree, files, attrs)
 
 
 def _find(draft: Draft, tree: Tree) -> tuple[str, list[tuple[str, dict[str, int]]]]:

@@ -64,7 +64,6 @@ class Paired:
     only_splits: bool = False  # whether images in folders that are called like no split are none of the dataset
     without_masks: tuple[str, ...] = ()  # splits whose masks hold no classes, and are not read
     every_split: bool = False  # whether images without masks are an error, though the whole split has none
-    notes_others: bool = False  # whether images of neither kind are noted
     meaning: Meaning | None = None  # None: as the kind of masks says
     # Checks the keys to list against lists of the dataset, and returns those that stay.
     check: Callable[[Draft, Tree, Found, list[Key]], list[Key]] | None = None
@@ -97,10 +96,8 @@ def list_paired(draft: Draft, tree: Tree, options: SourceOptions, spec: Paired, 
         draft.further = "; `--masks none` packs all images without masks"
     if kind and not spec.every_split and (without := sorted(pairs.splits_without_masks())):
         draft.notes.append(f"Splits without masks: {', '.join(without)}; they are packed without.")
-    if spec.notes_others:
-        used = {i for files in (found.images, *found.masks.values()) for i in files.values()}
-        others = [key_of(tree.names[i]) for i in tree.images().tolist() if i not in used]
-        draft.note("Ignored images outside the pairs of folders", others)
+    for at in (found.images, *found.masks.values()):
+        tree.known[list(at.values())] = True
     if spec.check:
         kept = spec.check(draft, tree, found, kept)
     columns = spec.columns(draft, tree, found, kept) if spec.columns else None

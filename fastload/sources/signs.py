@@ -16,6 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastload.errors import ImageError, SourceError
 from fastload.sources.assemble import stem_of
 from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, share_folders, split_word
@@ -41,6 +44,10 @@ _OF_PROGRAMS = {".mat": "MATLAB"} | dict.fromkeys((".xlsx", ".xls", ".ods"), "a 
 _BESIDE = (*_TEXTS, *_OF_PROGRAMS, ".npy", ".npz", ".pts", ".pkl", ".pickle", ".h5")
 """Suffixes of files that hold annotations: of texts, which are looked into; and of those that lie one by one image."""
 
+_DATA = re.compile(r"\.(h5|hdf5?|parquet|arrow|np[yz]|tfrecords?|mds)$|\d\.tar$")
+"""Names, in lower case, of files that other layouts read."""
+
+_DATA_NOTED = 0.1  # of the bytes of the images, from which on they are said; as many as the images refuse a folder
 _PART = 0.5  # of files of one suffix that are called like images, from which on they belong to them
 _HEAD = 2**18
 _MOST_READ = 48  # text files that are looked into
@@ -86,15 +93,28 @@ def refuse_by_signs(
     )
 
 
-def not_read(tree: Tree) -> list[str]:
-    """Returns notes on the annotations next to images, where it was asked for a layout that does not read them."""
-    return [f"NOT READ: {sign.seen}. The packed file has none of it." for sign in _files_beside(ClassFolders.of(tree))]
+def passed_over(tree: Tree, layout: str, known: NDArray[np.bool_]) -> list[str]:
+    """Returns notes on what a layout has passed over: images, annotations and data that are not `known`.
+
+    `known`, bool (F,), says which files it has read, or has spoken of.
+    """
+    notes = []
+    if images := np.setdiff1d(tree.images(), np.flatnonzero(known)).tolist():
+        folders = Counter(tree.names[i].rpartition("/")[0] for i in images)
+        shown = first_few([f"{key_of(folder) or '.'}/ ({count})" for folder, count in folders.items()])
+        first = key_of(tree.names[images[0]])
+        notes = [f"images that layout {layout} does not list ({len(images)}): {shown}, e.g. {first}"]
+    if others := [(i, name) for i, name in tree.not_images if not known[i]]:
+        found = ClassFolders.of(tree)
+        signs = (*_data(tree, others, _DATA_NOTED), *_files_beside(found, others))
+        notes += [f"{sign.seen}. The packed file has none of it" for sign in signs]
+    return [f"NOT READ: {note}." for note in notes]
 
 
 def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bool = False) -> list[Sign]:
     """Returns what in a tree with images speaks against a folder of images; `classes` are those it is added to."""
     folders = ClassFolders.of(tree)
-    beside = list(_files_beside(folders))
+    beside = [*_data(tree, tree.not_images, 1), *_files_beside(folders, tree.not_images)]
     told = {folder for sign in beside for folder in sign.folders}
     doubts = [] if level else [*_splits_or_versions(folders), *_classes_in_doubt(folders, classes)]
     return [*beside, *_other_folders(folders, told), *doubts]
@@ -112,10 +132,25 @@ def _table_way(tree: Tree) -> str:
     )
 
 
-def _files_beside(found: ClassFolders) -> Iterator[Sign]:
-    """Yields the files of annotations: one for each image, texts that name images or some classes, lists of numbers."""
+def _data(tree: Tree, others: Iterable[tuple[int, str]], part: float) -> Iterator[Sign]:
+    """Yields which of the other files are data of another layout, if they hold this part of the images' bytes."""
+    found = [(i, name) for i, name in others if _DATA.search(name.lower())]
+    if found and int(tree.sizes[[i for i, _ in found]].sum()) >= part * int(tree.sizes[tree.images()].sum()):
+        names = [name for _, name in found]
+        yield Sign(
+            f"{first_few(list(map(key_of, names)), 2)} {'are' if names[1:] else 'is'} of a format of arrays, tables or "
+            f"samples",
+            (f"the file alone, if it is the dataset: {pack_command(tree.path / names[0])}",),
+            _folders_of(names),
+        )
+
+
+def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Iterator[Sign]:
+    """Yields which of the other files are annotations: one for each image, texts that name images, lists of numbers."""
     tree = found.tree
-    others = [(i, name) for i, name in tree.not_images if name.lower().endswith(_BESIDE)]
+    others = list(others)
+    yield from _same_files(found, [name for _, name in others])
+    others = [(i, name) for i, name in others if name.lower().endswith(_BESIDE)]
     # The form of an answer to a competition names images, and says nothing of them.
     others = [(i, name) for i, name in others if not stem_of(name).lower().startswith("sample_sub")]
     if not others:
@@ -147,7 +182,6 @@ def _files_beside(found: ClassFolders) -> Iterator[Sign]:
         elif suffix in _TEXTS:
             texts += files
     yield from _texts_beside(tree, texts, names)
-    yield from _same_files(found)
 
 
 def _ways_of(tree: Tree, suffix: str, names: list[str]) -> tuple[str, ...]:
@@ -238,16 +272,18 @@ class _Names:
         """
         lines = [line.strip() for line in head.decode("utf-8", "replace").replace("\\", "/").splitlines()]
         lines = [line for line in (lines if whole else lines[:-1] or lines) if line]
-        images, classes, alone = dict[str, str](), dict[str, str](), 0
+        images, classes, alone, about = dict[str, str](), dict[str, str](), 0, 0
         for line in lines:
             # A name may have spaces, which also separate: cells are looked up whole, and word by word.
             cells = [cell.strip() for cell in _CELLS.split(line)]
-            for name in filter(None, map(self.image_in, {*cells, *_TOKENS.split(line)})):
+            here = list(filter(None, map(self.image_in, {*cells, *_TOKENS.split(line)})))
+            about += bool(here)
+            for name in here:
                 images.setdefault(name, line)
             alone += bool(self.image_in(line))
             if (first := next(iter(_TOKENS.split(line)), "")) in self.classes:
                 classes.setdefault(first, line)
-        if len(images) >= min(_NAMED, self.count) and (2 * len(images) >= len(lines) or len(lines) == 1):
+        if len(images) >= min(_NAMED, self.count or 1) and (2 * about >= len(lines) or len(lines) == 1):
             only_names = whole and alone == len(lines) == self.count  # a list of all images says nothing more
             return ("", "") if only_names else (_IMAGES, next(iter(images.values())))
         if whole and max(2, len(lines) - 1) <= len(classes) < len(self.classes):
@@ -266,12 +302,10 @@ def _folders_of(names: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _same_files(found: ClassFolders) -> Iterator[Sign]:
-    """Yields files of one name that lie in most of the class folders, next to the images."""
+def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
+    """Yields which of the other files are of one name, and lie in most of the class folders, next to the images."""
     tree = found.tree
-    places = Counter(
-        name.rpartition("/")[2] for _, name in tree.not_images if f"{name.rpartition('/')[0]}/" in tree.image_folders
-    )
+    places = Counter(name.rpartition("/")[2] for name in others if f"{name.rpartition('/')[0]}/" in tree.image_folders)
     same = [name for name, count in places.items() if count > 1 and count >= _PART * len(tree.image_folders)]
     if same:
         yield Sign(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -122,8 +121,14 @@ class Tree:
         """Positions and names of the other files, in walk order: layouts look for their own files only among these."""
         return [(i, self.names[i]) for i in np.setdiff1d(np.arange(len(self.names)), self._images).tolist()]
 
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """bool (F,), which files a layout has read or spoken of; whatever else it has passed over. For it to set."""
+        return np.zeros(len(self.names), np.bool_)
+
     def read_text(self, i: int) -> bytes:
         """Returns the content of file i, which the whole dataset depends on; SourceError says why it cannot be read."""
+        self.known[i] = True
         try:
             return self.files.read(i)
         except ImageError as exc:
@@ -138,11 +143,6 @@ class Tree:
     def where(self, i: int) -> str:
         """Returns the path of file i, for messages."""
         return str(self.path / key_of(self.names[i]))
-
-    def others(self, used: Iterable[int]) -> list[str]:
-        """Returns the keys of the files that are not used, given those that are by their positions."""
-        known = set(used)
-        return [key_of(name) for i, name in enumerate(self.names) if i not in known]
 
 
 @dataclass(frozen=True, eq=False)

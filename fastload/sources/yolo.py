@@ -148,9 +148,6 @@ def list_yolo(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     for at in pairs.lone:
         if stem_of(tree.names[at]) not in draft.unreadable:
             draft.leave_out(key_of(tree.names[at]), "has labels, but no image of its name")
-    known = set(pairs.images)
-    others = [key_of(tree.names[i]) for i in tree.images().tolist() if i not in known]
-    draft.note("Ignored images outside of folders `images`", others)
     _note_unlabelled(draft, tree, pairs)
     draft.notes += reader.notes()
     kept, splits = _splits(draft, tree, about, pairs.images, list(found))

@@ -116,7 +116,9 @@ def test_files_of_captions_are_joined_to_their_images(
     listing = list_source(tmp_path)
     assert listing.layout == "captions" and listing.split_names == splits
     assert texts(listing) == dict(zip(("Images/1000_a.jpg", "Images/2000_b.jpg"), expected, strict=True))
-    assert "Images without captions were left alone (1): Images/3000_c.jpg" in notes_of(listing)
+    assert "NOT READ: images that layout captions does not list (1): Images/ (1), e.g. Images/3000_c.jpg." in notes_of(
+        listing
+    )
 
 
 def test_sbus_captions_are_lines_of_a_second_file(tmp_path: Path) -> None:

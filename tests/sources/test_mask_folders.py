@@ -311,7 +311,7 @@ def test_likely_pairs_that_are_not_certain_are_refused_with_what_would_be_right(
 
 def test_commands_of_a_refusal_pack_what_they_say(tmp_path: Path) -> None:
     listing = list_source(trees(tmp_path / "third", "a third folder"), "mask-folders")
-    assert len(listing) == 3 and "Ignored images outside the pairs of folders (3): other/0001.jpg" in notes_of(listing)
+    assert len(listing) == 3 and "(3): other/ (3), e.g. other/0001.jpg." in notes_of(listing)
     root = trees(tmp_path / "kinds", "two kinds of masks")
     refused("has several kinds of masks", root, "mask-folders")
     assert list_source(root, "mask-folders", options=SourceOptions(masks="none")).masks is None
@@ -338,7 +338,7 @@ def test_classes_of_images_with_masks_are_said_not_to_be_labels(tmp_path: Path) 
         pairs(tmp_path, f"{name}/{name} ({{}}).png", f"{name}/{name} ({{}})_mask.png", stems=("1", "2", "10", "11"))
     listing = list_source(tmp_path)
     assert listing.columns == {} and listing.masks is not None and listing.masks.present.all()
-    assert "Folders of images are not packed as labels (2): benign/, normal/." in notes_of(listing)
+    assert "NOT READ: folders of images, as labels (2): benign/, normal/." in notes_of(listing)
 
 
 def test_of_several_kinds_of_masks_names_in_use_choose(tmp_path: Path) -> None:

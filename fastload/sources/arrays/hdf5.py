@@ -51,7 +51,8 @@ def list_hdf5(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         SourceError: there is no HDF5 file, or one that is unsafe, damaged or packed by fastload; or for the reasons of
             `samples_of_arrays`.
     """
-    names = [name for name in tree.names if name.lower().endswith(_SUFFIXES)]
+    positions = [i for i, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
+    tree.known[positions], names = True, [tree.names[i] for i in positions]
     if not names:
         raise SourceError(f"{tree.given}: no HDF5 file (.h5, .hdf5). Give the file, or the folder that holds it.")
     if tree.archive:

@@ -64,7 +64,7 @@ def list_arrays(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     arrays = [array for i in positions for array in (read_npz if tree.names[i] in bundles else _read_npy)(tree, i)]
     if flat := [array.name for array in arrays if not array.shape]:
         draft.notes.append(f"Ignored, since they are single values: {first_few(flat)}.")
-    draft.note("Ignored the other files", tree.others(positions))
+    tree.known[positions] = True
     return samples_of_arrays(draft, arrays, options)
 
 

@@ -15,7 +15,7 @@ import mmap
 import os
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tokenize import TokenError  # NumPy's reader of headers raises it
@@ -248,14 +248,8 @@ class RowFile(NamedTuple):
     columns: dict[str, NDArray[Any]]  # other fields of the images
 
 
-def joined_samples(
-    draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]], used: Iterable[int]
-) -> Samples:
-    """Returns the images, file by file, with the columns in `attrs`; a key is that of the file and the number in it.
-
-    `used` are the positions of all files that were read, also those without images.
-    """
-    draft.note("Ignored the other files", tree.others(used))
+def joined_samples(draft: Draft, tree: Tree, files: list[RowFile], attrs: dict[str, dict[str, Any]]) -> Samples:
+    """Returns the images, file by file, with the columns in `attrs`; a key is that of the file and the number in it."""
     counts, rows = [file.num_images for file in files], joined_rows([(file.rows, file.num_images) for file in files])
     return Samples(
         keys=[f"{key_of(tree.names[file.position])}/{row:05d}" for file in files for row in range(file.num_images)],

@@ -161,6 +161,7 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     positions = _table_positions(tree)
     if not positions:
         raise SourceError(f"{tree.path}: there is no .parquet file, nor a folder that `datasets` saved.")
+    tree.known[positions] = True
     names = [tree.names[i] for i in positions]
     shards = [Shard(tree.path / name) for name in names]
     if (total := sum(shard.num_rows for shard in shards)) == 0:

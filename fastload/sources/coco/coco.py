@@ -424,18 +424,15 @@ def _unlisted(tree: Tree, parts: list[_InstancesFile], draft: Draft) -> list[int
     pngs = {png for part in parts if part.segments for png in part.segments.pngs.tolist()}
     folders = {split_path(tree.names[i])[0] for i in listed if i >= 0}
     jsons = " or ".join(part.json for part in parts)
-    tests, others = [], []
+    tests = []
     for i in [i for i in tree.images().tolist() if i not in listed and i not in pngs]:
         folder = split_path(tree.names[i])[0]
         if folder in folders:
             draft.leave_out(key_of(tree.names[i]), f"is not listed in {jsons}")
         elif SPLITS.get(_YEAR.sub("", split_path(folder[:-1])[1]).lower()) == "test":
             tests.append(i)
-        else:
-            others.append(key_of(tree.names[i]))
     if tests:
         draft.notes.append(f"Split test: {len(tests)} images without annotations; num_boxes is 0 and image_id -1.")
-    draft.note("Ignored images in folders without instances", others)
     return tests
 
 

@@ -141,6 +141,7 @@ def _find_parts(draft: Draft, tree: Tree) -> list[_Part]:
     """Returns the images of the tree itself, of archives of whole splits, and of archives of one class each."""
     draft.leave_out_broken(tree)
     own = _Part("", tree, tree.images())
+    tree.known[own.rows] = True
     parts = [own] if len(own.rows) else []
     files = [(i, name, split_path(name)[1]) for i, name in tree.not_images]
     unpacked, classes, others = set(tree.folders), list[int](), list[str]()

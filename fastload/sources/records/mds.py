@@ -113,7 +113,7 @@ def list_mds(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     described = dict(zip((file.name for file in files), shards, strict=True))
     table = RecordTable.of(tree, files, lambda file: _records(tree, file, described[file.name]))
     draft.title = f"Layout mds, recognised by {first_few(mds_evidence(tree), 3)}: {len(table)} samples."
-    draft.note("Ignored other files", tree.others([*_indexes(tree), *(i for i, _ in wanted)]))
+    tree.known[[i for i, _ in wanted]] = True
     return list_records(draft, table, splits_of_shards(draft.where, [shard.name for shard in shards]), options)
 
 

@@ -96,7 +96,7 @@ def list_tfrecord(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     table = RecordTable.of(tree, shards, lambda shard: _examples(str(tree.path / key_of(shard.name)), shard))
     draft.title = f"Layout tfrecord, recognised by {first_few(map(key_of, names), 3)}: {len(table)} records."
     about = [i for i, name in tree.not_images if name.endswith((".labels.txt", "features.json", "dataset_info.json"))]
-    draft.note("Ignored other files", tree.others([*positions, *about]))
+    tree.known[[*positions, *about]] = True
     _check_counts(draft, tree, table)
     _with_pixels(draft, table)
     splits = splits_of_shards(draft.where, names, _splits_of_tfds(names) if about else {})

@@ -53,7 +53,7 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     """
     rows, index = _read_tables(draft, tree, options)
     rows = _find_images(draft, rows, index, options)
-    named = rows.positions
+    index.tree.known[rows.positions[rows.positions >= 0]] = True
     rows, texts = _take_captions(draft, rows, options)
     rows, sample = _join_boxes(draft, rows)
     first = np.arange(len(rows.lines)) if sample is None else np.unique(sample, return_index=True)[1]
@@ -80,9 +80,6 @@ def list_manifest(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         rows.refuse_without_header()
     unlabelled = {int(first[at]): why for at, why in lost.items()}
     rows.leave_out(draft, unlabelled, "rows without a label", "Fill them in, or leave those images out")
-    used = np.union1d(named, masks.positions if masks else [])
-    unused = [key_of(index.tree.names[i]) for i in np.setdiff1d(index.tree.images(), used).tolist()]
-    draft.note("NOT READ: images that no row names", unused)
     return Samples.in_tree(index.tree, rows.positions[first], splits, nested | columns, masks).without(lost)
 
 

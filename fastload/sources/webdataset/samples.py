@@ -67,13 +67,14 @@ def _open_shards(draft: Draft, tree: Tree) -> list[tuple[str, Tree]]:
     from fastload.sources.archives.archive import list_archive
 
     shards = [("", tree)]
+    tree.known[:] = tree.archive
     if not tree.archive:
         positions = [i for i, name in tree.not_images if name.lower().endswith(".tar")]
         if not positions:
             packed = [name for name in tree.names if name.lower().endswith((".tar.gz", ".tgz"))]
             fix = f"Unpack them first (`gunzip {key_of(packed[0])}`)." if packed else "Is it the right folder?"
             raise SourceError(f"{tree.path} holds no shard: no .tar. {fix}")
-        draft.note("Ignored other files", tree.others(positions))
+        tree.known[positions] = True
         found = [tree.names[i] for i in positions]
         # By number, so that 9 precedes 10 even without leading zeros.
         found.sort(key=lambda name: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", name)])
