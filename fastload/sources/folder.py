@@ -38,6 +38,7 @@ ANNOTATION_FOLDERS = frozenset(
 """Names, in lower case, of such siblings."""
 
 _WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?:set|data|images?|imgs?)?")
+_WORD_NUMBER = re.compile(r"([^\W\d_]+(?:[\W_]+[^\W\d_]+)*)[\W_]*\d[\d\W_]*")
 _COMMON = 0.5  # part of the smaller of two sets of folders that splits, or versions, of one dataset share
 
 
@@ -51,7 +52,8 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
     folders; no such column if no split has class folders. `options.labels` may say which folder is the class: ("top",),
-    the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("none",).
+    the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("none",). With
+    ("names",) it is no folder, but the word that an image's name begins with: `cat.0.jpg`, `great_dane_12.jpg`.
 
     Raises:
         OptionError: `options.labels` is something else.
@@ -59,10 +61,11 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             images next to splits.
     """
     level = options.labels or ("top",)
-    if level not in (("top",), ("deepest",), ("none",)):
+    if level not in (("top",), ("deepest",), ("names",), ("none",)):
         raise OptionError(
             f"`--labels {','.join(level)}`: {tree.given} is a folder of images, whose labels are its folders' names: "
-            "`top` (the outermost, the default), `deepest` (the path to the image) or `none`."
+            "`top` (the outermost, the default), `deepest` (the path to the image) or `none`; or `names`, the words "
+            "that the images' names begin with."
         )
     draft.leave_out_broken(tree)
     rows = find_images(tree)
@@ -74,7 +77,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     _require_apart(draft, found)
     split = [next(name for name, at in found.splits.items() if folder.startswith(at)) for folder in tree.image_folders]
     tops = [folder[len(found.splits[of]) :].rstrip("/") for folder, of in zip(tree.image_folders, split, strict=True)]
-    if level == ("none",):
+    if level in (("none",), ("names",)):
         tops = [""] * len(tops)
     elif level == ("top",):
         tops = [top.partition("/")[0] for top in tops]
@@ -94,9 +97,11 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     splits = Splits.of(split)
     splits = Splits(np.repeat(splits.index, counts), splits.names)
     images = np.concatenate(list(tree.image_folders.values()))
+    if level == ("names",):
+        classes, labels = _words(draft, tree, images)
     order = np.lexsort((labels, splits.index))  # stable: within a class, the order of the tree remains
     shown = tuple(map(key_of, classes))
-    said = f"classes by folder ({len(shown)}): {first_few(shown)}."
+    said = f"classes by {'name' if level == ('names',) else 'folder'} ({len(shown)}): {first_few(shown)}."
     if not shown:
         said = "images without class folders, so without labels." if level == ("top",) else "images, without labels."
     if found.named:
@@ -111,6 +116,27 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         )
     columns = {"labels": Column(labels[order], {"names": shown})} if classes else {}
     return Samples.in_tree(tree, images[order], Splits(splits.index[order], splits.names), columns)
+
+
+def word_of(name: str) -> str:
+    """Returns the words that the name of a file begins with, where only numbers follow them; else ""."""
+    found = _WORD_NUMBER.fullmatch(name[name.rfind("/") + 1 :].rpartition(".")[0])
+    return found[1] if found else ""
+
+
+def _words(draft: Draft, tree: Tree, images: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+    """Returns the sorted words that names begin with, and which of them each image's does; -1 for none."""
+    words = [word_of(tree.names[i]) for i in images.tolist()]
+    if not any(words):
+        raise SourceError(
+            f"{tree.given}: `--labels names`, but no image is called by a word and a number, such as cat.0.jpg or "
+            f"cat_001.jpg; {key_of(tree.names[images[0]])} is not. Leave it out."
+        )
+    without = [key_of(tree.names[i]) for i, word in zip(images.tolist(), words, strict=True) if not word]
+    draft.note("Names that begin with no word have the label -1", without)
+    classes = sorted(set(words) - {""})
+    number = {word: i for i, word in enumerate(classes)}
+    return classes, np.array([number.get(word, -1) for word in words], np.int64)
 
 
 def find_images(tree: Tree) -> NDArray[np.int64]:

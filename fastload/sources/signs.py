@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.sources.assemble import stem_of
-from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, share_folders, split_word
+from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, share_folders, split_word, word_of
 from fastload.sources.listing import first_few
 from fastload.sources.tree import Tree, key_of
 
@@ -49,6 +49,13 @@ _DATA = re.compile(r"\.(h5|hdf5?|parquet|arrow|np[yz]|tfrecords?|mds)$|\d\.tar$"
 
 _DATA_NOTED = 0.1  # of the bytes of the images, from which on they are said; as many as the images refuse a folder
 _PART = 0.5  # of files of one suffix that are called like images, from which on they belong to them
+_NAMED_BY_WORD = 0.9  # of the images of a folder, from which on words in their names are labels
+_OF_CAMERAS = frozenset(
+    "img image images pic picture photo foto bild dsc dscn dscf dscx sam pxl mvi mov vid video gopr gh gx dji cimg "
+    "imag frame frames screenshot screen scan scene seq sequence shot page capture snap still clip cam camera webcam "
+    "left right front back rear top bottom side wa whatsapp untitled download thumb tile patch crop slice".split()
+)
+"""Words, in lower case, that names of files begin with, and that say how an image came about, not what is on it."""
 _HEAD = 2**18
 _MOST_READ = 48  # text files that are looked into
 _A_FOLDER = 8  # of them, of one suffix in one folder
@@ -117,6 +124,7 @@ def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bo
     beside = [*_data(tree, tree.not_images, 1), *_files_beside(folders, tree.not_images)]
     told = {folder for sign in beside for folder in sign.folders}
     doubts = [] if level else [*_splits_or_versions(folders), *_classes_in_doubt(folders, classes)]
+    doubts += [] if level else _classes_by_name(folders)
     return [*beside, *_other_folders(folders, told), *doubts]
 
 
@@ -360,6 +368,34 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
                 f"for versions, one of them: {pack_command(found.tree.path / at / same[0])}",
             ),
         )
+
+
+def _classes_by_name(found: ClassFolders) -> Iterator[Sign]:
+    """Yields names of images without class folders that begin with a few words, each repeated, as labels do."""
+    tree = found.tree
+    if len({top for tops in found.classes.values() for top in tops}) > 1:
+        return
+    for folder, rows in tree.image_folders.items():
+        examples, counts = dict[str, str](), Counter[str]()
+        for name in (tree.names[i] for i in rows.tolist()):
+            examples.setdefault(word := word_of(name), name)
+            counts[word] += 1
+        words = [word for word, count in counts.items() if word and count > 1 and not _of_no_class(word)]
+        if len(words) > 1 and sum(counts[word] for word in words) >= _NAMED_BY_WORD * len(rows):
+            shown = first_few([f"{word} ({counts[word]}, as {key_of(examples[word])})" for word in words], 3)
+            yield Sign(
+                f"names of images in {key_of(folder) or './'} begin with {len(words)} words: {shown}, as labels or "
+                f"splits in names do",
+                (f"{pack_command(tree.given, '--layout folder --labels names')} takes the words as labels",)
+                if not all(split_word(word)[0] for word in words)
+                else ("for splits, folders called train, val and test",),
+            )
+            return
+
+
+def _of_no_class(word: str) -> bool:
+    """Whether cameras, programs or sensors begin names of files with a word."""
+    return bool(_OF_CAMERAS & set(re.split(r"[\W_]+", word.lower())))
 
 
 def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator[Sign]:

@@ -274,7 +274,9 @@ def test_masks_of_several_sizes_lie_over_their_images(tmp_path: Path) -> None:
     for masks in (False, True):
         sheet = sheet_of(varied_file(tmp_path / f"{masks}.h5", rows, masks=masks, chunk_bytes=1 << 20))
         shown = (sheet == 200).all(axis=2).sum()
-        assert not shown if masks else shown >= sum(row.size // 3 for row in rows)
+        pixels = sum(row.size // 3 for row in rows)
+        # Of five classes without names, 0 is what is not marked, and remains as it is.
+        assert pixels * 0.15 < shown < pixels * 0.25 if masks else shown >= pixels
 
 
 def _compressed(path: Path, rows: int, chunk_rows: int) -> Path:

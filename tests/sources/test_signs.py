@@ -30,6 +30,18 @@ def tree(root: Path, files: str, **texts: str) -> Path:
 SIGNS = {
     "a class alone": ("cat/{1,2,3}.jpg", {}, r"one folder, cat/: one class.*--labels none"),
     "images that all lie deeper": ("{a,b}/{x,y,z}/{1,2}.jpg", {}, r"hold the same folders \(x, y, z\)|lies directly"),
+    "labels in names": ("{cat,dog}.{0,1,12}.jpg", {}, r"begin with 2 words: cat \(3, as cat.0.jpg\).*--labels names"),
+    "labels in names of a split": (
+        "train/{cat,great_dane}_{1,2}.jpg test/{1,2}.jpg",
+        {},
+        r"in train/ begin with 2 words",
+    ),
+    "labels in names in one folder": (
+        "pics/{кот,cat} ({1,2}).jpg".replace(" ", ""),
+        {},
+        r"one folder.*begin with 2 words",
+    ),
+    "splits in names": ("{train,test}_{1,2}.jpg", {}, "begin with 2 words.*for splits, folders called train"),
     "one letter above the class": (
         "a/{abbey,airport}/1.jpg b/{bar,bank}/1.jpg",
         {},
@@ -220,6 +232,37 @@ def test_labels_of_a_folder_are_the_outermost_or_the_deepest_folder_or_none(tmp_
         "deepest": ("a/abbey", "a/airport", "b/bar/indoor", "b/bar/outdoor"),
         "none": (),
     }
+
+
+def test_labels_are_the_words_that_names_begin_with(tmp_path: Path) -> None:
+    root = tree(tmp_path / "pets", "train/{cat,great_dane}.{1,2}.jpg test/7.jpg")
+    listing = list_source(root, options=SourceOptions(labels=("names",)))
+    assert listing.keys[:2] == ("train/cat.1.jpg", "train/cat.2.jpg") and listing.keys[-1] == "test/7.jpg"
+    assert values(listing) == [0, 0, 1, 1, -1] and listing.columns["labels"].attrs["names"] == ("cat", "great_dane")
+    assert "begin with no word have the label -1 (1): test/7.jpg" in notes_of(listing)
+    with pytest.raises(SourceError, match=r"no image is called by a word and a number.*7.jpg is not"):
+        list_source(root / "test", options=SourceOptions(labels=("names",)))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "{IMG_,DSC,PXL_}{0001,0002}.jpg",
+        "{frame,scene}_{0001,0002}.png",
+        "cat_{1,2,3}.jpg",
+        "cat_{1,2,3}.jpg IMG_{1,2}.jpg",
+        "{2021-01-02,2022-03-04}T{10,11}.jpg",
+        "{IMG,VID}-{20210101,20210102}-WA0001.jpg",
+        "{left,right}_{1,2}.png",
+        "video{1,2}_{0001,0002}.jpg",
+        "{0001,0002}_c{1,2}s1_000451.jpg",
+        "{a3f09b,b21c4d,0a77e1,a9f2c0,b00d12,ab12f0}.jpg",
+        "{rome,oslo,bern}_1.jpg",
+        "{party,beach,cat}.jpg",
+    ],
+)
+def test_names_by_cameras_numbers_hashes_and_dates_are_no_labels(tmp_path: Path, files: str) -> None:
+    assert "without labels" in notes_of(list_source(tree(tmp_path / "flat", files)))
 
 
 def test_folders_called_by_numbers_are_said_to_be_no_labels(tmp_path: Path) -> None:
