@@ -150,7 +150,7 @@ def read_mask(data: bytes, *, colours: bool = False) -> NDArray[Any]:
     if colours:
         return pixels
     if (pixels != pixels[..., :1]).any():
-        raise ImageError(f"a mask of colours, not the index of a class. {_BY_PALETTE}")
+        raise ImageError(f"a mask holds colours, not the numbers of classes; {_BY_PALETTE}")
     return pixels[..., 0]
 
 
@@ -324,7 +324,7 @@ def _indices_of(loaded: _Loaded) -> NDArray[Any]:
     _refuse_lossy(image)
     if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
         raise ImageError(
-            f"a mask of Pillow mode {image.mode!r} holds colours, not the index of a class. {_BY_PALETTE}, and "
+            f"a mask holds colours (Pillow mode {image.mode!r}), not the numbers of classes; {_BY_PALETTE}, and "
             f"`--mask-values 0,255` what gray ones are"
         )
     values = np.asarray(image)

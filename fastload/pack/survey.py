@@ -373,14 +373,24 @@ def read_headers(
 
 def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
     """Returns the message about images or masks that cannot be read, (key, reason) of each, the first few by name."""
-    shown = "; ".join(f"{key}: {reason}" for key, reason in bad[:5])
-    more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
+    keys: dict[str, list[str]] = {}  # a reason is said once
+    for key, reason in bad:
+        keys.setdefault(reason, []).append(key)
+    shown = "; ".join(f"{first_few(of, 3)}: {reason}" for reason, of in [*keys.items()][:5])
+    untold = sum(map(len, [*keys.values()][5:]))
+    more = f"; and {untold} more" if untold else ""
     sized = sum(reason.endswith(SAME_SHAPE) for _, reason in bad)
     which = "" if sized == len(bad) else f"{sized} of these "
     fix = f"`--mask-size image` resizes {which}masks to their images" if sized else "Repair or remove them"
     if job.listing.digests is not None:  # rows of packed files
         fix = "Copy the file or pack it again"
     left_out = ", or leave them out with `--on-error skip`" if job.on_error == "fail" else ": nothing else is left"
+    if len(bad) == total and job.on_error == "fail":
+        left_out = ""
+        if not sized and all("`--" in reason for reason in keys):  # they say what to do
+            fix = "This holds for every sample, so it is not the files that need a change"
+        elif not sized:
+            fix = "Repair them: every sample has this, so that none would be left without them"
     of_boxes = sum(REACHES_OUT in reason for _, reason in bad)
     if of_boxes:
         fix = "Say what becomes of such boxes, `--outside-boxes clip` (cut to the image) or `keep`, or correct them"

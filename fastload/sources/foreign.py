@@ -89,7 +89,7 @@ FOREIGN = (
         "A pickle can run any program when it is read, so that fastload never does. Load it yourself if you trust it: "
         + in_python("pack_images(list(zip(images, labels)), 'out.h5')")),
     Foreign("videos", r"\.(mp4|avi|mov|mkv|webm|mpe?g|m4v)",
-        "Take the images out: `ffmpeg -i {path} frames/%06d.png`."),
+        "Take the images out: `mkdir -p frames && ffmpeg -i {path} frames/%06d.png`."),
     Foreign("parts of a split archive", r"\.(zip|7z|rar)(?P<part>\.\d{2,3})",
         "Join them: `cat {stem}.* > {stem}`, then give or unpack that."),
     Foreign("parts of a split archive", r"(?P<part>\.z\d\d)",

@@ -26,6 +26,9 @@ from fastload.sources.listing import Arrays, Files, Listing, Masks, Pictures, Re
 
 MaskSize = Literal["same", "image"]
 
+COLOURS = "Masks are colours"
+"""Begins notes that say what palette a dataset has or lacks, which are of no use to whoever gives one."""
+
 _SAME_SHAPE = 0.01  # difference of aspect ratios up to which a mask of another size shows the whole of its image
 _MOST_CLASSES = 65_535
 _IGNORED = 255  # how pixels without a class are packed, unless the dataset has a value for them; 65,535 of more classes
@@ -131,7 +134,8 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
     if masks.palette and said.values == "auto" and not said.palette:
         said = replace(said, palette=masks.palette)
     classes, notes = _classes(masks, said)
-    listing = replace(listing, notes=(*listing.notes, *notes))
+    told = [note for note in listing.notes if not (options.palette and note.startswith(COLOURS))]
+    listing = replace(listing, notes=(*told, *notes))
     if classes is None and options.size == "same":
         return _with_padding(listing) if padded else listing
     names, ignore, attrs, dtype = masks.names, masks.ignore_index, masks.attrs, masks.dtype

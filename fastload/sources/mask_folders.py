@@ -18,7 +18,7 @@ import numpy as np
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.sources.assemble import Draft, Samples, fill_value, stem_of, values_in_masks
 from fastload.sources.listing import SourceOptions, first_few
-from fastload.sources.mask_classes import Palette, parse_palette
+from fastload.sources.mask_classes import COLOURS, Palette, parse_palette
 from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_paired
 from fastload.sources.pairing import Pairing, files_of, find_pairs, split_of_folder
 from fastload.sources.signs import Sign
@@ -113,12 +113,12 @@ def _palette(draft: Draft, tree: Tree) -> Palette:
             with suppress(OptionError, ImageError):
                 palette = parse_palette(tree.files.read(i), tree.where(i))
                 draft.notes.append(
-                    f"Masks are colours, of the {len(palette)} classes in {key_of(name)}; `--palette FILE` gives "
+                    f"{COLOURS}, of the {len(palette)} classes in {key_of(name)}; `--palette FILE` gives "
                     "others, and with it `--ignore-index NAME` says which means no class."
                 )
                 return palette
     draft.notes.append(
-        "Masks are colours: `--palette FILE` must say which is which class, in lines such as `128,0,0,building`."
+        f"{COLOURS}: `--palette FILE` must say which is which class, in lines such as `128,0,0,building`."
     )
     return ()
 

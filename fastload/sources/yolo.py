@@ -15,9 +15,11 @@ An image without a file, or with an empty one, has no object.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +48,7 @@ _OF_OTHERS = re.compile(r"\.xml$|(^|/)(instances_|_annotations\.coco)[^/]*\.json
 _IS_DATASET = re.compile(rb"^names\s*:", re.MULTILINE), re.compile(rb"^(train|val|path)\s*:", re.MULTILINE)
 
 _SIX_COLUMNS = (
-    r". If the last is a confidence, remove it: `sed -ri 's/^((\S+\s+){4}\S+)\s+\S+\s*$/\1/' labels/*.txt`. If it is "
+    r". If the last is a confidence, remove it: `sed -ri 's/^((\S+\s+){4}\S+)\s+\S+\s*$/\1/' LABELS`. If it is "
     "an angle, write the four corners"
 )
 _OTHER_FORMATS = (
@@ -282,7 +284,8 @@ class _LabelReader:
                 try:
                     found.append(self._object(line, where))
                 except ValueError as error:
-                    raise ValueError(f"{where} {error}") from None
+                    labels = shlex.quote(str(Path(self.tree.where(at)).parent)) + "/*.txt"
+                    raise ValueError(f"{where} {error}".replace("LABELS", labels)) from None
                 self.repeated += line in seen
                 seen.add(line)
         return found

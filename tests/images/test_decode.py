@@ -364,9 +364,9 @@ def test_masks_give_the_numbers_that_are_stored(data: bytes, expected: NDArray[n
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (encode(COLOUR, "PNG"), "mode 'RGB' holds colours, not the index"),
-        (encode(alpha_image(), "PNG"), "mode 'RGBA' holds colours"),
-        (encode(COLOUR.convert("LA"), "PNG"), "mode 'LA' holds colours"),
+        (encode(COLOUR, "PNG"), "holds colours .Pillow mode 'RGB'., not the numbers of"),
+        (encode(alpha_image(), "PNG"), "holds colours .Pillow mode 'RGBA'"),
+        (encode(COLOUR.convert("LA"), "PNG"), "holds colours .Pillow mode 'LA'"),
         (encode(COLOUR.convert("L"), "JPEG"), "a mask in JPEG, which blends"),
         (encode(COLOUR.convert("L"), "TIFF", compression="jpeg"), "a mask in TIFF, which blends"),
         (encode(COLOUR, "WEBP", lossless=True), "a mask in WEBP"),

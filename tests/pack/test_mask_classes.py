@@ -149,6 +149,19 @@ def test_a_value_or_colour_without_a_class_names_the_sample_and_the_option(tmp_p
     assert report.num_samples == COUNT - 1 and "images/4.png" in str(report.skipped)
 
 
+def test_what_is_wrong_with_every_mask_is_said_once_and_none_is_advised_to_be_left_out(tmp_path):
+    root = pairs(tmp_path / "a", np.stack([CLASSES % 2 * 255, *[CLASSES * 0] * 2], axis=2).astype(np.uint8))
+    with pytest.raises(SourceError, match="6 of 6 masks cannot be used") as raised:
+        packed(root)
+    said = str(raised.value)
+    assert said.count("its mask holds colours") == 1 and "and 3 more: its mask" in said and "--palette" in said
+    assert "--on-error skip" not in said and "Repair" not in said
+    palette = tmp_path / "classes.csv"
+    palette.write_text("0,0,0,sky\n255,0,0,tree\n")
+    report = pack_images(root, root.with_suffix(".h5"), workers=0, palette=palette, overwrite=True)
+    assert report.num_samples == COUNT and "Masks are colours" not in " ".join(report.notes)
+
+
 def test_messages_say_whether_images_or_masks_are_at_fault(tmp_path):
     root = pairs(tmp_path / "a", (CLASSES % 2).astype(np.uint8))
     (root / "masks/1.png").write_bytes(b"no picture")

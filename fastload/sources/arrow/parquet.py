@@ -9,6 +9,7 @@ photos-train.arrow                  what `datasets` cached, recognised by its da
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -226,7 +227,8 @@ def _refuse_other_images(table: ArrowTable, tree: Tree) -> None:
     """Refuses a table without a column of images that holds them otherwise, and says how to write them."""
     for name in table.names:
         shard = next(shard for shard in table.shards if name in shard.schema.names)
-        read = f"import pandas as pd; t = pd.read_parquet({shard.path.name!r})"
+        read = f"import pandas as pd; t = pd.read_parquet({str(shard.path)!r})"
+        shown = shlex.quote(str(shard.path))
         write = "t.to_parquet('images.parquet')"
         if _images_inside(shard.schema.field(name).type):
             raise SourceError(
@@ -238,7 +240,7 @@ def _refuse_other_images(table: ArrowTable, tree: Tree) -> None:
         if cells and all(re.match(r"https?://", cell) for cell in cells):
             raise SourceError(
                 f"{tree.given}: no column holds images; {name!r} holds addresses, such as {cells[0][:60]}. Download "
-                f"them first, e.g. `img2dataset --url_list {shard.path.name} --input_format parquet --url_col {name} "
+                f"them first, e.g. `img2dataset --url_list {shown} --input_format parquet --url_col {name} "
                 "--output_format webdataset`."
             )
         if cells and all(_BASE64.match(cell) for cell in cells):
