@@ -101,7 +101,7 @@ LAYOUTS: dict[str, Layout] = {
         "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column", "captions")),
     "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
         "TFRecord of images and labels, also tensorflow-datasets' folders",
-        takes=("masks", "labels", "image_column", "captions")),
+        takes=("masks", "labels", "image_column", "captions", "boxes")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",

@@ -76,6 +76,13 @@ class Pixels(NamedTuple):
 Cell = Blob | Pixels | int | float | str | list[Any] | dict[str, Any] | NDArray[Any] | None
 
 
+class Record(NamedTuple):
+    """One record of a shard."""
+
+    cells: dict[str, Cell]  # by field
+    whole: Blob | None = None  # where it lies, with its checksum, if its format has one
+
+
 Unpack = Callable[[IO[bytes]], Iterable[bytes]]
 """Returns the content of a compressed shard, block by block."""
 
@@ -147,16 +154,25 @@ class RecordTable:
     counts: list[int] = field(default_factory=list)  # records in each shard
     cells: dict[str, list[Cell]] = field(default_factory=dict)  # field -> the cell of each record, None if it has none
     mtimes_ns: list[int] = field(default_factory=list)  # of each shard, as it was listed
+    records: list[Blob | None] = field(default_factory=list)  # where each lies, if it is checked
+    check: Callable[[FileSpans, FileSpans], Files] | None = None  # makes the reader of pieces of checked records
 
     @classmethod
-    def of(cls, tree: Tree, shards: list[ShardFile], read: Callable[[ShardFile], Iterator[dict[str, Cell]]]) -> Self:
+    def of(
+        cls,
+        tree: Tree,
+        shards: list[ShardFile],
+        read: Callable[[ShardFile], Iterator[Record]],
+        check: Callable[[FileSpans, FileSpans], Files] | None = None,
+    ) -> Self:
         """Returns the table of the records that `read` yields of each shard."""
-        table, total = cls(shards), 0
+        table, total = cls(shards, check=check), 0
         written = dict(zip(tree.names, tree.mtimes_ns.tolist(), strict=True))
         for shard in shards:
             before = total
             for record in read(shard):
-                for name, cell in record.items():
+                table.records.append(record.whole)
+                for name, cell in record.cells.items():
                     column = table.cells.setdefault(name, [])
                     column += [None] * (total - len(column))
                     column.append(cell)
@@ -182,7 +198,12 @@ class RecordTable:
         column, parts, start = self.cells[name], list[tuple[Files, int]](), 0
         for shard, count in zip(self.shards, self.counts, strict=True):
             cells = [cell if isinstance(cell, (Blob, Pixels)) else None for cell in column[start : start + count]]
-            parts.append((shard.spans(cells), count))
+            spans: Files = shard.spans(cells)
+            if self.check and not shard.owner:  # what unpacked a compressed shard has checked it
+                whole = self.records[start : start + count]
+                held = [record if cell else None for record, cell in zip(whole, cells, strict=True)]
+                spans = self.check(shard.spans(cells), shard.spans(held))
+            parts.append((spans, count))
             start += count
         return JoinedFiles.of(parts)
 
