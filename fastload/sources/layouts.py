@@ -93,7 +93,7 @@ LAYOUTS: dict[str, Layout] = {
     "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
     "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
-        "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
+        "Parquet with an image column, as on the Hugging Face Hub", takes=(*_OF_TABLES, "root")),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
         takes=("masks", "labels", "image_column", "captions", *_OF_BOXES)),

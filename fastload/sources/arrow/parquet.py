@@ -75,13 +75,13 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     table, written = _open_table(draft, tree)
     image = _image_column(table, tree, options, notes)
     splits, split_column = _splits(table, options, notes)
-    images = _read_images(table, image, tree) if image else None
+    images = _read_images(table, image, tree, options.root) if image else None
     mask = next((n for n in table.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
     masks = None
     if mask and image and options.masks == "none":
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
-        masks = _read_images(table, mask, tree)
+        masks = _read_images(table, mask, tree, options.root)
     lists = [f.name for shard in table.shards for f in shard.schema if _images_inside(f.type)]
     others = [name for name in dict.fromkeys([*table.images, *lists]) if name not in (image, mask)]
     if others:
@@ -199,19 +199,19 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
         return found[0]
-    if name := _column_of_paths(table.shards, tree):
+    if name := _column_of_paths(table.shards, tree, options.root):
         notes.append(f"Images by the paths in column {name!r}.")
         return name
     _refuse_other_images(table, tree)
     return ""
 
 
-def _column_of_paths(shards: list[Shard], tree: Tree) -> str:
+def _column_of_paths(shards: list[Shard], tree: Tree, root: Path | None = None) -> str:
     """Returns the column of a usual name whose texts name images of the tree; "" if there is none."""
     plain: dict[str, str] = {plain_name(name): name for name in shards[0].schema.names}
     for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
         values = values_in(shards[:1], candidate)
-        if values.kind == "text" and any(_image_index(tree).hits(values.texts()[:_LOOKED_AT])):
+        if values.kind == "text" and any(_image_index(tree, root).hits(values.texts()[:_LOOKED_AT])):
             return candidate
     return ""
 
@@ -267,8 +267,8 @@ def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tupl
     return Splits(splits.index[np.searchsorted(filled, table.shard_of)], splits.names), ""
 
 
-def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
-    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree."""
+def _read_images(table: ArrowTable, name: str, tree: Tree, root: Path | None) -> _ImageColumn:
+    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree, or root."""
     paths: list[str] = []
     having = [shard for shard in table.shards if name in shard.schema.names]
     if lacking := [shard.path for shard in table.shards if shard.num_rows and shard not in having]:
@@ -286,10 +286,10 @@ def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
     absent = np.flatnonzero(sizes == 0)
     if not len(absent):
         return _ImageColumn(files, sizes, mtimes, paths, bad)
-    index = _image_index(tree)
+    index = _image_index(tree, root)
     for shard in np.unique(table.shard_of[absent]).tolist():
         rows = absent[table.shard_of[absent] == shard]
-        here = index.at(split_path(table.files[shard])[0])
+        here = index if root else index.at(split_path(table.files[shard])[0])
         found = here.find([paths[row] for row in rows.tolist()], [""] * len(rows))
         there, at = rows[found.positions >= 0], found.positions[found.positions >= 0]
         files.part[there], files.index[there] = len(files.parts), at
@@ -360,6 +360,6 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
     return starts[:-1], np.where(valid, np.diff(starts), 0), data
 
 
-def _image_index(tree: Tree) -> ImageIndex:
-    """Returns the index of the image files in the folder of the tables."""
-    return ImageIndex(open_tree(tree.path) if tree.file else tree)
+def _image_index(tree: Tree, root: Path | None) -> ImageIndex:
+    """Returns the index of the image files in the folder of the tables, or below a root of theirs."""
+    return ImageIndex(open_tree(root or tree.path) if root or tree.file else tree)
