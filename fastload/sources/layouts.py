@@ -135,7 +135,7 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     tree = open_tree(path)
     for kind in get_args(Kind):
         if kind == "format":  # next to class folders, these would be taken for what they are not
-            library.refuse_known(tree)
+            foreign.refuse_known(tree)
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:
