@@ -115,7 +115,7 @@ def test_the_command_packs_verifies_and_continues_a_dataset_of_torchvision(torch
         with h5py.File(out) as file:
             assert file.attrs["source_layout"] == b"torchvision" and b"root" not in file.attrs["pack_options"]
     encodings = pack_images(
-        "torchvision:Flowers102", tmp_path / "two.h5", root=tmp_path / "Flowers102", store="source", workers=2, shards=2
+        "torchvision:Flowers102", tmp_path / "two.h5", root=tmp_path / "Flowers102", store="source", workers=1, shards=2
     ).encodings
     assert encodings["jpeg"] == 12
     with pytest.raises(SystemExit) as stopped:

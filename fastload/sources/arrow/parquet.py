@@ -32,7 +32,15 @@ from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_p
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tables.boxes import BOX_KEYS, OBJECTS, nested_boxes, objects_of_lists
-from fastload.sources.tables.frame import MASK_COLUMNS, Frame, columns_of, plain_name, splits_by_column
+from fastload.sources.tables.frame import (
+    IMAGES,
+    MASK_COLUMNS,
+    Frame,
+    columns_of,
+    plain_name,
+    splits_by_column,
+    usual_names,
+)
 from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, split_of_name
 from fastload.sources.tables.read_table import is_list
@@ -41,7 +49,6 @@ from fastload.sources.tree import Tree, is_image, key_of
 _LOOKED_AT = 40
 # The first bytes of JPEG, PNG, GIF, BMP (of 64 MiB at most), TIFF and WebP as base64
 _BASE64 = re.compile(r"data:image/|/9j/|iVBORw0KGgo|R0lGOD|Qk[0-9]|SUkq|UklGR")
-_FIRST_IMAGES = ("image", "img", "pixel_values", "picture", "photo")
 
 
 def parquet_evidence(tree: Tree) -> list[str]:
@@ -127,7 +134,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
     else:
         notes.append("No column holds images: a dataset of columns only.")
-        if arrays := [name for name in columns if plain_name(name) in (*_FIRST_IMAGES, "images", "pixels")]:
+        if arrays := [n for n in usual_names(columns, (*IMAGES, "images", "pixels")) if columns[n].values.ndim > 1]:
             notes.append(
                 f"Arrays in column {arrays[0]!r} are a field, not images: to pack them as images, save them as uint8 "
                 "with `numpy.save('images.npy', ...)`, and give the folder."
@@ -194,7 +201,7 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
     if options.image_column:
         there = ", ".join(table.names)
         raise SourceError(f"{tree.given}: there is no column {options.image_column!r} for images. There are {there}.")
-    usual = [name for name in table.images if plain_name(name) in _FIRST_IMAGES]
+    usual = usual_names(table.images, IMAGES)
     no_masks = [name for name in table.images if plain_name(name) not in MASK_COLUMNS]
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
@@ -208,8 +215,7 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
 
 def _column_of_paths(shards: list[Shard], tree: Tree, root: Path | None = None) -> str:
     """Returns the column of a usual name whose texts name images of the tree; "" if there is none."""
-    plain: dict[str, str] = {plain_name(name): name for name in shards[0].schema.names}
-    for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
+    for candidate in usual_names(shards[0].schema.names, IMAGE_COLUMNS):
         values = values_in(shards[:1], candidate)
         if values.kind == "text" and any(_image_index(tree, root).hits(values.texts()[:_LOOKED_AT])):
             return candidate

@@ -24,13 +24,12 @@ from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_i
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Files, Masks, Reader, SourceOptions, first_few, split_of_shard
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject
-from fastload.sources.tables.frame import LABELS, Frame, columns_of, plain_name
+from fastload.sources.tables.frame import IMAGES, LABELS, Frame, columns_of, plain_name, usual_names
 from fastload.sources.tables.read_table import Values, other, values_of
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset.samples import MASK_WORDS
 
 _BLOCK_BYTES, _AHEAD = 2**20, 8  # of a shard behind a URL
-_FIRST_IMAGES = tuple("image img x jpg jpeg png encoded pixel_values picture photo image_raw input".split())
 _PROBED = 16  # blobs of a field by which it is known whether they are images
 _FILE_NAMES = ("filename", "file_name", "fname", "file", "path", "image_path", "name")
 
@@ -342,7 +341,7 @@ def _image_and_mask(
     masks = [name for name in pictures if _is_mask(name)]
     if not image:
         rest = [name for name in pictures if name not in masks]
-        usual = [name for one in _FIRST_IMAGES for name in rest if _last(name) == one]
+        usual = usual_names(rest, IMAGES, _last)
         # As MosaicML writes images and masks: x and y.
         masks += [name for name in rest if name == "y"] if usual[:1] == ["x"] else []
         rest = [name for name in rest if name not in masks]
@@ -441,5 +440,4 @@ def _is_unread(cells: list[Cell], values: Values) -> bool:
 def _label_field(values: dict[str, Values]) -> tuple[str, ...]:
     """Returns the field of the labels by its usual names; () if there is none."""
     usable = [name for name, some in values.items() if some.kind != "other" and some.values.ndim == 1]
-    found = [name for one in (*LABELS, "y", "cls") for name in usable if _last(name) == one]
-    return tuple(found[:1])
+    return tuple(usual_names(usable, (*LABELS, "y", "cls"), _last)[:1])
