@@ -106,8 +106,7 @@ def example(features: dict[str, Any]) -> bytes:
 def record(data: bytes) -> bytes:
     """A record of a TFRecord file."""
     length = struct.pack("<Q", len(data))
-    # Checksums of records are not read, so a wrong one serves.
-    return length + struct.pack("<I", _crc32c(length)) + data + b"\0\0\0\0"
+    return length + struct.pack("<I", _crc32c(length)) + data + struct.pack("<I", _crc32c(data))
 
 
 def write_tfrecord(path: Path, *examples: dict[str, Any]) -> Path:

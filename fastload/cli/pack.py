@@ -98,8 +98,8 @@ def pack(
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Let torchvision fetch what is not in --root.")] = False,
     boxes: Annotated[
-        Literal["auto", "xyxy", "xywh", "cxcywh"],
-        typer.Option(help="The four numbers of a box: two corners, corner and size, or middle and size."),
+        Literal["auto", "xyxy", "xywh", "cxcywh", "yxyx"],
+        typer.Option(help="A box's numbers: two corners (yxyx: y first), corner and size, or middle and size."),
     ] = "auto",
     boxes_of: Annotated[
         Literal["auto", "upright", "stored", "declared"],

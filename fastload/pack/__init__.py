@@ -150,8 +150,8 @@ def pack_images(
             longer ones are cut.
         root: folder that a table's paths are relative to, or that torchvision's data lie in.
         download: let torchvision fetch into `root` what is not there.
-        boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners), "xywh" (a corner, width and
-            height), "cxcywh" (the middle, width and height); by default what the format says.
+        boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners; "yxyx": y before x), "xywh" (a
+            corner, width and height), "cxcywh" (the middle, width and height); by default what the format says.
         boxes_of: which image boxes, points and polygons were drawn on: "upright", as it is packed; "stored", as its
             file stores it, before its EXIF orientation turns it; "declared", of the size that the annotations declare
             and that the file has no more, so that they are scaled. By default "upright", and an image of another size

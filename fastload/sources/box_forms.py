@@ -88,6 +88,8 @@ class BoxSlots:
 
 def sized_boxes(boxes: NDArray[Any], form: BoxForm | Moves) -> NDArray[Any]:
     """Returns boxes, (..., 4), as x, y, width, height, given as the form says ("auto": they are that already)."""
+    if form == "yxyx":
+        boxes, form = boxes[..., [1, 0, 3, 2]], "xyxy"
     first, second = boxes[..., :2], boxes[..., 2:]
     if form == "xyxy":
         return np.concatenate([first, second - first], axis=-1)
@@ -139,7 +141,9 @@ def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
         is_box = name.lower() in BOXES
         if is_box and form != "auto" and column.values.ndim > 1 and column.values.shape[-1] == 4:
             moves: Moves = "xyxy" if form == "xyxy" else "xywh"
-            values = sized_boxes(column.values.astype(np.float32), form) if form == "cxcywh" else column.values
+            values = (
+                sized_boxes(column.values.astype(np.float32), form) if form in ("cxcywh", "yxyx") else column.values
+            )
             attrs = {"names": CORNERS if form == "xyxy" else SIZED} | column.attrs
             columns[name] = replace(column, values=values, attrs=attrs, moves=moves)
             notes.append(

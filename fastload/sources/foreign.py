@@ -1,19 +1,21 @@
-"""Files of other loaders, split archives and odd images that are not read: what they are, and the way out.
+"""What is not read: files of other loaders, split archives, odd images, whole datasets. What each is, and the way out.
 
 One table, `FOREIGN`, of the names (and first bytes) by which each is known and the lines that bring it into a form
-that is read. `foreign_format` refuses a dataset that is mostly such files; `foreign_notes` says what else was not read.
+that is read. `refuse_known` refuses a dataset that its marks show, whatever else is there, `foreign_format` one that is
+mostly such files; `foreign_notes` says what else was not read.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fastload.errors import ImageError, typed
-from fastload.sources.listing import first_few
+from fastload.errors import ImageError, SourceError, typed
+from fastload.sources.listing import first_few, split_of_parts
 from fastload.sources.tree import Tree, key_of
 
 SHARD_NAME = re.compile(
@@ -22,13 +24,14 @@ SHARD_NAME = re.compile(
 """Names of TFRecord files, in lower case; their content decides."""
 
 _HEAD = 4096
+_LOOKED_AT = 2000  # images by whose names a dataset is recognised
 
 
 class Foreign(NamedTuple):
     """A kind of files that is not read."""
 
     what: str  # in the plural
-    # Of the path of a file, in lower case, with that of the dataset's folder before it; matched to its end.
+    # Of the path of a file, in lower case, with that of the dataset's folder before it; matched to its end; or "".
     name: str
     # How to go on. {path}: the file; {folder}: the folder that holds it, or the dataset; {stem}: the file without the
     # part that the name matched in its group `part`; each quoted for a shell, and with !r for Python.
@@ -37,12 +40,33 @@ class Foreign(NamedTuple):
     image: bool = False  # whether each file is an image
     outermost: bool = False  # whether the dataset's folder is what opens it, not the one that holds the file
     whole: bool = False  # whether it is an archive, of which `archives` says more where it is given itself
+    # Names of files and folders (ending in `/`) that are all there, or `*` and the end of one name.
+    marks: str = ""
+
+
+class Known(NamedTuple):
+    """A dataset that a tree is, by names that only it has."""
+
+    what: str
+    seen: tuple[str, ...]  # names in the tree, at least one
+    way: str  # the command, or the lines of Python, that read it
 
 
 def in_python(lines: str) -> str:
     """Returns the sentence that gives lines of Python, where `pack_images` is imported."""
     return f"In Python: `from fastload import pack_images; {lines}`."
 
+
+IN_PYTHON = "It is packed from Python: `pack_images({}, 'OUT.h5')`"
+PAIRS = f"fastload packs one image a sample. The images alone: {IN_PYTHON.format('[Path(...), ...]')[13:]}"
+_CIFAR = (
+    "It is packed from Python: `rows = numpy.fromfile(FILE, 'u1').reshape(-1, {n})`, then `pack_images([(row[{m}:]"
+    ".reshape(3, 32, 32).transpose(1, 2, 0), int(row[{m} - 1])) for row in rows], 'OUT.h5')`; or take the version for "
+    "Python, which `fastload pack torchvision:{name} OUT.h5 --root FOLDER` reads."
+)
+_ARRAYS = "[(numpy.load(one), one.parent.name) for one in sorted(Path(FOLDER).glob('*/*.npy'))]"
+_FIELD = re.compile(r"image|img|label|mask|target|class|data|box|name|split|key|^[xyz](_|$)", re.IGNORECASE)
+"""In the name of an array that holds a field of all samples."""
 
 FOREIGN = (
     Foreign("LitData's chunks", r"/index\.json",
@@ -120,10 +144,24 @@ FOREIGN = (
         "Turn each into PNG: `magick mogrify -format png *` in their folder.", image=True),
     Foreign("arrays", r"\.np[yz]", "Give the array file itself (layout arrays), or "
         + in_python("pack_images([numpy.load(file) for file in files], 'out.h5')")),
+    Foreign("CIFAR-10's binary version", "", _CIFAR.format(n=3073, m=1, name="CIFAR10"),
+        marks="data_batch_1.bin test_batch.bin"),
+    Foreign("CIFAR-100's binary version", "", _CIFAR.format(n=3074, m=2, name="CIFAR100"),
+        marks="train.bin test.bin fine_label_names.txt"),
+    Foreign("Moving MNIST, sequences of frames", "",
+        f"{IN_PYTHON.format('list(numpy.load(FILE).reshape(-1, 64, 64))')}, frame by frame.",
+        marks="mnist_test_seq.npy"),
+    Foreign("PhotoTour, patches within larger images", "",
+        f"{IN_PYTHON.format('[one.numpy() for one in torchvision.datasets.PhotoTour(ROOT, NAME)]')}.",
+        marks="info.txt m50_100000_100000_0.txt"),
+    Foreign("optical flow", "", f"{PAIRS}.", marks="*.flo"),
+    *(Foreign("disparities, depth or optical flow", "", f"{PAIRS}.", marks=mark) for mark in
+      "*.pfm flow_occ/ disp_noc/ disp_occ_0/ disparities/ *.disp.png *_disp.png *.depth.png".split()),
 )  # fmt: skip
 """The kinds that are not read, the first that fits."""
 
-_ANY = re.compile("|".join(f"(?:{row.name.replace('?P<part>', '?:')})$" for row in FOREIGN), re.DOTALL)
+_BY_NAME = tuple(row for row in FOREIGN if row.name)
+_ANY = re.compile("|".join(f"(?:{row.name.replace('?P<part>', '?:')})$" for row in _BY_NAME), re.DOTALL)
 _ORDINARY = (".txt", ".xml", ".csv", ".md", ".html")
 _WHOLE = frozenset("index.json zarr.json dataset_meta.json tensor_meta.json next_base".split())
 
@@ -143,7 +181,7 @@ def _kind_of(tree: Tree, i: int, name: str) -> Foreign | None:
     if not whole and (base.endswith(".json") or not _may_be_foreign(base[base.find(".") :])):
         return None
     path = f"/{tree.given.name}/{name}".lower()
-    for row in FOREIGN:
+    for row in _BY_NAME:
         if re.search(f"(?:{row.name})$", path, re.DOTALL):
             with suppress(ImageError):
                 if not row.head or re.match(row.head, tree.files.read_head(i, _HEAD)):
@@ -157,6 +195,61 @@ def _found(tree: Tree) -> dict[Foreign, list[int]]:
         if row := _kind_of(tree, i, name):
             found.setdefault(row, []).append(i)
     return found
+
+
+def known_as(tree: Tree) -> list[Known]:
+    """Returns the datasets of torchvision that a tree holds, and other kinds that class folders cannot express."""
+    # Imported here: it lists datasets, for which this module is read.
+    from fastload.sources.library import torchvision_in
+
+    paths: dict[str, list[str]] = {}
+    for name in [*(name for _, name in tree.not_images), *(f"{folder}/" for folder in tree.folders)]:
+        paths.setdefault(last_part(name), []).append(name)
+    return [*torchvision_in(tree, paths), *_arrays_in(tree), *_marked_in(tree, paths)][:3]
+
+
+def _arrays_in(tree: Tree) -> Iterator[Known]:
+    of_class: dict[str, list[str]] = {}
+    for _, name in tree.not_images:
+        if name.lower().endswith(".npy"):
+            of_class.setdefault(name.rpartition("/")[0], []).append(name)
+    apart = len(of_class) > 1 and not split_of_parts(part for folder in of_class for part in folder.split("/"))
+    fields = any(_FIELD.search(Path(name).stem) for of in of_class.values() for name in of)
+    if apart and "" not in of_class and not fields:
+        first = tuple([key_of(of[0]) for of in of_class.values()][:2])
+        yield Known("arrays, one image each, in a folder a class", first, f"{IN_PYTHON.format(_ARRAYS)}.")
+
+
+def _marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+    images = [tree.names[i] for i in tree.images()[:_LOOKED_AT].tolist()]
+    told = set[str]()
+    for row in (row for row in FOREIGN if row.marks):
+        if row.marks.startswith("*"):
+            end = row.marks[1:]
+            seen = [path for base, of in paths.items() if base.lower().endswith(end) for path in of[:1]]
+            seen += [image for image in images if image.endswith(end)]
+        else:
+            of_each = [paths.get(mark, []) for mark in row.marks.split()]
+            seen = [of[0] for of in of_each] if all(of_each) else []
+        if seen and row.way not in told:
+            told.add(row.way)
+            yield Known(row.what, tuple(map(key_of, seen[:2])), row.way)
+
+
+def last_part(path: str) -> str:
+    """Returns the last part of a path, with the `/` of a folder."""
+    return path.rstrip("/").rpartition("/")[2] + "/" * path.endswith("/")
+
+
+def refuse_known(tree: Tree) -> None:
+    """Raises SourceError for a tree that is known by its names as a dataset that none of the layouts reads right."""
+    if not (found := known_as(tree)):
+        return
+    said = " ".join(
+        f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}" for what, seen, way in found
+    )
+    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
+    raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
 
 
 def foreign_format(tree: Tree) -> str | None:
@@ -183,7 +276,7 @@ def foreign_notes(tree: Tree) -> list[str]:
 
 def why_foreign(path: Path, head: bytes) -> str | None:
     """Returns why a single file is refused that is of a kind that is not read; None for any other."""
-    for row in (row for row in FOREIGN if not row.whole):
+    for row in (row for row in _BY_NAME if not row.whole):
         if re.search(f"(?:{row.name})$", f"/{path.name}".lower(), re.DOTALL) and (
             not row.head or re.match(row.head, head)
         ):

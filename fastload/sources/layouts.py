@@ -100,7 +100,7 @@ LAYOUTS: dict[str, Layout] = {
     "manifest": Layout(manifest.list_manifest, image_tables.manifest_evidence, "format",
         "A table that names the images: CSV, TSV or JSON lines (Kaggle, Hugging Face)", takes=(*_OF_TABLES, "root")),
     "parquet": Layout(parquet.list_parquet, parquet.parquet_evidence, "format",
-        "Parquet with an image column, as on the Hugging Face Hub", takes=_OF_TABLES),
+        "Parquet with an image column, as on the Hugging Face Hub", takes=(*_OF_TABLES, "root")),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
         takes=("masks", "labels", "image_column", "captions", *_OF_BOXES)),
@@ -108,7 +108,7 @@ LAYOUTS: dict[str, Layout] = {
         "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column", "captions")),
     "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
         "TFRecord of images and labels, also tensorflow-datasets' folders",
-        takes=("masks", "labels", "image_column", "captions")),
+        takes=("masks", "labels", "image_column", "captions", "boxes")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
         "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
@@ -142,7 +142,7 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     tree = open_tree(path)
     for kind in get_args(Kind):
         if kind == "format":  # next to class folders, these would be taken for what they are not
-            library.refuse_known(tree)
+            foreign.refuse_known(tree)
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +18,15 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
 
 from fastload.errors import FastloadError, ImageError, MissingExtraError, MissingFileError, OptionError, SourceError
-from fastload.sources.assemble import Draft, Samples, stem_of
-from fastload.sources.listing import SPLITS, SourceOptions, first_few, split_of_parts
+from fastload.sources.assemble import Draft, Samples
+from fastload.sources.foreign import IN_PYTHON, PAIRS, Known, last_part
+from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.objects import object_samples
 from fastload.sources.tree import HUGGING_FACE, TORCHVISION, FolderFiles, Tree, is_library, key_of
 
@@ -58,26 +58,22 @@ _DEFAULTS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }  # fmt: skip
 """Class -> arguments other than its own defaults, given the root folder."""
 
-_LOOKED_AT = 2000  # images by whose names other kinds of datasets are recognised
-
 _VIDEOS = "It holds videos, not images: write the frames that you want as images, a folder a class"
-_PYTHON = "It is packed from Python: `pack_images({}, 'OUT.h5')`"
-_ALONE = f"fastload packs one image a sample. The images alone: {_PYTHON.format('[Path(...), ...]')[13:]}"
 _OURS = "Its folder is read without torchvision, with all annotations: `fastload pack FOLDER OUT.h5`"
-_MADE = f"Make it in Python: {_PYTHON.format('DATASET')[13:]}"
+_MADE = f"Make it in Python: {IN_PYTHON.format('DATASET')[13:]}"
 REFUSED = {
     **dict.fromkeys(("CelebA", "Cityscapes", "CocoCaptions", "CocoDetection"), _OURS),
     **dict.fromkeys(("VOCDetection", "VOCSegmentation"), _OURS),
     **dict.fromkeys(("HMDB51", "Kinetics", "UCF101", "MovingMNIST"), _VIDEOS),
     **dict.fromkeys(("FlyingChairs", "FlyingThings3D", "HD1K", "KittiFlow", "Sintel"),
-                    f"It gives pairs of frames and optical flow. {_ALONE}"),
+                    f"It gives pairs of frames and optical flow. {PAIRS}"),
     **dict.fromkeys(("CREStereo", "CarlaStereo", "ETH3DStereo", "FallingThingsStereo", "InStereo2k", "Kitti2012Stereo",
                      "Kitti2015Stereo", "Middlebury2014Stereo", "SceneFlowStereo", "SintelStereo"),
-                    f"It gives pairs of images and disparities. {_ALONE}"),
+                    f"It gives pairs of images and disparities. {PAIRS}"),
     "DatasetFolder": f"It needs a function that loads a sample. {_MADE}",
     "FakeData": f"It makes random images. {_MADE}",
     "LFWPairs": "It gives two faces a sample. `torchvision:LFWPeople` has the faces, and whose they are",
-    "PhotoTour": f"It gives patches without labels, as arrays. {_PYTHON.format('[one.numpy() for one in DATASET]')}",
+    "PhotoTour": f"It gives patches without labels, as arrays. {IN_PYTHON.format('[one.numpy() for one in DATASET]')}",
 }  # fmt: skip
 """Class of torchvision -> what it gives that is no image with a label, a mask or boxes, and what to do."""
 
@@ -390,52 +386,12 @@ _FOLDERS = {
 Those of which the folder itself is read right are not here.
 """
 
-_CIFAR = (
-    "`rows = numpy.fromfile(FILE, 'u1').reshape(-1, {n})`, then `pack_images([(row[{m}:].reshape(3, 32, 32)"
-    ".transpose(1, 2, 0), int(row[{m} - 1])) for row in rows], 'OUT.h5')`; or take the version for Python, which "
-    "`fastload pack torchvision:{name} OUT.h5 --root FOLDER` reads"
-)
-_OTHERS = (
-    ("data_batch_1.bin test_batch.bin", "CIFAR-10's binary version",
-     f"It is packed from Python: {_CIFAR.format(n=3073, m=1, name='CIFAR10')}"),
-    ("train.bin test.bin fine_label_names.txt", "CIFAR-100's binary version",
-     f"It is packed from Python: {_CIFAR.format(n=3074, m=2, name='CIFAR100')}"),
-    ("mnist_test_seq.npy", "Moving MNIST, sequences of frames",
-     f"{_PYTHON.format('list(numpy.load(FILE).reshape(-1, 64, 64))')}, frame by frame"),
-    ("info.txt m50_100000_100000_0.txt", "PhotoTour, patches within larger images",
-     f"{_PYTHON.format('[one.numpy() for one in torchvision.datasets.PhotoTour(ROOT, NAME)]')}"),
-    ("*.flo", "optical flow", _ALONE),
-    *((shown, "disparities, depth or optical flow", _ALONE) for shown in
-      "*.pfm flow_occ/ disp_noc/ disp_occ_0/ disparities/ *.disp.png *_disp.png *.depth.png".split()),
-)  # fmt: skip
-"""Names of files and folders (ending in `/`), what they are, and how they are packed though fastload reads them not."""
 
-
-_ARRAYS = "[(numpy.load(one), one.parent.name) for one in sorted(Path(FOLDER).glob('*/*.npy'))]"
-_FIELD = re.compile(r"image|img|label|mask|target|class|data|box|name|split|key|^[xyz](_|$)", re.IGNORECASE)
-"""In the name of an array that holds a field of all samples."""
-
-
-class Known(NamedTuple):
-    """A dataset that a tree is, by names that only it has."""
-
-    what: str
-    seen: tuple[str, ...]  # names in the tree, at least one
-    way: str  # the command, or the lines of Python, that read it, as a sentence without its point
-
-
-def known_as(tree: Tree) -> list[Known]:
-    """Returns the datasets of torchvision that a tree holds, and other kinds that class folders cannot express."""
-    paths: dict[str, list[str]] = {}
-    for name in [*(name for _, name in tree.not_images), *(f"{folder}/" for folder in tree.folders)]:
-        paths.setdefault(name.rstrip("/").rpartition("/")[2] + "/" * name.endswith("/"), []).append(name)
-    return [*_torchvision_in(tree, paths), *_others_in(tree, paths)][:3]
-
-
-def _torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+def torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+    """Yields the datasets of torchvision that a tree holds; `paths`: last part -> whole paths that end in it."""
     for name, (folder, shown) in _FOLDERS.items():
         marks = shown.split()
-        at = [{path.removesuffix(mark) for path in paths.get(_base(mark), []) if f"/{path}".endswith(f"/{mark}")}
+        at = [{path.removesuffix(mark) for path in paths.get(last_part(mark), []) if f"/{path}".endswith(f"/{mark}")}
               for mark in marks]  # fmt: skip
         # SVHN, USPS and LSUN may be there in part.
         found = set.union(*at) if not folder and name in ("SVHN", "USPS") else set.intersection(*at)
@@ -448,52 +404,10 @@ def _torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Know
             else:
                 once = f", once its folder {here} is called FOLDER/{folder}, as torchvision expects it"
             command = f"`fastload pack torchvision:{name} OUT.h5 --root {shlex.quote(root or '/')}`"
-            seen = tuple(f"{key_of(place)}{mark}" for mark in marks if f"{place}{mark}" in paths.get(_base(mark), []))
-            yield Known(f"torchvision's {name}", seen, f"{command} reads it{once} (torchvision has to be installed)")
-
-
-def _others_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
-    by_class: dict[str, list[str]] = {}
-    for _, name in tree.not_images:
-        if name.lower().endswith(".npy"):
-            by_class.setdefault(name.rpartition("/")[0], []).append(name)
-    apart = len(by_class) > 1 and not split_of_parts(part for folder in by_class for part in folder.split("/"))
-    if (
-        apart
-        and "" not in by_class
-        and not any(_FIELD.search(stem_of(name)) for of in by_class.values() for name in of)
-    ):
-        first = tuple([key_of(of[0]) for of in by_class.values()][:2])
-        yield Known("arrays, one image each, in a folder a class", first, _PYTHON.format(_ARRAYS))
-    images = [tree.names[i] for i in tree.images()[:_LOOKED_AT].tolist()]
-    told = set[str]()
-    for shown, what, way in _OTHERS:
-        if shown.startswith("*"):
-            ends = shown[1:]
-            seen = [path for base, of in paths.items() if base.lower().endswith(ends) for path in of[:1]]
-            seen += [image for image in images if image.endswith(ends)]
-        else:
-            of_each = [paths.get(mark, []) for mark in shown.split()]
-            seen = [of[0] for of in of_each] if all(of_each) else []
-        if seen and way not in told:
-            told.add(way)
-            yield Known(what, tuple(map(key_of, seen[:2])), way)
-
-
-def _base(mark: str) -> str:
-    """Returns the last part of a path, with the `/` of a folder."""
-    return mark.rstrip("/").rpartition("/")[2] + "/" * mark.endswith("/")
-
-
-def refuse_known(tree: Tree) -> None:
-    """Raises SourceError for a tree that is known by its names as a dataset that none of the layouts reads right."""
-    if not (found := known_as(tree)):
-        return
-    said = " ".join(
-        f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}." for what, seen, way in found
-    )
-    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
-    raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
+            seen = tuple(
+                f"{key_of(place)}{mark}" for mark in marks if f"{place}{mark}" in paths.get(last_part(mark), [])
+            )
+            yield Known(f"torchvision's {name}", seen, f"{command} reads it{once} (torchvision has to be installed).")
 
 
 def _cached_dataset(given: str) -> Path:

@@ -248,7 +248,7 @@ def require_unique(keys: Collection[str], where: str) -> None:
 
 
 MasksWanted = Literal["auto", "none", "semantic", "instance", "panoptic"]
-BoxForm = Literal["auto", "xyxy", "xywh", "cxcywh"]
+BoxForm = Literal["auto", "xyxy", "xywh", "cxcywh", "yxyx"]
 BoxesOf = Literal["auto", "upright", "stored", "declared"]
 
 

@@ -372,6 +372,8 @@ class _LabelReader:
         low, high = (a - c / 2, b - d / 2), (a + c / 2, b + d / 2)
         if form == "xyxy":
             low, high = (a, b), (c, d)
+        elif form == "yxyx":
+            low, high = (b, a), (d, c)
         elif form == "xywh":
             low, high = (a, b), (a + c, b + d)
         if min(low) < -_TOLERANCE or max(high) > 1 + _TOLERANCE or high[0] < low[0] or high[1] < low[1]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_VERSION = 2  # of native.c's functions
+_VERSION = 3  # of native.c's functions
 _PATH = Path(__file__).with_name("libfastload.so")
 _KINDS = {np.dtype(np.uint8): 0, np.dtype(np.float32): 1, np.dtype(np.uint16): 2}
 
@@ -52,6 +52,7 @@ def library() -> Any:
     for permute in (found.fastload_permute, _keeping_the_gil().fastload_permute):
         permute.argtypes = (pointer, *[ctypes.c_uint64] * 4, pointer, small, pointer, small, ctypes.c_uint64, small)
         permute.restype = None
+    found.fastload_crc32c.argtypes, found.fastload_crc32c.restype = (ctypes.c_char_p, number, pointer), ctypes.c_uint32
     found.fastload_place.argtypes = (pointer, pointer, number, pointer, *numbers, *[pointer] * 2, small, *[pointer] * 2)
     return found
 

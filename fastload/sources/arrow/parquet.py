@@ -33,7 +33,15 @@ from fastload.sources.listing import Masks, SourceOptions, first_few, split_of_p
 from fastload.sources.open_tree import open_tree
 from fastload.sources.spans import JoinedFiles
 from fastload.sources.tables.boxes import BOX_KEYS, OBJECTS, nested_boxes, objects_of_lists
-from fastload.sources.tables.frame import MASK_COLUMNS, Frame, columns_of, plain_name, splits_by_column
+from fastload.sources.tables.frame import (
+    IMAGES,
+    MASK_COLUMNS,
+    Frame,
+    columns_of,
+    plain_name,
+    splits_by_column,
+    usual_names,
+)
 from fastload.sources.tables.image_index import ImageIndex
 from fastload.sources.tables.image_tables import IMAGE_COLUMNS, is_table, split_of_name
 from fastload.sources.tables.read_table import is_list
@@ -42,7 +50,6 @@ from fastload.sources.tree import Tree, is_image, key_of
 _LOOKED_AT = 40
 # The first bytes of JPEG, PNG, GIF, BMP (of 64 MiB at most), TIFF and WebP as base64
 _BASE64 = re.compile(r"data:image/|/9j/|iVBORw0KGgo|R0lGOD|Qk[0-9]|SUkq|UklGR")
-_FIRST_IMAGES = ("image", "img", "pixel_values", "picture", "photo")
 
 
 def parquet_evidence(tree: Tree) -> list[str]:
@@ -76,13 +83,13 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     table, written = _open_table(draft, tree)
     image = _image_column(table, tree, options, notes)
     splits, split_column = _splits(table, options, notes)
-    images = _read_images(table, image, tree) if image else None
+    images = _read_images(table, image, tree, options.root) if image else None
     mask = next((n for n in table.images if n != image and plain_name(n) in (*MASK_COLUMNS, "label")), "")
     masks = None
     if mask and image and options.masks == "none":
         notes.append(f"Masks in column {mask!r} were left alone, as asked for.")
     elif mask and image:
-        masks = _read_images(table, mask, tree)
+        masks = _read_images(table, mask, tree, options.root)
     lists = [f.name for shard in table.shards for f in shard.schema if _images_inside(f.type)]
     others = [name for name in dict.fromkeys([*table.images, *lists]) if name not in (image, mask)]
     if others:
@@ -128,7 +135,7 @@ def list_parquet(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise SourceError(f"{tree.given}: there is neither a column of images nor one of numbers: {there}.")
     else:
         notes.append("No column holds images: a dataset of columns only.")
-        if arrays := [name for name in columns if plain_name(name) in (*_FIRST_IMAGES, "images", "pixels")]:
+        if arrays := [n for n in usual_names(columns, (*IMAGES, "images", "pixels")) if columns[n].values.ndim > 1]:
             notes.append(
                 f"Arrays in column {arrays[0]!r} are a field, not images: to pack them as images, save them as uint8 "
                 "with `numpy.save('images.npy', ...)`, and give the folder."
@@ -196,24 +203,23 @@ def _image_column(table: ArrowTable, tree: Tree, options: SourceOptions, notes: 
     if options.image_column:
         there = ", ".join(table.names)
         raise SourceError(f"{tree.given}: there is no column {options.image_column!r} for images. There are {there}.")
-    usual = [name for name in table.images if plain_name(name) in _FIRST_IMAGES]
+    usual = usual_names(table.images, IMAGES)
     no_masks = [name for name in table.images if plain_name(name) not in MASK_COLUMNS]
     if found := usual or no_masks:
         notes.append(f"Images by column {found[0]!r}.")
         return found[0]
-    if name := _column_of_paths(table.shards, tree):
+    if name := _column_of_paths(table.shards, tree, options.root):
         notes.append(f"Images by the paths in column {name!r}.")
         return name
     _refuse_other_images(table, tree)
     return ""
 
 
-def _column_of_paths(shards: list[Shard], tree: Tree) -> str:
+def _column_of_paths(shards: list[Shard], tree: Tree, root: Path | None = None) -> str:
     """Returns the column of a usual name whose texts name images of the tree; "" if there is none."""
-    plain: dict[str, str] = {plain_name(name): name for name in shards[0].schema.names}
-    for candidate in [plain[name] for name in IMAGE_COLUMNS if name in plain]:
+    for candidate in usual_names(shards[0].schema.names, IMAGE_COLUMNS):
         values = values_in(shards[:1], candidate)
-        if values.kind == "text" and any(_image_index(tree).hits(values.texts()[:_LOOKED_AT])):
+        if values.kind == "text" and any(_image_index(tree, root).hits(values.texts()[:_LOOKED_AT])):
             return candidate
     return ""
 
@@ -270,8 +276,8 @@ def _splits(table: ArrowTable, options: SourceOptions, notes: list[str]) -> tupl
     return Splits(splits.index[np.searchsorted(filled, table.shard_of)], splits.names), ""
 
 
-def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
-    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree."""
+def _read_images(table: ArrowTable, name: str, tree: Tree, root: Path | None) -> _ImageColumn:
+    """Returns the images of a column of bytes or of paths; a row without bytes names a file of the tree, or root."""
     paths: list[str] = []
     having = [shard for shard in table.shards if name in shard.schema.names]
     if lacking := [shard.path for shard in table.shards if shard.num_rows and shard not in having]:
@@ -289,10 +295,10 @@ def _read_images(table: ArrowTable, name: str, tree: Tree) -> _ImageColumn:
     absent = np.flatnonzero(sizes == 0)
     if not len(absent):
         return _ImageColumn(files, sizes, mtimes, paths, bad)
-    index = _image_index(tree)
+    index = _image_index(tree, root)
     for shard in np.unique(table.shard_of[absent]).tolist():
         rows = absent[table.shard_of[absent] == shard]
-        here = index.at(split_path(table.files[shard])[0])
+        here = index if root else index.at(split_path(table.files[shard])[0])
         found = here.find([paths[row] for row in rows.tolist()], [""] * len(rows))
         there, at = rows[found.positions >= 0], found.positions[found.positions >= 0]
         files.part[there], files.index[there] = len(files.parts), at
@@ -363,6 +369,6 @@ def _bytes_of(array: Any, paths: list[str]) -> tuple[NDArray[np.int64], NDArray[
     return starts[:-1], np.where(valid, np.diff(starts), 0), data
 
 
-def _image_index(tree: Tree) -> ImageIndex:
-    """Returns the index of the image files in the folder of the tables."""
-    return ImageIndex(open_tree(tree.path) if tree.file else tree)
+def _image_index(tree: Tree, root: Path | None) -> ImageIndex:
+    """Returns the index of the image files in the folder of the tables, or below a root of theirs."""
+    return ImageIndex(open_tree(root or tree.path) if root or tree.file else tree)

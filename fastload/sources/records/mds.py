@@ -29,6 +29,7 @@ from fastload.sources.records.record_table import (
     Blob,
     Cell,
     Pixels,
+    Record,
     RecordTable,
     ShardFile,
     Unpack,
@@ -189,7 +190,7 @@ def _zstd(file: IO[bytes]) -> Iterable[bytes]:
     yield from zstandard.ZstdDecompressor().read_to_iter(file, write_size=_BLOCK)
 
 
-def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[dict[str, Cell]]:
+def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[Record]:
     """Yields the cells of each record of a shard; SourceError if it is not as its index says."""
     where = str(tree.path / key_of(file.name))
     if file.num_bytes != shard.num_bytes:
@@ -236,7 +237,7 @@ def _records(tree: Tree, file: ShardFile, shard: _Shard) -> Iterator[dict[str, C
                     else:
                         record[name] = cell
                 at += size
-            yield record
+            yield Record(record)
 
 
 def _decoder(where: str, name: str, encoding: str) -> _Decoder | None:

@@ -24,13 +24,12 @@ from fastload.sources.assemble import Draft, Samples, Splits, fill_value, keys_i
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import Files, Masks, Reader, SourceOptions, first_few, split_of_shard
 from fastload.sources.spans import FileSpans, JoinedFiles, ListedFile, ListedObject
-from fastload.sources.tables.frame import LABELS, Frame, columns_of, plain_name
+from fastload.sources.tables.frame import IMAGES, LABELS, Frame, columns_of, plain_name, usual_names
 from fastload.sources.tables.read_table import Values, other, values_of
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset.samples import MASK_WORDS
 
 _BLOCK_BYTES, _AHEAD = 2**20, 8  # of a shard behind a URL
-_FIRST_IMAGES = tuple("image img x jpg jpeg png encoded pixel_values picture photo image_raw input".split())
 _PROBED = 16  # blobs of a field by which it is known whether they are images
 _FILE_NAMES = ("filename", "file_name", "fname", "file", "path", "image_path", "name")
 
@@ -74,6 +73,13 @@ class Pixels(NamedTuple):
 
 
 Cell = Blob | Pixels | int | float | str | list[Any] | dict[str, Any] | NDArray[Any] | None
+
+
+class Record(NamedTuple):
+    """One record of a shard."""
+
+    cells: dict[str, Cell]  # by field
+    whole: Blob | None = None  # where it lies, with its checksum, if its format has one
 
 
 Unpack = Callable[[IO[bytes]], Iterable[bytes]]
@@ -147,16 +153,25 @@ class RecordTable:
     counts: list[int] = field(default_factory=list)  # records in each shard
     cells: dict[str, list[Cell]] = field(default_factory=dict)  # field -> the cell of each record, None if it has none
     mtimes_ns: list[int] = field(default_factory=list)  # of each shard, as it was listed
+    records: list[Blob | None] = field(default_factory=list)  # where each lies, if it is checked
+    check: Callable[[FileSpans, FileSpans], Files] | None = None  # makes the reader of pieces of checked records
 
     @classmethod
-    def of(cls, tree: Tree, shards: list[ShardFile], read: Callable[[ShardFile], Iterator[dict[str, Cell]]]) -> Self:
+    def of(
+        cls,
+        tree: Tree,
+        shards: list[ShardFile],
+        read: Callable[[ShardFile], Iterator[Record]],
+        check: Callable[[FileSpans, FileSpans], Files] | None = None,
+    ) -> Self:
         """Returns the table of the records that `read` yields of each shard."""
-        table, total = cls(shards), 0
+        table, total = cls(shards, check=check), 0
         written = dict(zip(tree.names, tree.mtimes_ns.tolist(), strict=True))
         for shard in shards:
             before = total
             for record in read(shard):
-                for name, cell in record.items():
+                table.records.append(record.whole)
+                for name, cell in record.cells.items():
                     column = table.cells.setdefault(name, [])
                     column += [None] * (total - len(column))
                     column.append(cell)
@@ -182,7 +197,12 @@ class RecordTable:
         column, parts, start = self.cells[name], list[tuple[Files, int]](), 0
         for shard, count in zip(self.shards, self.counts, strict=True):
             cells = [cell if isinstance(cell, (Blob, Pixels)) else None for cell in column[start : start + count]]
-            parts.append((shard.spans(cells), count))
+            spans: Files = shard.spans(cells)
+            if self.check and not shard.owner:  # what unpacked a compressed shard has checked it
+                whole = self.records[start : start + count]
+                held = [record if cell else None for record, cell in zip(whole, cells, strict=True)]
+                spans = self.check(shard.spans(cells), shard.spans(held))
+            parts.append((spans, count))
             start += count
         return JoinedFiles.of(parts)
 
@@ -321,7 +341,7 @@ def _image_and_mask(
     masks = [name for name in pictures if _is_mask(name)]
     if not image:
         rest = [name for name in pictures if name not in masks]
-        usual = [name for one in _FIRST_IMAGES for name in rest if _last(name) == one]
+        usual = usual_names(rest, IMAGES, _last)
         # As MosaicML writes images and masks: x and y.
         masks += [name for name in rest if name == "y"] if usual[:1] == ["x"] else []
         rest = [name for name in rest if name not in masks]
@@ -420,5 +440,4 @@ def _is_unread(cells: list[Cell], values: Values) -> bool:
 def _label_field(values: dict[str, Values]) -> tuple[str, ...]:
     """Returns the field of the labels by its usual names; () if there is none."""
     usable = [name for name, some in values.items() if some.kind != "other" and some.values.ndim == 1]
-    found = [name for one in (*LABELS, "y", "cls") for name in usable if _last(name) == one]
-    return tuple(found[:1])
+    return tuple(usual_names(usable, (*LABELS, "y", "cls"), _last)[:1])

@@ -5,8 +5,8 @@
     photos.tfrecord[.gz]                 one file, one split
 
 A record is its length (uint64), a checksum of that, an Example in protobuf, and a checksum of it. An Example maps the
-names of features to lists of bytes, floats or int64. Checksums of lengths are checked, those of records are not: that
-would read all images twice.
+names of features to lists of bytes, floats or int64. Checksums of lengths are checked when files are listed, those of
+records when their images are read: else all images would be read twice.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
-from fastload.format.ragged import Column
+from fastload.format.ragged import Column, Moves
 from fastload.images.image_header import ImageHeader, probe_image
 from fastload.sources.assemble import Draft, Samples
+from fastload.sources.box_forms import CORNERS, sized_boxes
 from fastload.sources.foreign import SHARD_NAME, in_python
-from fastload.sources.listing import SPLITS, Files, Reader, SourceOptions, first_few
+from fastload.sources.listing import SPLITS, BoxForm, Files, Reader, SourceOptions, first_few
 from fastload.sources.records.record_table import (
     BLOB_HEAD,
     Blob,
     Cell,
     Pixels,
+    Record,
     RecordTable,
     ShardFile,
     list_records,
@@ -41,10 +44,12 @@ from fastload.sources.records.record_table import (
     splits_of_shards,
     text_of,
 )
-from fastload.sources.tables.boxes import boxes_by_sample
-from fastload.sources.tables.frame import categories
+from fastload.sources.spans import FileSpans
+from fastload.sources.tables.boxes import BOX_KEYS, box_columns, boxes_by_sample
+from fastload.sources.tables.frame import categories, plain_name
 from fastload.sources.tables.read_table import values_of
 from fastload.sources.tree import Tree, key_of
+from fastload.system.crc32c import crc32c
 from fastload.system.text import read_json
 
 _OF_TFDS = re.compile(r".*-(\w+)\.tfrecord-\d+-of-\d+", re.DOTALL)
@@ -54,7 +59,6 @@ _LOOKED_AT = 3
 _WINDOW = 4096
 _SLACK = 1e-3  # by which fractions may be beyond an image, as rounding leaves them
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
-_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _BOX_LABELS = ("label", "text", "name")
 _SHAPE = (("height", "rows", "h"), ("width", "cols", "columns", "w"), ("depth", "channels", "c"))
 _TENSORFLOW = in_python(
@@ -93,7 +97,9 @@ def list_tfrecord(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     draft.require_parts(names)
     packed = [tree.files.read_head(i, 2) == _GZIP for i in positions]
     shards = open_shards(tree, [(i, _gunzip if gz else None) for i, gz in zip(positions, packed, strict=True)])
-    table = RecordTable.of(tree, shards, lambda shard: _examples(str(tree.path / key_of(shard.name)), shard))
+    table = RecordTable.of(
+        tree, shards, lambda shard: _examples(str(tree.path / key_of(shard.name)), shard), CheckedSpans
+    )
     draft.title = f"Layout tfrecord, recognised by {first_few(map(key_of, names), 3)}: {len(table)} records."
     about = [i for i, name in tree.not_images if name.endswith((".labels.txt", "features.json", "dataset_info.json"))]
     tree.known[[*positions, *about]] = True
@@ -101,7 +107,7 @@ def list_tfrecord(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     _with_pixels(draft, table)
     splits = splits_of_shards(draft.where, names, _splits_of_tfds(names) if about else {})
     classes = {name: found for name in table.cells if (found := _class_names(tree, name))}
-    return list_records(draft, table, splits, options, classes, partial(_boxes, draft, tree, table))
+    return list_records(draft, table, splits, options, classes, partial(_boxes, draft, tree, table, options.boxes))
 
 
 def _positions(tree: Tree) -> list[int]:
@@ -117,30 +123,47 @@ def _gunzip(file: IO[bytes]) -> Iterable[bytes]:
             yield block
 
 
-def _crc_table() -> list[int]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]
-    return table
-
-
-_CRC = _crc_table()
+def _masked(data: bytes) -> int:
+    """Returns the checksum of bytes as TFRecord writes it: their CRC-32C, turned, and a number added."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _length(head: bytes) -> int | None:
-    """Returns the length that a record's head states; None if its checksum, a masked CRC-32C, is another."""
+    """Returns the length that a record's head states; None if its checksum is another."""
     if len(head) < _LENGTH.size:
         return None
     length, stated = _LENGTH.unpack_from(head)
-    crc = 0xFFFFFFFF
-    for byte in head[:8]:
-        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return int(length) if masked == stated else None
+    return int(length) if _masked(head[:8]) == stated else None
 
 
-def _examples(where: str, shard: ShardFile) -> Iterator[dict[str, Cell]]:
+@dataclass(frozen=True, eq=False)
+class CheckedSpans:
+    """Reads pieces of records, each with its whole record, whose checksum must be right."""
+
+    pieces: FileSpans
+    records: FileSpans  # the record of each, with its checksum
+
+    def read(self, i: int) -> bytes:
+        """Returns all bytes of piece i; ImageError says if its record is damaged."""
+        record = self.records.read(i)
+        if _masked(record[:-_CHECK]) != int.from_bytes(record[-_CHECK:], "little"):
+            raise ImageError("is damaged: the checksum of its record is another. Fetch the file again")
+        start = int(self.pieces.offsets[i] - self.records.offsets[i])
+        return record[start : start + int(self.pieces.sizes[i])]
+
+    def read_head(self, i: int, size: int) -> bytes:
+        return self.pieces.read_head(i, size)
+
+    def ranges(self, indices: NDArray[np.integer[Any]], *, heads: bool) -> list[Any]:
+        """Returns what is read of an object, as `BucketFiles.ranges`."""
+        return (self.pieces if heads else self.records).ranges(indices, heads=heads)
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> CheckedSpans:
+        return CheckedSpans(self.pieces.take(indices), self.records.take(indices))
+
+
+def _examples(where: str, shard: ShardFile) -> Iterator[Record]:
     """Yields the features of each record; SourceError names the file, the record and what is wrong with it."""
     at, number = 0, 0
     with shard.reader() as file:
@@ -161,7 +184,8 @@ def _examples(where: str, shard: ShardFile) -> Iterator[dict[str, Cell]]:
                     "finish: fetch it again."
                 )
             try:
-                yield _features(_Window(file, shard.base + begin, length))
+                features = _features(_Window(file, shard.base + begin, length))
+                yield Record(features, Blob(shard.base + begin, length + _CHECK, b""))
             except (ValueError, struct.error) as exc:
                 raise SourceError(
                     f"{where}: record {number}, at byte {at}, is no tf.train.Example ({exc}). Other messages are not "
@@ -324,35 +348,55 @@ def _pixels(blob: Blob, height: Cell, width: Cell, depth: Cell) -> Pixels | None
     return pixels if pixels and pixels.upright() else None
 
 
-def _boxes(draft: Draft, tree: Tree, table: RecordTable, images: Reader) -> tuple[dict[str, Column], dict[int, str]]:
+class _Boxes(NamedTuple):
+    """The boxes of all records, as they are written."""
+
+    feature: str  # that holds them
+    form: BoxForm  # of each of them
+    of: list[NDArray[np.float64]]  # (M, 4) of each record
+    labels: list[list[Any]] | None  # of each record, one a box
+    names: tuple[str, ...]  # of the classes that integers among the labels stand for
+
+
+def _boxes(
+    draft: Draft, tree: Tree, table: RecordTable, asked: BoxForm, images: Reader
+) -> tuple[dict[str, Column], dict[int, str]]:
     """Returns the columns of boxes, in pixels, and why those of a record cannot be; takes them out of the table."""
-    boxes, labels, names = _fractions(tree, table)
+    boxes = _written_boxes(tree, table, asked)
     if boxes is None:
         return {}, {}
+    corners = boxes.form in ("xyxy", "yxyx")
+    given = [some[:, [1, 0, 3, 2]] if boxes.form == "yxyx" else some if corners else sized_boxes(some, boxes.form)
+             for some in boxes.of]  # fmt: skip
+    filled = [some for some in given if len(some)]
+    in_pixels = asked != "auto" and 2 * sum(some.max() > 1 + _SLACK for some in filled) > len(filled)
     bad: dict[int, str] = {}
     owners, scaled, found = list[int](), list[Any](), list[Any]()
-    for row, some in enumerate(boxes):
+    for row, some in enumerate(given):
+        own = boxes.labels[row] if boxes.labels else [None] * len(some)
         try:
-            width, height = _size_for_boxes(images, row, some)
+            width, height = (1, 1) if in_pixels else _size_for_boxes(images, row, some)
+            if ((some[:, 2:] < some[:, :2]) if corners else (some[:, 2:] < 0)).any():
+                raise ImageError("has a box that ends before it begins")
+            if len(own) != len(some):
+                raise ImageError(f"has {len(some)} boxes and {len(own)} labels of boxes")
         except ImageError as exc:
             bad[row] = str(exc)
-            continue
-        own = labels[row] if labels else [None] * len(some)
-        if len(own) != len(some):
-            bad[row] = f"has {len(some)} boxes and {len(own)} labels of boxes"
             continue
         owners += [row] * len(some)
         scaled += (some * (width, height, width, height)).tolist()
         found += own
     column = None
     values = values_of(found) if found and None not in found else None
-    if values is not None and values.kind in ("int", "text"):
-        column = (
-            Column(values.values, {"names": names} if names else {}) if values.kind == "int" else categories(values)
-        )
+    if values is not None and values.kind == "int":
+        column = Column(values.values, {"names": boxes.names} if boxes.names else {})
+    elif values is not None and values.kind == "text":
+        column = categories(values)
     array = np.array(scaled, np.float32).reshape(-1, 4)
-    draft.notes.append("Boxes in fractions of the image were turned into pixels: x, y, width, height.")
-    return boxes_by_sample(array, "xyxy", np.array(owners, np.int64), len(boxes), draft.where, column), bad
+    turned = "in pixels" if in_pixels else "in fractions of the image were turned into pixels"
+    draft.notes.append(f"Boxes by {boxes.feature} {turned}: x, y, width, height.")
+    form: Moves = "xyxy" if corners else "xywh"
+    return boxes_by_sample(array, form, np.array(owners, np.int64), len(given), draft.where, column), bad
 
 
 def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tuple[int, int]:
@@ -362,10 +406,8 @@ def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tup
     if not np.isfinite(boxes).all() or boxes.min() < -_SLACK or boxes.max() > 1 + _SLACK:
         raise ImageError(
             f"has boxes with numbers from {boxes.min():g} to {boxes.max():g}, where TensorFlow has fractions of the "
-            "image, 0 to 1"
+            "image, 0 to 1. If all are in pixels, `--boxes` says so (xyxy, yxyx, xywh or cxcywh)"
         )
-    if (boxes[:, 2:] < boxes[:, :2]).any():
-        raise ImageError("has a box that ends before it begins")
     header: ImageHeader = (
         probe_image(lambda size: images.read_head(row, size)) if isinstance(images, Files) else images.header(row)  # type: ignore[union-attr]
     )
@@ -376,40 +418,64 @@ def _size_for_boxes(images: Reader, row: int, boxes: NDArray[np.float64]) -> tup
     return header.width, header.height
 
 
-def _fractions(
-    tree: Tree, table: RecordTable
-) -> tuple[list[NDArray[np.float64]] | None, list[list[Any]] | None, tuple[str, ...]]:
-    """Takes boxes out of a table: (M, 4) of each record as xmin, ymin, xmax, ymax, their labels, names of classes."""
+def _written_boxes(tree: Tree, table: RecordTable, asked: BoxForm) -> _Boxes | None:
+    """Takes boxes, and their labels, out of a table; None if it has none.
+
+    Numbers with names of their own (xmin, x_center) say what they are; of four in one list only features.json does, as
+    tensorflow-datasets writes it, or `asked`.
+
+    Raises:
+        SourceError: nothing says what the numbers in a list are, or there are not as many of each.
+    """
     cells = table.cells
-    of_side = next((name for name in cells if name.endswith("bbox/xmin") or name == "xmin"), "")
-    folder = of_side.removesuffix("xmin")
-    if of_side and all(folder + side in cells for side in _SIDES):
-        sides = [[_as_list(cell) for cell in cells.pop(folder + side)] for side in _SIDES]
-        if any(len({len(side) for side in four}) > 1 for four in zip(*sides, strict=True)):
-            raise SourceError(f"{tree.given}: the features {folder}xmin, ymin, xmax and ymax have different numbers.")
-        boxes = [np.array(four, np.float64).reshape(4, -1).T for four in zip(*sides, strict=True)]
-        above = folder.removesuffix("/").rpartition("/")[0]
-    else:
-        # tensorflow-datasets: ymin, xmin, ymax, xmax of one box behind another, if features.json says so.
-        about = [i for i, name in tree.not_images if name.rpartition("/")[2] == "features.json"]
-        known = any(b"BBoxFeature" in tree.read_text(i) for i in about)
-        name = next((name for name in cells if known and _plain(name) == "bbox"), "")
-        if not name:
-            return None, None, ()
-        boxes = [np.array(_as_list(cell), np.float64).reshape(-1, 4)[:, [1, 0, 3, 2]] for cell in cells.pop(name)]
-        above = name.rpartition("/")[0]
-    of_labels = [
+    for folder in dict.fromkeys(name.rpartition("/")[0] for name in cells):
+        above = f"{folder}/" if folder else ""
+        form, four = box_columns(name.removeprefix(above) for name in cells if name.rpartition("/")[0] == folder)
+        lists = any(isinstance(cell, list) for side in four for cell in cells[above + side])
+        if four and (lists or plain_name(folder).endswith("bbox") or four == CORNERS):
+            sides = [[_as_list(cell) for cell in cells.pop(above + side)] for side in four]
+            if any(len({len(side) for side in one}) > 1 for one in zip(*sides, strict=True)):
+                raise SourceError(f"{tree.given}: the features {above}{', '.join(four)} have different numbers.")
+            boxes = [np.array(one, np.float64).reshape(4, -1).T for one in zip(*sides, strict=True)]
+            form = form if asked == "auto" else asked
+            return _Boxes(f"{above}{', '.join(four)}", form, boxes, *_labels_of_boxes(tree, table, folder))
+    for name in [name for name in cells if _plain(name) in BOX_KEYS]:
+        written = [_as_list(cell) for cell in cells[name]]
+        numbers = all(isinstance(one, (int, float)) for some in written for one in some)
+        if not any(written) or not numbers or any(len(some) % 4 for some in written):
+            continue
+        about = [i for i, other in tree.not_images if other.rpartition("/")[2] == "features.json"]
+        said = [text for i in about if b"BBoxFeature" in (text := tree.read_text(i))]
+        known = bool(said) and not any(re.search(rb'"bboxFormat": *"(?!(REL_)?YXYX)', text) for text in said)
+        if asked == "auto" and not known:
+            raise SourceError(
+                f"{tree.given}: the feature {name!r} holds boxes as four numbers in a row, such as "
+                f"{', '.join(f'{one:g}' for one in next(filter(None, written))[:4])}, and nothing says what they are. "
+                "TensorFlow has ymin, xmin, ymax, xmax: `--boxes yxyx`; others two corners, x before y: `--boxes "
+                "xyxy`; a corner, width and height: `--boxes xywh`; or the middle: `--boxes cxcywh`."
+            )
+        del cells[name]
+        boxes = [np.array(some, np.float64).reshape(-1, 4) for some in written]
+        form = "yxyx" if asked == "auto" else asked
+        return _Boxes(name, form, boxes, *_labels_of_boxes(tree, table, name))
+    return None
+
+
+def _labels_of_boxes(tree: Tree, table: RecordTable, boxes: str) -> tuple[list[list[Any]] | None, tuple[str, ...]]:
+    """Takes the labels of boxes, which are next to their feature, out of a table; and names of their classes."""
+    cells, above = table.cells, boxes.rpartition("/")[0]
+    names = [
         name
         for last in _BOX_LABELS
         for name in cells
         if above and _plain(name) == last and name.startswith(f"{above}/")
     ]
-    labels = [_as_list(cell) for cell in cells[of_labels[0]]] if of_labels else None
-    for name in of_labels:
+    if not names:
+        return None, ()
+    found = [[text_of(one) if isinstance(one, Blob) else one for one in _as_list(cell)] for cell in cells[names[0]]]
+    for name in names:
         del cells[name]
-    if labels:
-        labels = [[text_of(one) if isinstance(one, Blob) else one for one in some] for some in labels]
-    return boxes, labels, _class_names(tree, of_labels[0]) if of_labels else ()
+    return found, _class_names(tree, names[0])
 
 
 def _as_list(cell: Cell) -> list[Any]:

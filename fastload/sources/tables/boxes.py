@@ -29,6 +29,7 @@ _SAID = {
     "xywh": "x, y, width, height",
     "xyxy": "two corners",
     "cxcywh": "the middle, width, height",
+    "yxyx": "two corners, each y before x",
 }
 _NUMBER = r"(-?[\d.]+(?:[eE][-+]?\d+)?|nan|inf)"
 _FOUR = re.compile(rf"\s*[\[(]?\s*{_NUMBER}[\s,;]+{_NUMBER}[\s,;]+{_NUMBER}[\s,;]+{_NUMBER}\s*[\])]?\s*")
@@ -207,7 +208,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         return columns_of(frame, draft.notes)
     # (R, 4), NaN for empty cells: a row without a box
     boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)
-    if form == "cxcywh":
+    if form in ("cxcywh", "yxyx"):
         boxes = sized_boxes(boxes, form)
     moves: Moves = "xyxy" if form == "xyxy" else "xywh"
     wrong = _wrong_boxes(boxes, moves)

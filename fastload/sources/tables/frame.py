@@ -6,7 +6,7 @@ What a column means is decided here for CSV, JSON lines, Parquet, Arrow, named a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,9 @@ from fastload.format.ragged import Column
 from fastload.sources.assemble import Splits
 from fastload.sources.listing import SPLITS, BoxForm, first_few, free_name
 from fastload.sources.tables.read_table import Values, as_list
+
+IMAGES = tuple("image img x jpg jpeg png encoded pixel_values picture photo image_raw input".split())
+"""Usual names of the column that holds images themselves, likeliest first."""
 
 LABELS = (
     "label labels target targets class class_id classid class_idx class_index label_id category category_id classes "
@@ -172,6 +175,14 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s\-.]+", "_", name.strip().lower())
 
 
+def usual_names(names: Iterable[str], known: Iterable[str], plain: Callable[[str], str] = plain_name) -> list[str]:
+    """Returns the names that are among the known ones once they are made plain, in the order of these."""
+    by_plain: dict[str, list[str]] = {}
+    for name in names:
+        by_plain.setdefault(plain(name), []).append(name)
+    return [name for one in known for name in by_plain.get(one, ())]
+
+
 def _is_free_text(values: Values) -> bool:
     """Whether text is captions, names or ids and not classes: there are more than half as many texts as rows."""
     texts = values.values.tolist() if values.kind == "text" else []
@@ -188,9 +199,7 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
             raise SourceError(f"{frame.where}: the column {name!r} can be no label: it is empty or nested.")
     if frame.labels:
         return list(frame.labels)
-    plain = {plain_name(name): name for name in reversed(list(usable))}
-    named = [plain[name] for name in LABELS if name in plain and usable[plain[name]].values.ndim == 1]
-    if named:
+    if named := usual_names([name for name, values in usable.items() if values.values.ndim == 1], LABELS):
         # With `label` (numbers) and `class_name` (text), the first is the label, the other stays a column.
         return named[:1]
     classes = [name for name, values in usable.items() if values.names]

@@ -144,7 +144,7 @@ class ImageIndex:
         if wrong:
             names = path.split("/")
             end = next((names[at:] for at in range(1, len(names)) if "/".join(names[at:]) in self._paths), [])
-            fix = "Give the folder that holds the images, or write paths relative to it."
+            fix = "Write paths relative to the folder of the images, and give that: as `--root`, if it lies elsewhere."
             if end:
                 fix = f"Write {'/'.join(end)!r}, which is there, and all paths so: relative to the folder."
             raise SourceError(f"{self.tree.path}: a table names {cell!r}, which {wrong}. {fix}")

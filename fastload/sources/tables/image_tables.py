@@ -240,7 +240,10 @@ def _read(tree: Tree, i: int, options: SourceOptions, index: ImageIndex) -> Imag
     named = _with_image_column(rows, index.at(index.base, rows.legacy), options, len(rows.lines))
     if named is None:
         return None
-    split = split_of_parts(name.split("/")[:-1]) if _stem(name) == METADATA else split_of_name(name)
+    # Metadata that are given themselves keep the split of the folder that holds them.
+    above = [os.path.basename(os.path.abspath(tree.path))] if tree.file and tree.in_place else []
+    folders = [*above, *name.split("/")[:-1]]
+    split = split_of_parts(folders) if _stem(name) == METADATA else split_of_name(name)
     return ImageTable(name, index.base, split, named[0], named[1])
 
 

@@ -32,7 +32,15 @@ from fastload.sources.tables.boxes import (
     objects_of_lists,
     spread_boxes,
 )
-from fastload.sources.tables.frame import LABELS, MASK_COLUMNS, SPLIT_COLUMNS, Frame, plain_name, splits_by_column
+from fastload.sources.tables.frame import (
+    LABELS,
+    MASK_COLUMNS,
+    SPLIT_COLUMNS,
+    Frame,
+    plain_name,
+    splits_by_column,
+    usual_names,
+)
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.image_tables import NO_HEADER, ImageTable, find_tables, in_class_folders, text_cells
 from fastload.sources.tables.read_table import Values, values_of
@@ -309,8 +317,7 @@ def _find_masks(
 ) -> MaskFiles | None:
     """Returns the masks of samples that a column names; removes the column from the table."""
     notes = draft.notes
-    plain = {plain_name(name): name for name in table}
-    name = next((plain[known] for known in MASK_COLUMNS if known in plain), "")
+    name = next(iter(usual_names(table, MASK_COLUMNS)), "")
     if not name or table[name].kind not in ("text", "int"):
         return None
     cells = rows.texts(name)

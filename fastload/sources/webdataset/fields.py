@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fastload.sources.assemble import Draft
 from fastload.sources.box_forms import BOXES, POINTS
 from fastload.sources.captions import caption_column, caption_columns, maybe_captions, texts_in
 from fastload.sources.listing import SourceOptions, first_few, free_name
-from fastload.sources.tables.frame import categories
+from fastload.sources.tables.frame import categories, usual_names
 from fastload.sources.tables.read_table import Values, mostly_empty
 from fastload.sources.tree import key_of
 from fastload.sources.webdataset.samples import GroupedSamples, is_picture
@@ -225,7 +226,7 @@ def _json_label(grouped: GroupedSamples, field: str, values: list[Any], known: S
     there = {i: value for i, value in enumerate(values) if i not in grouped.unusable}
     names = {name for value in there.values() for name in value}
     kinds: dict[str, Counter[str]] = {}
-    for name in [name for one in known for name in names if _column_of(field, name) == one]:
+    for name in usual_names(names, known, partial(_column_of, field)):
         kinds[name] = Counter(_label_kind(value.get(name)) for value in there.values() if name in value)
         if 2 * (kinds[name]["number"] + kinds[name]["text"]) < len(values):
             del kinds[name]
@@ -275,7 +276,7 @@ def _with_labels(draft: Draft, columns: dict[str, Column], labels: tuple[str, ..
             f"{draft.where}: there is no column {', '.join(lacking)} for --labels; there are "
             f"{first_few(sorted(columns), 20) or 'none'}."
         )
-    usual = [name for name in _LABELS if name in columns and columns[name].values.dtype.kind == "i"]
+    usual = [name for name in usual_names(columns, _LABELS, str) if columns[name].values.dtype.kind == "i"]
     chosen = labels or usual[:1]
     if len(chosen) != 1:
         return columns

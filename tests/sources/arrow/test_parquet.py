@@ -314,6 +314,18 @@ def test_rows_without_bytes_and_columns_of_paths_are_files_beside_the_table(tmp_
     assert [listing.files.read(i) for i in range(2)] == [b"photo", b"pictures/a.jpg"] and values(listing) == [0, 1]
 
 
+def test_images_of_a_cache_that_names_them_by_their_whole_path_are_those_below_the_root(tmp_path: Path) -> None:
+    photos = make(tmp_path / "photos", "train/a.jpg", "train/b.jpg")
+    column = images(*[(None, str(photos / f"train/{name}.jpg")) for name in "ba"])
+    save_arrow(make(tmp_path / "cache", "state.json") / "a.arrow", pa.table({"image": column}))  # as of an imagefolder
+    refused("b.jpg', which lies outside. .*give that: as `--root`", tmp_path / "cache")
+    listing = list_source(tmp_path / "cache", options=SourceOptions(root=photos))
+    assert [listing.files.read(i) for i in range(2)] == [b"train/b.jpg", b"train/a.jpg"]
+    write(tmp_path / "tables/t.parquet", {"file_name": ["b.jpg", "a.jpg"]})
+    listing = list_source(tmp_path / "tables", options=SourceOptions(root=photos / "train"))
+    assert [listing.files.read(i) for i in range(2)] == [b"train/b.jpg", b"train/a.jpg"]
+
+
 @pytest.mark.parametrize(
     "kind",
     [

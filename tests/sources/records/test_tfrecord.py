@@ -11,6 +11,7 @@ from record_files import example, image_file, record, write_tfrecord
 from small_trees import refused, refused_or_skipped, values
 
 from fastload import pack_images
+from fastload.errors import FastloadError
 from fastload.sources.layouts import detect_layout, list_source
 from fastload.sources.listing import Listing, SourceOptions
 
@@ -117,6 +118,49 @@ def test_tensorflow_datasets_name_their_classes_splits_and_boxes(tmp_path: Path)
     assert listing.columns["box_labels"].attrs["names"] == ("ear", "tail") and values(listing, "num_boxes") == [0, 1, 0]
     assert np.allclose(values(listing, "boxes")[1], [[2, 2, 8, 4]], atol=1e-5)
     refused("dataset_info.json states 3 records of 'train', there are 2", of_tfds(tmp_path / "b", stated=3))
+
+
+@pytest.mark.parametrize("form", ["yxyx", "xyxy", "xywh", "cxcywh"])
+def test_boxes_whose_order_nothing_says_are_read_only_as_the_user_says(tmp_path: Path, form: str) -> None:
+    written = {"yxyx": [0.2, 0.1, 0.6, 0.5], "xyxy": [0.1, 0.2, 0.5, 0.6], "xywh": [0.1, 0.2, 0.4, 0.4],
+               "cxcywh": [0.3, 0.4, 0.4, 0.4]}[form]  # fmt: skip
+    rows = [sample(i) | {"image/object/bbox": written * i, "image/object/label": [4] * i} for i in range(3)]
+    path = write_tfrecord(tmp_path / "a.tfrecord", *rows)
+    refused("the feature 'image/object/bbox' holds boxes as four numbers in a row, .* nothing says what they are", path)
+    listing = list_source(path, options=SourceOptions(boxes=form))
+    assert np.allclose(values(listing, "boxes")[1:], [[[2, 2, 8, 4], [0] * 4], [[2, 2, 8, 4]] * 2], atol=1e-5)
+    assert values(listing, "box_labels") == [[-1, -1], [4, -1], [4, 4]]
+    scale = [10, 20, 10, 20] if form == "yxyx" else [20, 10, 20, 10]
+    pixels = (np.array(written) * scale).tolist()
+    write_tfrecord(path, *[row | {"image/object/bbox": pixels * i} for i, row in enumerate(rows)])
+    listing = list_source(path, options=SourceOptions(boxes=form))
+    assert np.allclose(values(listing, "boxes")[2], [[2, 2, 8, 4]] * 2, atol=1e-5)
+
+
+def test_boxes_are_read_by_the_names_of_their_numbers_whatever_these_are(tmp_path: Path) -> None:
+    for names, box in (("y_max x_min x_max y_min", (0.6, 0.1, 0.5, 0.2)), ("h w y x", (0.4, 0.4, 0.2, 0.1)),
+                       ("x_center y_center width height", (0.3, 0.4, 0.4, 0.4))):  # fmt: skip
+        sides = {f"image/object/bbox/{name}": [one] for name, one in zip(names.split(), box, strict=True)}
+        listing = list_source(write_tfrecord(tmp_path / "a.tfrecord", sample(0) | sides))
+        assert np.allclose(values(listing, "boxes"), [[[2, 2, 8, 4]]], atol=1e-5)
+
+
+def test_boxes_of_tensorflow_datasets_in_another_order_are_refused(tmp_path: Path) -> None:
+    root = of_tfds(tmp_path)
+    (root / "features.json").write_text('{"pythonClassName": "BBoxFeature", "boundingBox": {"bboxFormat": "XYWH"}}')
+    refused("the feature 'objects/bbox' holds boxes as four numbers in a row", root)
+
+
+def test_a_record_whose_checksum_is_wrong_is_not_packed(tmp_path: Path) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", *[sample(i) for i in range(3)])
+    data = bytearray(path.read_bytes())
+    data[data.index(b"image/class/label") + 23] ^= 2  # another label
+    path.write_bytes(data)
+    assert list_source(path)
+    with pytest.raises(FastloadError, match=r"a\.tfrecord/n01_0\.JPEG.*the checksum of its record is another"):
+        pack_images(path, tmp_path / "o.h5", workers=0)
+    packed = pack_images(path, tmp_path / "p.h5", workers=0, on_error="skip")
+    assert packed.num_samples == 2 and len(packed.skipped) == 1
 
 
 def test_raw_pixels_need_their_shape(tmp_path: Path) -> None:

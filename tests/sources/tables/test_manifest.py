@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,16 @@ def test_hugging_face_metadata_in_split_folders_rules_over_class_folders(
         (root / split / f"metadata.{kind}").unlink()
     write(root / "metadata.csv", "file_name,label\ntrain/cat/1.jpg,1\nvalidation/cat/1.jpg,0\n")
     assert list_source(root).split_names == ("train", "val") and list_source(root).split.tolist() == [0, 1]
+
+
+def test_metadata_that_are_given_themselves_keep_the_split_of_their_folder(tmp_path: Path) -> None:
+    table = write(tmp_path / "train/metadata.jsonl", json_lines({"label": 1}, {"label": 2}, {"label": 0}))
+    with zipfile.ZipFile(tmp_path / "train/images.zip", "w") as archive:
+        for name in "abc":
+            archive.writestr(f"{name}.jpg", name)
+    refused(f"{table} OUT.h5 --root {tmp_path}/train/images.zip", tmp_path)  # which the message says to give
+    listing = list_source(table, options=SourceOptions(root=tmp_path / "train/images.zip"))
+    assert listing.split_names == ("train",) and values(listing) == [1, 2, 0]
 
 
 def csv(header: str, *cells: str) -> str:
