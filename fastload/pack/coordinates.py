@@ -20,7 +20,7 @@ from fastload.errors import OptionError, SourceError
 from fastload.images.fit import Target, moved_coordinates, turned_coordinates
 from fastload.pack.decisions import fitted_sizes
 from fastload.pack.pack_options import PackOptions
-from fastload.sources.box_forms import REACH, box_fits
+from fastload.sources.box_forms import REACH, box_fits, reaches_out
 from fastload.sources.listing import BoxesOf, BoxForm, Listing, first_few
 
 REACHES_OUT = "reaches out of its image"
@@ -36,6 +36,7 @@ _OTHER_FORMS: tuple[tuple[BoxForm, str, float, float], ...] = (
     ("xyxy", "two corners", 0.1, 0.99),
     ("cxcywh", "the middle", 0.01, 1),
 )
+_SIDES = ("its left side at x", "its top at y", "its right side at x", "its bottom at y")
 _TURNED, _SWAPPED = "its size before EXIF turns it", "the two swapped"
 
 
@@ -195,12 +196,20 @@ def boxes_outside(listing: Listing, headers: NDArray[np.void]) -> dict[int, str]
         if column.moves not in ("xywh", "xyxy"):
             continue
         boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
-        low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if column.moves == "xywh" else 0)
-        outside = ((low < -REACH) | (high > sizes + REACH)).any(axis=2) & known[:, None]
-        for sample in np.flatnonzero(outside.any(axis=1)).tolist():
-            box = ", ".join(f"{number:g}" for number in boxes[sample, int(outside[sample].argmax())].tolist())
+        sides = reaches_out(boxes, column.moves, sizes) & known[:, None, None]
+        for sample in np.flatnonzero(sides.any(axis=(1, 2))).tolist():
+            number = int(sides[sample].any(axis=1).argmax())
+            box = boxes[sample, number]
+            ends = np.concatenate([box[:2], box[2:] + (box[:2] if column.moves == "xywh" else 0)]).tolist()
+            at = int(sides[sample, number].argmax())
+            which = f"{_SIDES[at]} {ends[at]:g}"
             width, height = sizes[sample, 0].tolist()
-            found[sample] = f"has in {name} a box that {REACHES_OUT} ({width}x{height}, width x height): {box}"
+            shown, key = ", ".join(f"{value:g}" for value in box.tolist()), listing.keys[sample]
+            where = f" of {column.origins[key]}" if key in column.origins else ""
+            found[sample] = (
+                f"has in {name} a box{where} that {REACHES_OUT} ({width}x{height}, width x height): {shown}, with "
+                f"{which}"
+            )
     return found
 
 
