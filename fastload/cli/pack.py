@@ -103,7 +103,9 @@ def pack(
     ] = "auto",
     boxes_of: Annotated[
         Literal["auto", "upright", "stored", "declared"],
-        typer.Option(help="Boxes are of the upright image, of the file before EXIF turns it, or of the declared size."),
+        typer.Option(
+            help="Boxes and masks are of the upright image, of the file before EXIF turns it, or the declared size."
+        ),
     ] = "auto",
     size: Annotated[
         Any, typer.Option(parser=parse_size, metavar="S|HxW", help="Bring every image to this height x width.")

@@ -27,6 +27,8 @@ class Column:
     # Kind of coordinates, in pixels of the upright image before any resizing; the last axis holds x, y (or x, y, x, y,
     # ...) or the 4 numbers of a box. The packer scales them with the image
     moves: Moves = ""
+    # Where values that may be refused stand, by the key of their sample, for messages; not packed
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 ENCODINGS = ("raw", "jpeg", "zstd")

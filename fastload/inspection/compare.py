@@ -133,7 +133,8 @@ def _compare(
         if said.values == "auto" and "source_values" not in masks.attrs:
             said = replace(said, values="keep")
         padded = options.pads and "ignore_index" in masks.attrs
-        listing = with_mask_options(listing, said, source, padded=padded)
+        stored = options.source.boxes_of == "stored"
+        listing = with_mask_options(listing, said, source, padded=padded, stored=stored)
     numbers = {key: sample for sample, key in enumerate(listing.keys)}
     found = np.array([numbers.get(key, -1) for key in keys], dtype=np.int64)
     rows = np.flatnonzero(found >= 0)

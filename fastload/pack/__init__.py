@@ -152,10 +152,11 @@ def pack_images(
         download: let torchvision fetch into `root` what is not there.
         boxes: form of the boxes in a table or in COCO's files: "xyxy" (two corners; "yxyx": y before x), "xywh" (a
             corner, width and height), "cxcywh" (the middle, width and height); by default what the format says.
-        boxes_of: which image boxes, points and polygons were drawn on: "upright", as it is packed; "stored", as its
-            file stores it, before its EXIF orientation turns it; "declared", of the size that the annotations declare
-            and that the file has no more, so that they are scaled. By default "upright", and an image of another size
-            than declared is an error, or with on_error "skip" left out.
+        boxes_of: which image boxes, points, polygons and masks were drawn on: "upright", as it is packed; "stored", as
+            its file stores it, before its EXIF orientation turns it; "declared", of the size that the annotations
+            declare and that the file has no more, so that they are scaled. By default "upright", and an image of
+            another size than declared, or that EXIF turns while its mask fits before and after, is an error, or with
+            on_error "skip" left out.
         size: height and width of every image, one number for a square; by default each image keeps its size.
         fit: "crop": resize to cover, cut the middle out; "pad": resize to fit inside, black around; "stretch".
         mode: "rgb", "gray" or "rgba" converts; by default gray if all images are gray, else RGB.
@@ -445,7 +446,8 @@ def _list_samples(
         listing = list_source(tree, layout, on_error, options.source)
     else:
         listing = list_objects(source, on_error=on_error)
-    listing = with_mask_options(listing, options.masks, _name_of(source), padded=options.pads)
+    stored = options.source.boxes_of == "stored"
+    listing = with_mask_options(listing, options.masks, _name_of(source), padded=options.pads, stored=stored)
     total = len(listing)
     if options.limit is None or options.limit >= total:
         return listing

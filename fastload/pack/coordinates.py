@@ -18,16 +18,26 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, SourceError
 from fastload.images.fit import Target, moved_coordinates, turned_coordinates
+from fastload.images.image_header import probe_image
 from fastload.pack.decisions import fitted_sizes
 from fastload.pack.pack_options import PackOptions
-from fastload.sources.box_forms import REACH, box_fits
-from fastload.sources.listing import BoxesOf, BoxForm, Listing, first_few
+from fastload.sources.box_forms import REACH, box_fits, reaches_out
+from fastload.sources.listing import BoxesOf, BoxForm, Files, Listing, first_few
 
 REACHES_OUT = "reaches out of its image"
 """Why an image whose boxes do so is refused."""
 
 DECLARED = "its annotation declares"
 """Within the reason of an image that has not the size that boxes were drawn on."""
+
+EITHER_WAY = "its mask fits before and after"
+"""Within the reason of an image of which it is not known whether its mask is turned."""
+
+STORED_MASKS = (
+    "If masks were drawn on the images as they are stored, which Pillow and torchvision open unturned, `--boxes-of "
+    "stored` turns masks, boxes and points along; if on the images as they are shown, say `--boxes-of upright`"
+)
+"""What to do about masks of images that EXIF turns."""
 
 # Form, in words, and which part of boxes must reach out as corner and size, and fit in this form. Given by two corners,
 # most boxes right of or below the middle of an image reach out. Given by their middles, few small ones do; but hardly
@@ -36,6 +46,7 @@ _OTHER_FORMS: tuple[tuple[BoxForm, str, float, float], ...] = (
     ("xyxy", "two corners", 0.1, 0.99),
     ("cxcywh", "the middle", 0.01, 1),
 )
+_SIDES = ("its left side at x", "its top at y", "its right side at x", "its bottom at y")
 _TURNED, _SWAPPED = "its size before EXIF turns it", "the two swapped"
 
 
@@ -138,6 +149,25 @@ def _of_other_size(
     return found
 
 
+def undecided_masks(listing: Listing, headers: NDArray[np.void]) -> dict[int, str]:
+    """Returns {sample: reason} of images that EXIF turns, and whose masks fit before and after that.
+
+    Where one fits only after, all were drawn on the upright images. Packed rows and exports are upright.
+    """
+    masks, sizes, orientation = listing.masks, _sizes(headers), headers["orientation"]
+    made = listing.layout == "exported" or listing.digests is not None or hasattr(listing.files, "encoded")
+    if masks is None or masks.drawn or made or not isinstance(listing.files, Files):
+        return {}
+    turned: NDArray[np.bool_] = np.asarray(masks.present & (orientation > 1) & (sizes > 0).all(axis=1))
+    either = turned & ((orientation <= 4) | (sizes[:, 0] == sizes[:, 1]))
+    if (turned & ~either).any():
+        return {}
+    found = np.flatnonzero(either).tolist()
+    if isinstance(masks.files, Files):  # a mask that EXIF turns as well is upright
+        found = [at for at in found if probe_image(partial(masks.files.read_head, at)).orientation == 1]
+    return {at: f"is turned by EXIF (orientation {orientation[at]}), and {EITHER_WAY}" for at in found}
+
+
 def ways_out(reasons: list[str], drawn_on: BoxesOf) -> str:
     """Returns what to do about images that have not the size that boxes were drawn on, for these reasons."""
     turned, swapped = (sum(reason.endswith(how) for reason in reasons) for how in (_TURNED, _SWAPPED))
@@ -195,12 +225,20 @@ def boxes_outside(listing: Listing, headers: NDArray[np.void]) -> dict[int, str]
         if column.moves not in ("xywh", "xyxy"):
             continue
         boxes = column.values.astype(np.float64).reshape(len(listing), -1, 4)
-        low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if column.moves == "xywh" else 0)
-        outside = ((low < -REACH) | (high > sizes + REACH)).any(axis=2) & known[:, None]
-        for sample in np.flatnonzero(outside.any(axis=1)).tolist():
-            box = ", ".join(f"{number:g}" for number in boxes[sample, int(outside[sample].argmax())].tolist())
+        sides = reaches_out(boxes, column.moves, sizes) & known[:, None, None]
+        for sample in np.flatnonzero(sides.any(axis=(1, 2))).tolist():
+            number = int(sides[sample].any(axis=1).argmax())
+            box = boxes[sample, number]
+            ends = np.concatenate([box[:2], box[2:] + (box[:2] if column.moves == "xywh" else 0)]).tolist()
+            at = int(sides[sample, number].argmax())
+            which = f"{_SIDES[at]} {ends[at]:g}"
             width, height = sizes[sample, 0].tolist()
-            found[sample] = f"has in {name} a box that {REACHES_OUT} ({width}x{height}, width x height): {box}"
+            shown, key = ", ".join(f"{value:g}" for value in box.tolist()), listing.keys[sample]
+            where = f" of {column.origins[key]}" if key in column.origins else ""
+            found[sample] = (
+                f"has in {name} a box{where} that {REACHES_OUT} ({width}x{height}, width x height): {shown}, with "
+                f"{which}"
+            )
     return found
 
 

@@ -65,6 +65,9 @@ SAME_SHAPE = "another size of the same shape"
 """Why a mask that `--mask-size image` would help does not fit."""
 
 
+BEFORE_EXIF = "its size before EXIF turns it"
+"""Why a mask does not fit that `--boxes-of stored` would turn with its image."""
+
 LARGE_MASKS = "masks with numbers above 255"
 """The kind in `Headers.kinds` that counts blocks of samples with such a mask: uint8 does not hold them."""
 
@@ -113,7 +116,7 @@ def headers_of(images: Files | Pictures | Arrays, masks: Masks | None, samples: 
                 if sizes[0] != sizes[1]:
                     why = SAME_SHAPE if same_shape(*sizes) else "they cannot belong together"
                     if header.orientation > 4 and sizes[0] == sizes[1][::-1]:
-                        why = "that is its size before EXIF turns it: turn the mask as well, or save the image upright"
+                        why = BEFORE_EXIF
                     raise ImageError(
                         f"its mask is {mask.width}x{mask.height}, the image {header.width}x{header.height} (width x "
                         f"height): {why}"

@@ -27,10 +27,13 @@ from fastload.images.fit import Target
 from fastload.images.image_header import KINDS, header_of_pixels
 from fastload.pack.coordinates import (
     DECLARED,
+    EITHER_WAY,
     REACHES_OUT,
+    STORED_MASKS,
     as_upright,
     count_lost_boxes,
     has_coordinates,
+    undecided_masks,
     ways_out,
     with_boxes_inside,
     with_moved_coordinates,
@@ -47,7 +50,16 @@ from fastload.pack.decisions import (
     source_exceptions,
     too_large,
 )
-from fastload.pack.encode import HEADERS, LARGE_MASKS, SAME_SHAPE, Headers, RowEncoder, announce_samples, bytes_of
+from fastload.pack.encode import (
+    BEFORE_EXIF,
+    HEADERS,
+    LARGE_MASKS,
+    SAME_SHAPE,
+    Headers,
+    RowEncoder,
+    announce_samples,
+    bytes_of,
+)
 from fastload.pack.pack_options import PackJob, PackOptions, Progress
 from fastload.pack.pack_worker import Worker
 from fastload.pack.pool import PackPool
@@ -226,7 +238,8 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
         headers[list(deep)] = 0
     reasons |= too_large(headers, listing.keys, options, source)
     listing, of_size, notes = as_upright(listing, headers, options, source)
-    listing, reasons, more = with_boxes_inside(listing, headers, options, source, of_size | reasons)
+    undecided = undecided_masks(listing, headers) if options.source.boxes_of == "auto" else {}
+    listing, reasons, more = with_boxes_inside(listing, headers, options, source, undecided | of_size | reasons)
     notes += more
     skipped = [*listing.skipped, *((listing.keys[i], reasons[i]) for i in sorted(reasons))]
     samples = np.delete(np.arange(len(listing)), sorted(reasons))
@@ -241,7 +254,9 @@ def survey_listing(job: PackJob, pool: PackPool, found: Headers | None = None) -
     kept = ""
     if masks or has_coordinates(listing):
         alike = options.source.boxes_of == "stored"
-        kept = " (boxes and points with them)" if alike else " (masks, boxes and points count as upright already)"
+        kept = (
+            " (masks, boxes and points with them)" if alike else " (masks, boxes and points count as upright already)"
+        )
     seen = {
         "several frames -> the first": kinds.pop("frames", 0),
         f"EXIF orientation -> upright{kept}": kinds.pop("turned", 0),
@@ -400,6 +415,10 @@ def unreadable(job: PackJob, bad: list[tuple[str, str]], total: int) -> str:
         what = "images do not have the size of their masks" if sized == len(bad) else "masks cannot be used"
     if of_boxes:
         what = "images have boxes that reach out of them" if of_boxes == len(bad) else "samples cannot be used"
+    of_exif = sum(EITHER_WAY in reason or reason.endswith(BEFORE_EXIF) for _, reason in bad)
+    if of_exif:
+        fix = STORED_MASKS
+        what = "masks may be those of the unturned images" if of_exif == len(bad) else "samples cannot be used"
     if of_sizes := [reason for _, reason in bad if DECLARED in reason]:
         fix = ways_out(of_sizes, job.options.source.boxes_of)
         what = "images have another size than declared" if len(of_sizes) == len(bad) else "samples cannot be used"

@@ -119,6 +119,16 @@ def box_fits(boxes: NDArray[Any], form: BoxForm | Moves, sizes: NDArray[Any]) ->
     return fits
 
 
+def reaches_out(boxes: NDArray[Any], form: Moves, sizes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Returns which sides of boxes, (..., 4), lie outside of images of these sizes (width, height) by over a pixel.
+
+    Of the (..., 4) result the first two are the left and top side, the others the right and bottom one.
+    """
+    low, high = boxes[..., :2], boxes[..., 2:] + (boxes[..., :2] if form == "xywh" else 0)
+    found: NDArray[np.bool_] = np.concatenate([low < -REACH, high > sizes + REACH], axis=-1)
+    return found
+
+
 def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
     """Returns the listing with the form of its columns of boxes and points, or with a mark that it is unknown.
 

@@ -1,8 +1,8 @@
 """What is not read: files of other loaders, split archives, odd images, whole datasets. What each is, and the way out.
 
 One table, `FOREIGN`, of the names (and first bytes) by which each is known and the lines that bring it into a form
-that is read. `refuse_known` refuses a dataset that its marks show, whatever else is there, `foreign_format` one that is
-mostly such files; `foreign_notes` says what else was not read.
+that is read. `marked_in` and `arrays_in` find datasets by their marks, whatever else is there. `foreign_format` refuses
+a dataset that is mostly such files; `foreign_notes` says what else was not read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fastload.errors import ImageError, SourceError, typed
+from fastload.errors import ImageError, typed
 from fastload.sources.listing import first_few, split_of_parts
 from fastload.sources.tree import Tree, key_of
 
@@ -197,18 +197,8 @@ def _found(tree: Tree) -> dict[Foreign, list[int]]:
     return found
 
 
-def known_as(tree: Tree) -> list[Known]:
-    """Returns the datasets of torchvision that a tree holds, and other kinds that class folders cannot express."""
-    # Imported here: it lists datasets, for which this module is read.
-    from fastload.sources.library import torchvision_in
-
-    paths: dict[str, list[str]] = {}
-    for name in [*(name for _, name in tree.not_images), *(f"{folder}/" for folder in tree.folders)]:
-        paths.setdefault(last_part(name), []).append(name)
-    return [*torchvision_in(tree, paths), *_arrays_in(tree), *_marked_in(tree, paths)][:3]
-
-
-def _arrays_in(tree: Tree) -> Iterator[Known]:
+def arrays_in(tree: Tree) -> Iterator[Known]:
+    """Yields that class folders hold arrays, if they do."""
     of_class: dict[str, list[str]] = {}
     for _, name in tree.not_images:
         if name.lower().endswith(".npy"):
@@ -220,7 +210,8 @@ def _arrays_in(tree: Tree) -> Iterator[Known]:
         yield Known("arrays, one image each, in a folder a class", first, f"{IN_PYTHON.format(_ARRAYS)}.")
 
 
-def _marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+def marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
+    """Yields the kinds that marks in a tree show; `paths`: last part -> whole paths that end in it."""
     images = [tree.names[i] for i in tree.images()[:_LOOKED_AT].tolist()]
     told = set[str]()
     for row in (row for row in FOREIGN if row.marks):
@@ -239,17 +230,6 @@ def _marked_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known]:
 def last_part(path: str) -> str:
     """Returns the last part of a path, with the `/` of a folder."""
     return path.rstrip("/").rpartition("/")[2] + "/" * path.endswith("/")
-
-
-def refuse_known(tree: Tree) -> None:
-    """Raises SourceError for a tree that is known by its names as a dataset that none of the layouts reads right."""
-    if not (found := known_as(tree)):
-        return
-    said = " ".join(
-        f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}" for what, seen, way in found
-    )
-    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
-    raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
 
 
 def foreign_format(tree: Tree) -> str | None:

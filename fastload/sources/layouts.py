@@ -66,13 +66,12 @@ class Layout:
     takes: tuple[str, ...] = ()  # the fields of SourceOptions that it uses; masks="none" is accepted by all
 
 
-_MASKS = ("masks",)
-_OF_BOXES = ("boxes", "boxes_of")
-_OF_TABLES = ("masks", "labels", "image_column", "split_column", "captions", *_OF_BOXES)
+_MASKS = ("masks", "boxes_of")
+_OF_TABLES = (*_MASKS, "labels", "image_column", "split_column", "captions", "boxes")
 
 LAYOUTS: dict[str, Layout] = {
     "exported": Layout(exported.list_exported, exported.exported_evidence, "export",
-        "What `fastload export` wrote", takes=_MASKS),
+        "What `fastload export` wrote", takes=("masks",)),
     "celeba": Layout(celeba.list_celeba, celeba.celeba_evidence, "dataset",
         "CelebA: aligned faces and its text files, or Kaggle's"),
     "imagenet": Layout(imagenet.list_imagenet, imagenet.imagenet_evidence, "dataset",
@@ -80,7 +79,7 @@ LAYOUTS: dict[str, Layout] = {
     "ade20k": Layout(ade20k.list_ade20k, ade20k.ade20k_evidence, "dataset",
         "ADE20K SceneParsing: scenes, masks of 150 classes", takes=_MASKS),
     "voc": Layout(voc.list_voc, voc.voc_evidence, "dataset",
-        "Pascal VOC, one year: palette masks, boxes, labels", takes=(*_MASKS, "boxes_of"),
+        "Pascal VOC, one year: palette masks, boxes, labels", takes=_MASKS,
         own=r"(.*/)?(JPEGImages|Annotations|ImageSets|Segmentation(Object|Class|ClassAug))/"),
     "camvid": Layout(camvid.list_camvid, camvid.camvid_evidence, "dataset",
         "CamVid as in SegNet's tutorial: frames and masks", takes=_MASKS),
@@ -89,7 +88,7 @@ LAYOUTS: dict[str, Layout] = {
         own=r"(.*/)?gt(Fine|Coarse)/"),
     "coco": Layout(coco.list_coco, coco.coco_evidence, "dataset",
         "COCO, or Roboflow's export: boxes; --masks semantic, instance (drawn) or panoptic",
-        takes=(*_MASKS, *_OF_BOXES, "captions"),
+        takes=(*_MASKS, "boxes", "captions"),
         own=r"(.*/)?(image_info|person_keypoints|instances|captions|stuff|panoptic)_[^/]*\.json$"),
     "captions": Layout(captions.list_captions, captions.captions_evidence, "dataset",
         "Images with texts: COCO's captions, Flickr8k, Flickr30k, SBU", takes=("captions",)),
@@ -103,24 +102,24 @@ LAYOUTS: dict[str, Layout] = {
         "Parquet with an image column, as on the Hugging Face Hub", takes=(*_OF_TABLES, "root")),
     "webdataset": Layout(webdataset.list_webdataset, webdataset.webdataset_evidence, "format",
         "WebDataset: tar shards, a sample's files by their common name",
-        takes=("masks", "labels", "image_column", "captions", *_OF_BOXES)),
+        takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
     "mds": Layout(mds.list_mds, mds.mds_evidence, "format",
-        "MosaicML's MDS shards, by their index.json", takes=("masks", "labels", "image_column", "captions")),
+        "MosaicML's MDS shards, by their index.json", takes=(*_MASKS, "labels", "image_column", "captions")),
     "tfrecord": Layout(tfrecord.list_tfrecord, tfrecord.tfrecord_evidence, "format",
         "TFRecord of images and labels, also tensorflow-datasets' folders",
-        takes=("masks", "labels", "image_column", "captions", "boxes")),
+        takes=(*_MASKS, "labels", "image_column", "captions", "boxes")),
     "arrays": Layout(npy.list_arrays, npy.arrays_evidence, "format",
-        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
+        "NumPy's .npy and .npz: images, labels, any named arrays", decodes=False, takes=(*_MASKS, "boxes")),
     "hdf5": Layout(hdf5.list_hdf5, hdf5.hdf5_evidence, "format",
-        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, *_OF_BOXES)),
+        "HDF5 of other writers: images and labels, fuel's, PCam's", decodes=False, takes=(*_MASKS, "boxes")),
     "yolo": Layout(yolo.list_yolo, yolo.yolo_evidence, "dataset",
         "YOLO, also Darknet's: images and text files of boxes, polygons or keypoints; data.yaml", takes=("boxes",)),
     "mask-folders": Layout(mask_folders.list_mask_folders, mask_folders.mask_folders_evidence, "format",
-        "Images and masks of the same names in sibling folders, or side by side", takes=("masks", "mask_files")),
+        "Images and masks of the same names in sibling folders, or side by side", takes=(*_MASKS, "mask_files")),
     "folder": Layout(folder.list_folder, folder.folder_evidence, "folder",
         "A folder a class, with or without train, val and test", takes=("labels",)),
     "torchvision": Layout(library.list_torchvision, library.torchvision_evidence, "export",
-        "A dataset of torchvision: `torchvision:Flowers102 --root FOLDER`", takes=("masks", "root", "download")),
+        "A dataset of torchvision: `torchvision:Flowers102 --root FOLDER`", takes=(*_MASKS, "root", "download")),
 }  # fmt: skip
 
 _NO_INSTANCES = {
@@ -142,7 +141,7 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     tree = open_tree(path)
     for kind in get_args(Kind):
         if kind == "format":  # next to class folders, these would be taken for what they are not
-            foreign.refuse_known(tree)
+            library.refuse_known(tree)
         fitting = ((name, layout.evidence(tree)) for name, layout in LAYOUTS.items() if layout.kind == kind)
         found = {name: evidence for name, evidence in fitting if evidence}
         if len(found) > 1:

@@ -25,7 +25,7 @@ from PIL import Image
 
 from fastload.errors import FastloadError, ImageError, MissingExtraError, MissingFileError, OptionError, SourceError
 from fastload.sources.assemble import Draft, Samples
-from fastload.sources.foreign import IN_PYTHON, PAIRS, Known, last_part
+from fastload.sources.foreign import IN_PYTHON, PAIRS, Known, arrays_in, last_part, marked_in
 from fastload.sources.listing import SPLITS, SourceOptions, first_few
 from fastload.sources.objects import object_samples
 from fastload.sources.tree import HUGGING_FACE, TORCHVISION, FolderFiles, Tree, is_library, key_of
@@ -408,6 +408,25 @@ def torchvision_in(tree: Tree, paths: Mapping[str, list[str]]) -> Iterator[Known
                 f"{key_of(place)}{mark}" for mark in marks if f"{place}{mark}" in paths.get(last_part(mark), [])
             )
             yield Known(f"torchvision's {name}", seen, f"{command} reads it{once} (torchvision has to be installed).")
+
+
+def known_as(tree: Tree) -> list[Known]:
+    """Returns the datasets of torchvision that a tree holds, and other kinds that class folders cannot express."""
+    paths: dict[str, list[str]] = {}
+    for name in [*(name for _, name in tree.not_images), *(f"{folder}/" for folder in tree.folders)]:
+        paths.setdefault(last_part(name), []).append(name)
+    return [*torchvision_in(tree, paths), *arrays_in(tree), *marked_in(tree, paths)][:3]
+
+
+def refuse_known(tree: Tree) -> None:
+    """Raises SourceError for a tree that is known by its names as a dataset that none of the layouts reads right."""
+    if not (found := known_as(tree)):
+        return
+    said = " ".join(
+        f"{first_few(seen, 2)} {'show' if seen[1:] else 'shows'} {what}. {way}" for what, seen, way in found
+    )
+    folder = " To pack its images by their folders all the same: `--layout folder`." if len(tree.images()) else ""
+    raise SourceError(f"{tree.given}: not packed as it lies here: {said}{folder}")
 
 
 def _cached_dataset(given: str) -> Path:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, OptionError, SourceError
-from fastload.images.decode import as_index_mask, read_mask
+from fastload.images.decode import as_index_mask, read_mask, upright
 from fastload.images.fit import Target, resample_mask
 from fastload.images.image_header import ImageHeader, header_of_pixels, probe_image
 from fastload.sources.assemble import values_in_masks
@@ -115,8 +115,13 @@ def type_of_numbers(most: int, what: str = "") -> tuple[np.dtype[Any], int]:
     return (np.dtype(np.uint8), 255) if most <= 254 else (np.dtype(np.uint16), 65_535)
 
 
-def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path, *, padded: bool = False) -> Listing:
-    """Returns the listing with masks as the options say; `padded`: images are brought to a size with padding.
+def with_mask_options(
+    listing: Listing, options: MaskOptions, source: str | Path, *, padded: bool = False, stored: bool = False
+) -> Listing:
+    """Returns the listing with masks as the options say.
+
+    `padded`: images are brought to a size with padding. `stored`: masks that are files were drawn on the images as
+    these are stored, and are turned as EXIF turns these.
 
     Raises:
         OptionError: it has no masks.
@@ -136,7 +141,8 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
     classes, notes = _classes(masks, said)
     told = [note for note in listing.notes if not (options.palette and note.startswith(COLOURS))]
     listing = replace(listing, notes=(*told, *notes))
-    if classes is None and options.size == "same":
+    turned = listing.files if stored and not masks.drawn and isinstance(listing.files, Files) else None
+    if classes is None and options.size == "same" and turned is None:
         return _with_padding(listing) if padded else listing
     names, ignore, attrs, dtype = masks.names, masks.ignore_index, masks.attrs, masks.dtype
     if classes is not None:
@@ -145,7 +151,7 @@ def with_mask_options(listing: Listing, options: MaskOptions, source: str | Path
             ignore = ignore if ignore is not None and ignore >= len(names) else classes.nothing
         attrs = {**attrs, "source_values": tuple(map(classes.written, classes.codes))}
     images = listing.files if options.size == "image" else None
-    files = MappedMasks(masks.files, images, classes, masks.ignore_index, ignore)
+    files = MappedMasks(masks.files, images, classes, masks.ignore_index, ignore, turned)
     masks = replace(masks, files=files, names=names, ignore_index=ignore, attrs=attrs, dtype=dtype)
     listing = replace(listing, masks=masks)
     return _with_padding(listing) if padded else listing
@@ -312,11 +318,13 @@ class MappedMasks:
     classes: Classes | None  # None: values stay as they are
     source_ignore: int | None  # the value of `masks` that means no class
     ignore: int | None  # how it is packed
+    turned: Reader | None = None  # images by whose EXIF orientation masks are turned; None: they are upright
 
     def header(self, i: int) -> ImageHeader:
         """Returns the header of what `read(i)` returns; ImageError where the shape is not that of the image."""
         own = _header(self.masks, i)
-        size = (own.height, own.width) if self.images is None else self._size(i, own.height, own.width)
+        size = (own.width, own.height) if self._orientation(i) > 4 else (own.height, own.width)
+        size = size if self.images is None else self._size(i, *size)
         return header_of_pixels(size, self._dtype(own.bits))
 
     def read(self, i: int) -> NDArray[Any]:
@@ -324,8 +332,8 @@ class MappedMasks:
 
         ImageError: it holds a value or colour that stands for no class.
         """
-        pixels = self._pixels(i)
-        values = self._mapped(pixels)
+        values = self._mapped(self._pixels(i))
+        values = np.ascontiguousarray(upright(values[..., None], self._orientation(i))[..., 0])
         if self.images is None:
             return values
         height, width = self._size(i, *values.shape)
@@ -337,8 +345,14 @@ class MappedMasks:
 
     def take(self, indices: NDArray[np.integer[Any]]) -> MappedMasks:
         """Returns the masks of the samples at these indices, in their order."""
-        images = None if self.images is None else self.images.take(indices)
-        return replace(self, masks=self.masks.take(indices), images=images)
+        images, turned = (None if of is None else of.take(indices) for of in (self.images, self.turned))
+        return replace(self, masks=self.masks.take(indices), images=images, turned=turned)
+
+    def _orientation(self, i: int) -> int:
+        """Returns the EXIF orientation by which mask i is to be turned: that of its image, unless it has its own."""
+        if self.turned is None or (isinstance(self.masks, Files) and _header(self.masks, i).orientation != 1):
+            return 1
+        return _header(self.turned, i).orientation
 
     def _pixels(self, i: int) -> NDArray[Any]:
         """Returns the values of mask i, (H, W), or its colours, uint8 (H, W, 3)."""

@@ -17,11 +17,12 @@ import numpy as np
 
 from fastload.errors import ImageError, OptionError, SourceError
 from fastload.sources.assemble import Draft, Samples, fill_value, stem_of, values_in_masks
+from fastload.sources.folder import folder_around, folders_in, split_word
 from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.mask_classes import COLOURS, Palette, parse_palette
 from fastload.sources.paired import Found, MaskKind, Paired, add_file, list_paired
-from fastload.sources.pairing import Pairing, files_of, find_pairs, split_of_folder
-from fastload.sources.signs import Sign
+from fastload.sources.pairing import Pairing, files_of, find_pairs, pairs_of_photos, split_of_folder
+from fastload.sources.signs import Sign, pack_command
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset.webdataset import webdataset_evidence
 
@@ -43,7 +44,32 @@ def doubtful_pairs(tree: Tree) -> list[Sign]:
     masks as photographs.
     """
     found = find_pairs(tree)
-    return [] if found.pairs and _in_a_table(tree, found) else [*found.unclear, *found.doubts]
+    if found.pairs and _in_a_table(tree, found):
+        return []
+    return [*found.unclear, *found.doubts] or pairs_of_photos(tree) or _splits_of_several(tree)
+
+
+def _splits_of_several(tree: Tree) -> list[Sign]:
+    """Returns the sign that folders are called by a split and something else, such as trainA, trainB, testA, testB."""
+    folders = folders_in(tree, folder_around(tree))
+    words = {folder: split_word(folder) for folder in folders}
+    splits, rests = ({pair[at] for pair in words.values()} for at in (0, 1))
+    if "" in splits | rests or not len(folders) == len(splits) * len(rests) == len(set(words.values())) > 3:
+        return []
+    if min(len(splits), len(rests)) < 2:
+        return []
+    shown, of = first_few(map(key_of, folders)), first_few(map(key_of, sorted(rests)))
+    seen = f"{shown} are splits of {of}, and not each a class"
+    one, split = key_of(min(rests)), "train" if "train" in splits else min(splits)
+    return [
+        Sign(
+            seen,
+            (
+                f"for classes, folders {split}/{one}",
+                f"for domains, {one}/{split}, and a file of each: {pack_command(tree.path / one)}",
+            ),
+        )
+    ]
 
 
 def _in_a_table(tree: Tree, found: Pairing) -> bool:

@@ -7,12 +7,16 @@ the other, and if one shows photographs and the other masks. Names in use only d
 and let masks be known that do not look like any, such as JPEGs.
 
 Only a few names of each group are compared, and only a few files of groups that agree are read.
+
+Groups of photographs whose names agree may be pairs, too, such as an image and a sharper one: `pairs_of_photos` tells
+them from classes whose images are numbered alike, by names that no counter makes, or by what a few files show.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +26,8 @@ from typing import Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from fastload.images.image_header import open_image, pillow_silenced
 from fastload.sources.assemble import split_path, stem_of
@@ -61,13 +67,22 @@ _FLAT = 0.7  # part of the neighbouring pixels of a mask that are equal, at leas
 _LARGE = 2**16  # pixels
 _TOO_LARGE = 2**28  # bytes of a file that is not read to see what it shows
 _ROWS = 64  # rows of an image that are looked at
+_THIN = 6  # pixels, on average, of a line in a drawing, at most
 _BLURRED = 0.95  # part of the pixels of a mask in JPEG that have one of four values
 _STRAY, _STRAYS = 0.01, 3  # part, and number, of the images at the top that may belong to no pair
 _SAME = 0.01  # difference of aspect ratios up to which two files show the same
 
-Shows = Literal["photo", "mask", "colours", "perhaps", ""]
-"""What a file shows: a photograph; a mask of few numbers, or of few colours; perhaps one, as a JPEG of few colours, or
-few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
+_MOST_VIEWS = 4  # groups of photographs with the same names, above which they are classes
+_EQUAL = 0.95  # part of the names, and of the number, of such groups that must agree
+_COMPARED = 8  # pairs of photographs that are compared
+_SPARSE = 1000  # so many times as large as their count are numbers that no counter gives
+_DETAIL = 32  # pixels, of height and width, at which photographs are compared
+_VIEWS = (("a", "b"), ("lr", "hr"), ("sketch", "photo"), ("sketches", "photos"), ("source", "target"))
+"""Words by which the two images of a pair are called in folders that classes would not be called by."""
+
+Shows = Literal["photo", "mask", "lines", "colours", "perhaps", ""]
+"""What a file shows: a photograph; a mask of few numbers, also one of thin lines, or of few colours; perhaps one, as a
+JPEG of few colours, or few numbers at random, or regions of many numbers of 16 bits; "" if it is unreadable.
 """
 
 T = TypeVar("T")
@@ -183,10 +198,15 @@ def find_pairs(tree: Tree, mask_files: str = "") -> Pairing:
         mask_files: a pattern of the paths of all masks, in which `*` stands for any characters; "": they are found.
     """
     if mask_files:
-        return _Search(tree, mask_files).pairing
+        return _Search(tree, mask_files).search()
     if tree not in _FOUND:
-        _FOUND[tree] = _Search(tree).pairing
+        _FOUND[tree] = _Search(tree).search()
     return _FOUND[tree]
+
+
+def pairs_of_photos(tree: Tree) -> list[Sign]:
+    """Returns why two folders, or ends of names, are likely pairs of photographs, such as LR and HR; [] if none are."""
+    return list(_Search(tree).photo_pairs())
 
 
 def files_of(tree: Tree, group: Group) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -210,9 +230,14 @@ class _Search:
     def __init__(self, tree: Tree, mask_files: str = "") -> None:
         self.tree, self.mask_files, self.pairing = tree, mask_files, Pairing()
         self.look = cache(partial(_look, tree))  # position -> what the file shows, its height and width
+        self.detail = cache(partial(_detail, tree))
         self.groups = self._groups()
+
+    def search(self) -> Pairing:
+        """Returns what is paired."""
         if len(self.groups) > 1 and any(map(self._may_be_masks, self.groups)):
             self._pair()
+        return self.pairing
 
     def _groups(self) -> list[Group]:
         """Returns the groups of the tree; [] if they are too many to be kinds of images."""
@@ -298,8 +323,49 @@ class _Search:
         else:
             self._note_rest(masks)
 
-    def _match(self, image: Group, mask: Group) -> Match | None:
-        """Returns the match of two groups; None if their stems do not agree."""
+    def photo_pairs(self) -> Iterator[Sign]:
+        """Yields groups of photographs that are pairs by their names or what they show, of which classes know nothing.
+
+        More than `_MOST_VIEWS` groups side by side are classes; so are those whose numbers of files differ.
+        """
+        seen = set[Group]()
+        for image in self.groups:
+            beside = [other for other in self.groups if other is not image and self._may_be_view(image, other)]
+            for other in beside if len(beside) < _MOST_VIEWS else ():
+                match = self._match(image, other, photos=True) if other not in seen else None
+                if match and (why := self._why_views(match, alone=len(beside) == 1)):
+                    sizes = [found.size for at in match.files[0] if (found := self.detail(at))]
+                    yield _sign_of_views(self.tree, (image, other), why, sizes)
+                    return
+            seen.add(image)
+
+    def _may_be_view(self, image: Group, other: Group) -> bool:
+        """Whether two groups lie side by side, in one split, and have equally many files."""
+        few, many = sorted((image.count, other.count))
+        counted = image.pattern != other.pattern  # of ends in one folder the sample tells about how many
+        return (
+            few >= (_EQUAL if counted else _AGREE_BY_NAME) * many
+            and max(map(len, _different(image.pattern, other.pattern))) <= 2
+            and split_of_folder(image.pattern) == split_of_folder(other.pattern)
+        )
+
+    def _why_views(self, match: Match, *, alone: bool) -> str:
+        """Returns by what two groups with equal names are pairs of photographs; "" if they are none."""
+        files = _spread(match.files, _COMPARED)
+        details = [(self.detail(a), self.detail(b)) for a, b in files]
+        known = [(one, other) for one, other in details if one and other]
+        if len(known) < 2 or not all(_same_view(one.size, other.size) for one, other in known):
+            return ""
+        names = match.image.pattern.rpartition("/")[2], match.mask.pattern.rpartition("/")[2]
+        words = [_words(" ".join(ends)) for ends in zip(names, (match.image.tail, match.mask.tail), strict=True)]
+        if alone and any(one in words[at] and other in words[1 - at] for one, other in _VIEWS for at in (0, 1)):
+            return "are called as the two images of pairs are"
+        if alone and _no_counter([match.image_core(self.tree.names[a]) for a, _ in match.files], match.image.count):
+            return "have names that agree by no chance"
+        return "show the same" if _alike(known) else ""
+
+    def _match(self, image: Group, mask: Group, *, photos: bool = False) -> Match | None:
+        """Returns the match of two groups; None if their stems do not agree. `photos`: both show photographs."""
         if image.places.keys().isdisjoint(mask.places) or (image.chosen and image.chosen[1]):
             return None
         few, many = (mask, image) if mask.count <= image.count else (image, mask)
@@ -315,7 +381,8 @@ class _Search:
                 if (at := self._find(many, few, name, mine, theirs)) is not None:
                     pairs.append(at)
                     # The first file rules out most: classes may all have the same names.
-                    if not self._named(mask) and self.look(at[0 if few is mask else 1])[0] == "photo":
+                    shown = at[0 if few is mask else 1]
+                    if not photos and not self._named(mask) and self.look(shown)[0] == "photo":
                         return None
                 elif n == 2 and not pairs:
                     break
@@ -328,7 +395,7 @@ class _Search:
             return None
         by_image, by_mask = best.words()
         named = by_mask & _MASK_WORDS and not by_image & _MASK_WORDS
-        needed = _AGREE_BY_NAME if named or self.mask_files else _AGREE
+        needed = _EQUAL if photos else _AGREE_BY_NAME if named or self.mask_files else _AGREE
         return best if len(best.files) >= needed * len(few.sample) else None
 
     def _find(
@@ -366,7 +433,12 @@ class _Search:
             same &= 0 in (*size, *whole) or abs(size[1] * whole[0] / (size[0] * whole[1]) - 1) <= _SAME
         if "photo" in masks and (not both_named or "photo" in images):
             return "photos" if both_named else ""
-        alike = "photo" in images and masks <= {"mask", "colours"} and same and not by_image & _MASK_WORDS - by_mask
+        alike = (
+            "photo" in images
+            and masks <= {"mask", "lines", "colours"}
+            and same
+            and not by_image & _MASK_WORDS - by_mask
+        )
         return "pair" if named or alike else ""
 
     def _far(self, match: Match) -> tuple[int, ...]:
@@ -396,11 +468,15 @@ class _Search:
             if all(doubt.ways[: len(ways)] != tuple(ways) for doubt in self.pairing.unclear):
                 self.pairing.unclear.append(Sign(seen, (*ways, none)))
         words = first.words()
-        if not words[0] & _IMAGE_WORDS and not words[1] & _MASK_WORDS and first.image.pattern != first.mask.pattern:
+        thin = "lines" in self._shows(first)
+        if not words[1] & _MASK_WORDS and (thin or first.image.pattern != first.mask.pattern):
+            what = "masks, or drawings," if thin else "masks"
             seen = (
-                f"{first.mask.shown} looks like masks of the images in {first.image.shown}, which have the same names"
+                f"{first.mask.shown} looks like {what} of the images in {first.image.shown}, which have the same names"
             )
-            self.pairing.doubts.append(Sign(seen, ("`--layout mask-folders`, if they are",)))
+            ways = ["`--layout mask-folders`, if they are"]
+            ways += [f"`--mask-files '{first.glob()}'`, likewise"] * thin
+            self.pairing.doubts.append(Sign(seen, tuple(ways)))
         self.pairing.passed += [match.mask.shown for match in rest]
         self.pairing.colours |= "colours" in self._shows(first)
         image, mask = first.image, first.mask
@@ -446,7 +522,7 @@ class _Search:
             return
         for mask in filter(self._named, self.groups):
             beside = next((group for group in self.groups if self._is_beside(group, mask)), None)
-            if beside and self.look(self._at(mask.sample[0]))[0] in ("mask", "colours"):
+            if beside and self.look(self._at(mask.sample[0]))[0] in ("mask", "lines", "colours"):
                 a, b = (key_of(split_path(group.sample[0])[1]) for group in (beside, mask))
                 seen = (
                     f"{mask.shown} looks like masks of the images in {beside.shown}, but names do not agree "
@@ -579,10 +655,8 @@ def _look(tree: Tree, i: int) -> tuple[Shows, tuple[int, int]]:
             if image.format == "PNG" and len(data) > size[0] * size[1] > _LARGE:
                 return "photo", size  # masks are compressed further; decoding this one would take long
             image.draft(None, (256, 256))  # a JPEG is decoded smaller
-            if image.mode == "1":
-                return "mask", size
             deep = "I" in image.mode
-            pixels = np.asarray(image if image.mode in ("L", "P", "RGB") or deep else image.convert("RGB"))
+            pixels = np.asarray(image if image.mode in ("1", "L", "P", "RGB") or deep else image.convert("RGB"))
     except Exception as exc:  # noqa: BLE001  # Pillow's plugins raise anything; the packer names the damaged file
         _ = exc
         return "", (0, 0)
@@ -602,4 +676,84 @@ def _look(tree: Tree, i: int) -> tuple[Shows, tuple[int, int]]:
         return ("perhaps" if deep and flat >= _FLAT else "photo"), size
     if flat < _FLAT and len(counts) > 2:
         return "perhaps", size
-    return ("mask" if grey else "colours"), size
+    return (("lines" if len(counts) == 2 and _are_thin(pixels) else "mask") if grey else "colours"), size
+
+
+def _are_thin(pixels: NDArray[np.int64]) -> bool:
+    """Whether the rarer of two values occurs in short runs only, as in drawings, and in masks of cracks or vessels."""
+    rare = pixels == min(np.unique(pixels), key=lambda value: int((pixels == value).sum()))
+    return 2 * int(rare.sum()) < _THIN * int((rare[:, 1:] != rare[:, :-1]).sum())
+
+
+class _Detail(NamedTuple):
+    """What a photograph shows, to be compared with another of any size."""
+
+    size: tuple[int, int]  # height, width
+    edges: NDArray[np.float64]  # (2, E): differences of neighbouring pixels, and these without sign, of mean 0, norm 1
+
+
+def _detail(tree: Tree, i: int) -> _Detail | None:
+    """Returns the details of an image file; None if it cannot be read, or shows one colour."""
+    if tree.sizes[i] > _TOO_LARGE:
+        return None
+    try:
+        with pillow_silenced(), open_image(tree.files.read(i)) as image:
+            size = image.height, image.width
+            image.draft("L", (4 * _DETAIL, 4 * _DETAIL))  # a JPEG is decoded smaller
+            small = image.convert("F" if "I" in image.mode else "L").resize((_DETAIL, _DETAIL), Image.Resampling.BOX)
+    except Exception as exc:  # noqa: BLE001  # Pillow's plugins raise anything; the packer names the damaged file
+        _ = exc
+        return None
+    pixels = np.asarray(small, np.float64)
+    steps = np.concatenate([np.diff(pixels, axis=axis).ravel() for axis in (0, 1)])
+    edges = np.stack([steps, abs(steps)])
+    edges -= edges.mean(axis=1, keepdims=True)
+    norms = np.linalg.norm(edges, axis=1, keepdims=True)
+    return _Detail(size, edges / norms) if norms.all() else None
+
+
+def _same_view(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether two heights and widths have one ratio, up to a pixel of the smaller."""
+    return abs(one[0] * other[1] - one[1] * other[0]) <= max(*one, *other)
+
+
+def _alike(pairs: list[tuple[_Detail, _Detail]]) -> bool:
+    """Whether the two images of each pair are more alike than images of different pairs, by far or without exception.
+
+    The latter are as much alike where all photographs are, as those of one fixed camera.
+    """
+    likeness = np.max([[[float(a @ b) for a, b in zip(x.edges, y.edges, strict=True)] for _, y in pairs]
+                       for x, _ in pairs], axis=2)  # fmt: skip
+    own = np.diagonal(likeness)
+    others = np.where(np.eye(len(pairs), dtype=bool), -1, likeness).max(axis=1)
+    gain = own - others
+    few = len(pairs) < 6
+    return bool(np.median(gain) >= (0.3 if few else 0.1) and (gain > 0).mean() >= (1 if few else 0.85))
+
+
+def _no_counter(cores: list[str], count: int) -> bool:
+    """Whether names are such as no two folders have by chance: of letters that differ, or of numbers far apart."""
+    letters = {"".join(filter(str.isalpha, core)) for core in cores}
+    sparse = all(map(str.isdecimal, cores)) and max(map(int, cores)) > _SPARSE * count
+    return len(cores) > 2 and (2 * len(letters) > len(cores) or sparse)
+
+
+def _sign_of_views(tree: Tree, groups: tuple[Group, Group], why: str, sizes: list[tuple[int, int]]) -> Sign:
+    """Returns the sign that two groups of photographs are pairs, with lines that pack them."""
+    lines, files = list[str](), list[str]()
+    for group in groups:
+        folder, _, base = group.shown.rpartition("/")
+        name = (group.head + group.tail).strip("_-. ") or key_of(group.pattern.rpartition("/")[2])
+        files.append(f"{name}.h5")
+        if base or "*" in folder:
+            found = f"sorted(Path({str(tree.path)!r}).glob({group.shown if base else group.shown + '*'!r}))"
+            lines.append(f"`pack_images({found}, {files[-1]!r})`")
+        else:
+            lines.append(f"`fastload pack {shlex.quote(str(tree.path / group.pattern))} {shlex.quote(files[-1])}`")
+    sized = "of one size" if len(set(sizes)) == 1 else f"such as {' and '.join(f'{w}x{h}' for h, w in sizes)}"
+    read = ", ".join(f"FastLoader({file!r}, 16, shuffle='full')" for file in files)
+    return Sign(
+        f"{groups[0].shown} and {groups[1].shown} hold photographs of the same names ({sized}), which {why}: pairs, as "
+        "of an input and its target, which no classes are",
+        (f"for pairs, a file of each, whose rows have one order: {' and '.join(lines)}, read by `zip({read})`",),
+    )

@@ -79,7 +79,7 @@ def test_boxes_of_the_stored_image_are_turned_with_it_and_refused_until_that_is_
         with pytest.raises(SourceError) as refused:
             pack_images(root, out, **options)
         said = str(refused.value)
-        assert "4 of 4 images have another size than declared: train/0.jpg: is 40x60 (width x height)" in said
+        assert "4 of 4 images have another size than declared: train/0.jpg, train/1.jpg" in said and "is 40x60" in said
         assert "declares 60x40, its size before EXIF turns it" in said and "`--boxes-of stored`" in said
         with pytest.raises(SourceError, match="nothing else is left"):
             pack_images(root, out, on_error="skip", **options)
@@ -267,7 +267,8 @@ def test_one_box_of_many_that_reaches_out_is_no_sign_of_another_form(tmp_path: P
     path.write_text(json.dumps(content))
     for i in range(11):
         picture(root / f"train/{i}.jpg")
-    with pytest.raises(SourceError, match=r"train/3\.jpg: has in boxes a box that reaches out.*--outside-boxes clip"):
+    said = r"a box of annotation 3 in annotations/instances_train.json that reaches out .* with its right side at x 90"
+    with pytest.raises(SourceError, match=rf"train/3\.jpg: has in boxes {said}.*--outside-boxes clip"):
         pack_images(root, tmp_path / "a.h5", workers=0)
 
 
@@ -299,3 +300,57 @@ def test_keypoints_go_through_export_packing_and_the_loader_with_their_meaning(t
     points = batch[2] if isinstance(batch, (tuple, list)) else batch["keypoints"]
     assert points.dtype == torch.float32 and tuple(points.shape) == (4, 1, 3, 3)
     assert points[:, 0].tolist() == [[[59 - 6, 4, 2], [0, 0, 0], [59 - 23, 15, 1]]] * 4
+
+
+def masked(root: Path, *orientations: int, size: tuple[int, int] = WIDE, own: int = 1, shown: bool = False) -> Path:
+    """Images that EXIF turns, each with a mask of its rectangle, drawn on it as it is stored, or as it is `shown`."""
+    for name, orientation in enumerate(orientations):
+        path = root / f"images/{name}.jpg"
+        picture(path, orientation, size)
+        with Image.open(path) as image:
+            mask = (np.asarray(image.convert("L")) > 128).astype(np.uint8)
+        mask = upright(mask[..., None], orientation)[..., 0] if shown else mask
+        (root / "masks").mkdir(exist_ok=True)
+        exif = Image.Exif()
+        exif[0x0112] = own
+        Image.fromarray(mask).save(root / f"masks/{name}.png", exif=exif)
+    return root
+
+
+def masks_lie_on_the_rectangle(path: Path) -> bool:
+    with h5py.File(path) as file:
+        return bool(((file["images"][..., 0] > 128) == (file["masks"][()] > 0)).all())
+
+
+@pytest.mark.parametrize("orientation", [2, 3, 6, 7])
+def test_masks_that_fit_before_and_after_exif_are_refused_until_it_is_said_which(
+    tmp_path: Path, orientation: int
+) -> None:
+    size = WIDE if orientation <= 4 else (40, 40)
+    root, out = masked(tmp_path / "a", orientation, 1, size=size), tmp_path / "a.h5"
+    said = (
+        rf"images/0.jpg: is turned by EXIF \(orientation {orientation}\), and its mask fits before and after. If masks"
+    )
+    with pytest.raises(SourceError, match=rf"{said} .*`--boxes-of stored` .*`--boxes-of upright`"):
+        pack_images(root, out, workers=0)
+    pack_images(root, out, workers=0, boxes_of="stored")
+    assert masks_lie_on_the_rectangle(out) and verify_file(out, source=root).ok
+    pack_images(root, out, workers=0, boxes_of="upright", overwrite=True)
+    assert not masks_lie_on_the_rectangle(out)
+    pack_images(masked(tmp_path / "b", orientation, 1, size=size, shown=True), out, workers=0, boxes_of="upright",
+                overwrite=True)  # fmt: skip
+    assert masks_lie_on_the_rectangle(out)
+    pack_images(root, out, workers=0, boxes_of="stored", size=(30, 30), mask_values="0,1", overwrite=True)
+
+
+def test_masks_whose_size_or_own_exif_says_how_they_lie_are_taken_so(tmp_path: Path) -> None:
+    out = tmp_path / "a.h5"
+    pack_images(masked(tmp_path / "shown", 3, 3, 1, own=3), out, workers=0)
+    assert not masks_lie_on_the_rectangle(out), "the last is turned alone"
+    pack_images(masked(tmp_path / "sized", 6, 5, shown=True), out, workers=0, overwrite=True)
+    assert masks_lie_on_the_rectangle(out)
+    root = masked(tmp_path / "stored", 6, 8, 5, 7)
+    with pytest.raises(SourceError, match=r"is 60x40, the image 40x60 .*before EXIF turns it.*`--boxes-of stored`"):
+        pack_images(root, out, workers=0, overwrite=True)
+    pack_images(root, out, workers=0, boxes_of="stored", overwrite=True)
+    assert masks_lie_on_the_rectangle(out)

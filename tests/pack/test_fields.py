@@ -23,7 +23,7 @@ from fastload.pack import PackJob, PackOptions, pack_listing
 from fastload.repack import repack_file
 from fastload.sources.arrays.raw_rows import MemoryRows
 from fastload.sources.layouts import list_source
-from fastload.sources.listing import Listing, Masks
+from fastload.sources.listing import Listing, Masks, SourceOptions
 
 H, W = 40, 56
 
@@ -248,7 +248,7 @@ def test_lost_boxes_and_turned_images_are_counted(tmp_path: Path) -> None:
     far = np.array([[50, 0, 6, 8], [8, 10, 24, 10]], np.float32)  # at the right edge, which a square crop cuts off
     boxes = replace(listing.columns["boxes"], values=np.tile(far, (3, 1, 1)))
     listing = replace(listing, columns={**listing.columns, "boxes": boxes})
-    options = PackOptions(size=(20, 20))
+    options = PackOptions(size=(20, 20), source=SourceOptions(boxes_of="upright"))
     report = pack_listing(PackJob("SRC", tmp_path / "a.h5", listing, options), workers=0)
     assert report.converted["boxes that the crop cuts away whole -> no area"] == 3
     assert report.converted["EXIF orientation -> upright (masks, boxes and points count as upright already)"] == 1

@@ -20,7 +20,7 @@ from small_trees import notes_of, refused, values
 from fastload import pack_images, verify_file
 from fastload.cli import app
 from fastload.errors import MissingExtraError, MissingFileError, OptionError, SourceError
-from fastload.sources import foreign, library
+from fastload.sources import library
 from fastload.sources.layouts import list_source
 from fastload.sources.listing import Files, SourceOptions
 from fastload.sources.objects import list_objects
@@ -255,7 +255,7 @@ def test_a_folder_that_is_renamed_is_known_by_what_is_in_it_and_the_right_name_i
     make("Flowers102", tmp_path)
     (tmp_path / "Flowers102/flowers-102").rename(tmp_path / "flowers")
     refused(r"--root FOLDER` reads it, once its folder .*flowers is called FOLDER/flowers-102", tmp_path / "flowers")
-    known = foreign.known_as(open_tree(tmp_path / "flowers"))
+    known = library.known_as(open_tree(tmp_path / "flowers"))
     assert [one.what for one in known] == ["torchvision's Flowers102"]
     assert len(list_source(tmp_path / "flowers", "folder")) == 12
 
@@ -319,10 +319,10 @@ def test_what_looks_like_those_datasets_and_is_none_is_packed(tmp_path):
     make("ImageFolder", tmp_path)
     for name, content in {"train.txt": "", "readme.bin": "x", "cat/a.mp4": "x", "semeion.txt": ""}.items():
         (tmp_path / "ImageFolder" / name).write_text(content)
-    assert foreign.known_as(open_tree(tmp_path / "ImageFolder")) == []
+    assert library.known_as(open_tree(tmp_path / "ImageFolder")) == []
     for folder in ("annotations", "images_background"):
         (tmp_path / "ImageFolder" / folder).mkdir()
-    assert foreign.known_as(open_tree(tmp_path / "ImageFolder")) == []
+    assert library.known_as(open_tree(tmp_path / "ImageFolder")) == []
     odd = tmp_path / "torchvision:cats"
     (tmp_path / "ImageFolder/cat").rename(odd)
     assert len(list_source(odd)) == 4

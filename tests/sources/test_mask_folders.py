@@ -309,6 +309,121 @@ def test_likely_pairs_that_are_not_certain_are_refused_with_what_would_be_right(
     assert list_source(tmp_path, "folder").masks is None
 
 
+def drawing(path: Path, seed: int) -> None:
+    """Black lines on white, as of a sketch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((24, 32), 255, np.uint8)
+    pixels[4 + seed % 7 :: 11, 2:29] = pixels[3:20, 5 + seed :: 9] = 0
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.mark.parametrize(
+    ("image", "of"), [("photos/{}.jpg", "sketches/{}.png"), ("images/{}.jpg", "drawn/{}.png"), ("{}.jpg", "{}.png")]
+)
+def test_drawings_next_to_photographs_are_masks_only_if_that_is_said(tmp_path: Path, image: str, of: str) -> None:
+    pairs(tmp_path, image, "")
+    for seed, stem in enumerate(("0001", "0002", "0010")):
+        drawing(tmp_path / of.format(stem), seed)
+    refused("looks like masks, or drawings, of the images.*`--layout mask-folders`.*`--mask-files '.*`--layout folder`",
+            tmp_path)  # fmt: skip
+    assert list_source(tmp_path, "mask-folders").masks is not None and list_source(tmp_path, "folder").masks is None
+    assert list_source(tmp_path, options=SourceOptions(mask_files="*.png")).masks is not None
+
+
+def test_lines_in_folders_called_masks_are_masks(tmp_path: Path) -> None:
+    pairs(tmp_path, "images/{}.jpg", "")
+    for seed, stem in enumerate(("0001", "0002", "0010")):
+        drawing(tmp_path / f"manual/{stem}.png", seed)
+    assert list_source(tmp_path).masks is not None
+
+
+COUNTED, NAMED = [f"{n:04}" for n in range(1, 9)], ["anna", "bert", "carla", "dora", "emil", "fritz", "gabi", "hugo"]
+VIEWS = [
+    ("LR/{}.png", "HR/{}.png", COUNTED, "small"),
+    ("DIV2K_LR_bicubic/X4/{}x4.png", "DIV2K_HR/{}.png", COUNTED, "small"),
+    ("A/{}.jpg", "B/{}.jpg", COUNTED, "other"),
+    ("trainA/{}.jpg", "trainB/{}.jpg", COUNTED, "other"),
+    ("train/rain/{}.png", "train/clean/{}.png", COUNTED, "dark"),
+    ("low/{}.jpg", "high/{}.jpg", COUNTED, "dark"),
+    ("day/{}.jpg", "night/{}.jpg", NAMED, "other"),
+    ("{}_rgb.png", "{}_nir.png", COUNTED, "negative"),
+    ("{}_rgb.png", "{}_depth.png", COUNTED, "negative"),
+    ("input/{}.png", "target/{}.png", COUNTED, "dark"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "stems", "kind"), VIEWS, ids=[f"{a} and {b}" for a, b, _, _ in VIEWS])
+def test_pairs_of_photographs_are_no_classes(tmp_path: Path, one: str, other: str, stems: list[str], kind: str) -> None:
+    for seed, stem in enumerate(stems):
+        photo(tmp_path / other.format(stem), seed, (96, 128))
+        image = Image.open(tmp_path / other.format(stem))
+        pixels = np.asarray(image)
+        shown = {
+            "small": image.resize((32, 24), Image.Resampling.BOX),
+            "dark": Image.fromarray(pixels // 5),
+            "negative": Image.fromarray(255 - pixels),
+        }
+        photo(tmp_path / one.format(stem), 100 + seed, (96, 128))
+        if kind in shown:
+            shown[kind].save(tmp_path / one.format(stem), quality=95)
+    refused("photographs.*`--layout folder`", tmp_path)
+    assert list_source(tmp_path, "folder").masks is None
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("cats/{}.jpg", "dogs/{}.jpg", COUNTED),
+        ("low/{}.jpg", "high/{}.jpg", COUNTED),
+        ("cats/cat.{}.jpg", "dogs/dog.{}.jpg", COUNTED),
+        ("train/cat/{}.jpg", "train/dog/{}.jpg", COUNTED),
+        ("real/img_{}.png", "fake/img_{}.png", COUNTED),
+        ("train/{}.png", "test/{}.png", COUNTED),
+        ("good/{}.png", "bad/{}.png", ["3", "17", "42", "77"]),
+        ("happy/s01_{}.png", "sad/s01_{}.png", COUNTED),
+        ("x/({}).jpg", "y/({}).jpg", COUNTED),
+        ("train/x/{}.jpg", "train/y/{}.jpg", COUNTED[:3]),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("camera", ["many", "fixed"])
+def test_classes_whose_images_are_numbered_alike_are_no_pairs(
+    tmp_path: Path, files: tuple[str, str, list[str]], camera: str
+) -> None:
+    scene = np.random.default_rng(0).integers(0, 120, (48, 64, 3))
+    for n, stem in enumerate(files[2]):
+        for m, pattern in enumerate(files[:2]):
+            path = tmp_path / pattern.format(stem)
+            photo(path, 100 * m + n, (48, 64))
+            if camera == "fixed":
+                Image.fromarray((scene + np.asarray(Image.open(path)) // 4).astype(np.uint8)).save(path)
+    assert list_source(tmp_path).layout == "folder"
+
+
+def test_folders_called_by_split_and_domain_are_no_classes(tmp_path: Path) -> None:
+    for n, folder in enumerate(("trainA", "trainB", "testA", "testB")):
+        for m in range(3):
+            photo(tmp_path / folder / f"{n}{m}.jpg", 3 * n + m)
+    refused("testA, testB, trainA, trainB are splits of a, b.*a/train.*`--layout folder`", tmp_path)
+    for seed, folder in enumerate(("training_shoes", "test_tubes", "train_station")):
+        photo(tmp_path / "classes" / folder / "1.jpg", seed)
+    assert list_source(tmp_path / "classes").layout == "folder"
+
+
+def test_the_lines_for_pairs_of_photographs_give_both_in_one_order(tmp_path: Path) -> None:
+    from fastload import FastLoader
+
+    for seed, stem in enumerate(COUNTED):
+        photo(tmp_path / f"HR/{stem}.png", seed, (48, 64))
+        photo(tmp_path / f"LR/{stem}.png", seed, (12, 16))
+    for name in ("HR", "LR"):
+        pack_images(tmp_path / name, tmp_path / f"{name}.h5", workers=0)
+    loaders = [FastLoader(tmp_path / f"{name}.h5", 4, shuffle="full") for name in ("LR", "HR")]
+    with h5py.File(tmp_path / "LR.h5") as small, h5py.File(tmp_path / "HR.h5") as large:
+        assert small["key"][()].tolist() == large["key"][()].tolist()
+    assert all(one.rows.tolist() == other.rows.tolist() for one, other in zip(*loaders, strict=True))
+
+
 def test_commands_of_a_refusal_pack_what_they_say(tmp_path: Path) -> None:
     listing = list_source(trees(tmp_path / "third", "a third folder"), "mask-folders")
     assert len(listing) == 3 and "(3): other/ (3), e.g. other/0001.jpg." in notes_of(listing)

@@ -129,6 +129,12 @@ def list_coco(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if not only_panoptic:
         boxes = all_files.boxes.astype(np.float32)
         columns |= slots.columns(boxes, all_files.category, about, box_crowd=all_files.crowd)
+        outside = {
+            key_of(tree.names[part.rows[i]]): f"{name} in {part.json}"
+            for part in parts
+            for i, name in part.instances.outside.items()
+        }
+        columns["boxes"] = replace(columns["boxes"], origins=outside)
     _check_meaning(draft, all_files, drawn)
     if all_files.keypoints.shape[1]:
         columns["keypoints"] = _keypoints(draft, all_files, slots)

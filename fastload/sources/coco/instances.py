@@ -9,7 +9,7 @@ import json
 import re
 from array import array
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, TypeGuard
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import SourceError
-from fastload.sources.box_forms import declared_size, sized_boxes
+from fastload.sources.box_forms import CORNERS, SIZED, declared_size, reaches_out, sized_boxes
 from fastload.sources.listing import BoxForm
 from fastload.system.text import text_of
 
@@ -58,6 +58,7 @@ class Instances:
     # Names and skeleton (pairs of their numbers, from 0) of each kind of keypoints among the categories
     kinds_of_keypoints: tuple[tuple[tuple[str, ...], tuple[tuple[int, int], ...]], ...] = ()
     made_boxes: int = 0  # how many annotations have no box but a region, whose bounds are taken
+    outside: dict[int, str] = field(default_factory=dict)  # index of an image -> its first box that reaches out of it
 
     @property
     def categories(self) -> tuple[Any, ...]:
@@ -238,13 +239,8 @@ class Content:
             if not box:
                 box = bounds_of(*parse_region(region))
                 self._made_boxes += 1
-            elif not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
-                raise ValueError(f"has the box {box!r:.80}")
-            elif self._box_form not in ("auto", "xywh"):
-                box = sized_boxes(np.array(box, np.float64), self._box_form).tolist()
-            if min(box[2:]) < 0:
-                form = "" if self._box_form == "auto" else f", as {self._box_form} of negative size"
-                raise ValueError(f"has the box {item['bbox']!r:.80}{form}")
+            else:
+                box = _checked_box(box, self._box_form)
             area = item.get("area", box[2] * box[3])
             if not is_number(area):
                 raise ValueError(f"has the area {area!r:.80}")
@@ -296,6 +292,8 @@ class Content:
         for at, count in self._with_keypoints:
             keypoints[at, :count] = values[begin : begin + count]
             begin += count
+        limits = np.append(np.where(sizes > 0, sizes, np.inf)[:, ::-1], [[np.inf, np.inf]], axis=0)[image]
+        out = good & reaches_out(floats[:, :4], "xywh", limits).any(axis=1)
         return Instances(
             names=self._names,
             image_ids=np.array(list(self._index), np.int64),
@@ -316,6 +314,7 @@ class Content:
             keypoints=keypoints,
             kinds_of_keypoints=tuple(dict.fromkeys(self._kinds[number] for number in sorted(self._kinds))),
             made_boxes=self._made_boxes,
+            outside={int(image[row]): self._ids[row] for row in reversed(np.flatnonzero(out).tolist())},
         )
 
 
@@ -360,6 +359,21 @@ def bounds_of(rings: list[list[float]], lengths: list[int], size: tuple[int, int
         return [float(left.min()), float(low), float(right.max() + 1 - left.min()), float(high - low)]
     xs, ys = ([number for ring in rings for number in ring[at::2]] for at in (0, 1))
     return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)] if xs else [0.0, 0.0, 0.0, 0.0]
+
+
+def _checked_box(box: Any, form: BoxForm) -> list[float]:
+    """Returns a box of a form as x, y, width, height; ValueError says which value is wrong."""
+    if not isinstance(box, list) or len(box) != 4:
+        raise ValueError(f"has the box {box!r:.80}, expected a list of four numbers")
+    names = CORNERS if form == "xyxy" else SIZED
+    if wrong := [f"{name} is {value!r:.40}" for name, value in zip(names, box, strict=True) if not is_number(value)]:
+        raise ValueError(f"has the box {box!r:.80}, whose {wrong[0]}, no number")
+    sized: list[float] = box if form in ("auto", "xywh") else sized_boxes(np.array(box, np.float64), form).tolist()
+    for name, size in zip(("width", "height"), sized[2:], strict=True):
+        if size < 0:
+            said = "" if form == "auto" else f", as {form},"
+            raise ValueError(f"has the box {box!r:.80}, whose {name}{said} is {size:g}, less than 0")
+    return sized
 
 
 def _checked_keypoints(values: Any) -> list[float]:
