@@ -214,9 +214,8 @@ def _metered(bench: Bench, trainer: Trainer, batches: Batches, steps: int) -> di
     """A long run without turns, and what the driver's counters say of it."""
     device, sizes = bench.device, bench.sizes
     steps = max(4, round(steps * sizes.watch_s / sizes.segment_s))
-    with counters(
-        device.nvml(), skip_s=min(1.5, sizes.watch_s / 4), visible="0" if device.kind == "cpu" else None
-    ) as found:
+    skip_s = 0.0 if sizes.tiny else min(1.5, sizes.watch_s / 4)  # a tiny run may be over before that
+    with counters(device.nvml(), skip_s=skip_s, visible="0" if device.kind == "cpu" else None) as found:
         run = Segment(device, trainer, batches, steps, discard=0)
     return {"counters": found, "watched_gap_share": run.gap_share, "watched_step_s": run.step_s,
             "watched_next_share": run.next_share}  # fmt: skip

@@ -425,7 +425,8 @@ def _written_boxes(tree: Tree, table: RecordTable, asked: BoxForm) -> _Boxes | N
     tensorflow-datasets writes it, or `asked`.
 
     Raises:
-        SourceError: nothing says what the numbers in a list are, or there are not as many of each.
+        SourceError: nothing says what the numbers in a list are, names contradict `asked`, or there are not as many of
+            each.
     """
     cells = table.cells
     for folder in dict.fromkeys(name.rpartition("/")[0] for name in cells):
@@ -437,6 +438,12 @@ def _written_boxes(tree: Tree, table: RecordTable, asked: BoxForm) -> _Boxes | N
             if any(len({len(side) for side in one}) > 1 for one in zip(*sides, strict=True)):
                 raise SourceError(f"{tree.given}: the features {above}{', '.join(four)} have different numbers.")
             boxes = [np.array(one, np.float64).reshape(4, -1).T for one in zip(*sides, strict=True)]
+            # x, y, width and height may also be of the middle.
+            if asked not in ("auto", form) and (form, asked) != ("xywh", "cxcywh"):
+                raise SourceError(
+                    f"{tree.given}: `--boxes {asked}`, but the features {above}{', '.join(four)} are {form} by their "
+                    "names. Leave `--boxes` out."
+                )
             form = form if asked == "auto" else asked
             return _Boxes(f"{above}{', '.join(four)}", form, boxes, *_labels_of_boxes(tree, table, folder))
     for name in [name for name in cells if _plain(name) in BOX_KEYS]:

@@ -72,6 +72,8 @@ def test_boxes_in_fractions_become_pixels(tmp_path: Path) -> None:
         boxed(1),
         boxed(2, (0.5, 0.5, 1.0, 1.0)),
     )
+    for form in ("yxyx", "xywh", "cxcywh"):  # the names say another one
+        refused("are xyxy by their names. Leave `--boxes` out", path, options=SourceOptions(boxes=form))
     listing = list_source(path)
     expected = [[[2, 2, 8, 4], [0, 0, 20, 10]], [[0] * 4] * 2, [[10, 5, 10, 5], [0] * 4]]
     assert np.allclose(values(listing, "boxes"), expected, atol=1e-5) and listing.columns["boxes"].moves == "xywh"
