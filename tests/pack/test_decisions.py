@@ -189,7 +189,7 @@ def test_what_is_too_large_is_refused_by_name_before_it_is_read(tmp_path, option
     with h5py.File(tmp_path / "s.h5", "w") as file:  # of chunks that were never written
         file.create_dataset("images", (2, 70_000, 70_000, 3), "u1", chunks=(1, 1000, 1000, 3))
         file["labels"] = np.zeros(2, np.int64)
-    with pytest.raises(SourceError, match=r"2 of 2 images .* 000000, 000001: is .* GiB of pixels, a row holds at most 4"):
+    with pytest.raises(SourceError, match=r"2 of 2 images .* 000000, 000001: is .* GiB of pixels, a row holds"):
         pack_images(tmp_path / "s.h5", tmp_path / "o.h5", workers=0, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["s.h5"]
 
