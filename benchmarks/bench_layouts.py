@@ -61,8 +61,10 @@ class Bench:
 
     def by_folder(self) -> None:
         """`fastload pack FOLDER`."""
-        verdicts = {name: [self._verdict(name, str(folder)) for folder in layout_trees.given(name, self.root)]
-                    for name in self.names}  # fmt: skip
+        verdicts = {}
+        for name in self.names:
+            truth = layout_trees.truth_of_folder(name, self.truths[name])
+            verdicts[name] = [self._verdict(name, truth, str(folder)) for folder in layout_trees.given(name, self.root)]
         self._note("by-folder", verdicts)
 
     def by_name(self) -> None:
@@ -72,16 +74,16 @@ class Bench:
             where = self.root / name
             source = f"torchvision:{name}{layout_trees.FURTHER.get(name, '').format(where)}"
             root = where / layout_trees.SUBROOT.get(name, "")
-            verdicts[name] = [self._verdict(name, source, "--root", str(root))]
+            verdicts[name] = [self._verdict(name, self.truths[name], source, "--root", str(root))]
         self._note("by-name", verdicts)
 
-    def _verdict(self, name: str, source: str, *options: str) -> str:
+    def _verdict(self, name: str, truth: object, source: str, *options: str) -> str:
         output = self.root / "out.h5"
         code, said = packed(source, output, *options)
         if code:
             found, what = ("refused", said) if code == 1 else ("wrong", f"exit code {code}: {said}")
         else:
-            wrong = layout_trees.compare(name, self.truths[name], *layout_trees.packed_of(output))
+            wrong = layout_trees.compare(name, truth, *layout_trees.packed_of(output))
             named = "NOT READ" in said or "Only the images with masks are listed" in said
             part = named and all(one.startswith("no ") or "missing" in one for one in wrong)
             found, what = "right" if not wrong else "in part" if part else "wrong", "; ".join(wrong)

@@ -269,6 +269,7 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
         raise SourceError(
             f"{draft.where}: no sample is left to pack as layout {draft.layout}.{reasons} Is it the whole dataset?"
         )
+    draft.notes[:0] = _outside_splits(samples)
     listing = Listing(
         layout=draft.layout,
         keys=tuple(samples.keys),
@@ -287,6 +288,20 @@ def assemble(draft: Draft, samples: Samples) -> Listing:
         listing = listing.take(samples.rows)
     require_unique(listing.keys, draft.where)
     return listing
+
+
+def _outside_splits(samples: Samples) -> list[str]:
+    """Returns a note of the samples that are in no split, where the dataset has splits."""
+    names, rows = samples.splits.names, slice(None) if samples.rows is None else samples.rows
+    if "all" not in names or len(names) == 1:
+        return []
+    split = samples.splits.index[rows]
+    outside = np.arange(len(samples.keys))[rows][split == names.index("all")].tolist()
+    if len(outside) in (0, len(split)):
+        return []
+    others = ", ".join(name for name in names if name != "all")
+    shown = first_few([samples.keys[row] for row in outside])
+    return [f"In none of the splits ({others}), and packed as split `all` ({len(outside)} of {len(split)}): {shown}."]
 
 
 def keys_in_shards(names: Sequence[str], counts: Sequence[int], all_paths: Sequence[str]) -> list[str]:

@@ -96,6 +96,16 @@ def sized_boxes(boxes: NDArray[Any], form: BoxForm | Moves) -> NDArray[Any]:
     return np.concatenate([first - second / 2, second], axis=-1) if form == "cxcywh" else boxes
 
 
+def in_stored_form(boxes: NDArray[Any], form: BoxForm | Moves) -> tuple[NDArray[Any], Moves, tuple[str, ...]]:
+    """Returns boxes, (..., 4), as they are stored, how they move with the image, and the names of their numbers.
+
+    Two corners stay corners, x before y; all others become x, y, width, height.
+    """
+    if form == "yxyx":
+        boxes, form = boxes[..., [1, 0, 3, 2]], "xyxy"
+    return (boxes, "xyxy", CORNERS) if form == "xyxy" else (sized_boxes(boxes, form), "xywh", SIZED)
+
+
 def declared_size(height: object, width: object) -> tuple[int, int]:
     """Returns the height and width that annotations declare, numbers or text; (0, 0) unless both are sizes."""
     try:
@@ -150,12 +160,8 @@ def with_box_forms(listing: Listing, form: BoxForm = "auto") -> Listing:
             continue
         is_box = name.lower() in BOXES
         if is_box and form != "auto" and column.values.ndim > 1 and column.values.shape[-1] == 4:
-            moves: Moves = "xyxy" if form == "xyxy" else "xywh"
-            values = (
-                sized_boxes(column.values.astype(np.float32), form) if form in ("cxcywh", "yxyx") else column.values
-            )
-            attrs = {"names": CORNERS if form == "xyxy" else SIZED} | column.attrs
-            columns[name] = replace(column, values=values, attrs=attrs, moves=moves)
+            values, moves, numbers = in_stored_form(column.values, form)
+            columns[name] = replace(column, values=values, attrs={"names": numbers} | column.attrs, moves=moves)
             notes.append(
                 f"Column {name!r} holds {_SHOWN[moves]}, as asked for{' (by their middle)' * (form == 'cxcywh')}."
             )

@@ -1,6 +1,6 @@
 """CRC-32C, the checksum of TFRecord (Castagnoli's polynomial; RFC 3720, B.4): compiled, else in NumPy.
 
-100 kB take 15 us compiled, 0.6 ms in NumPy.
+100 kB take 13 us compiled, 1 ms in NumPy.
 """
 
 from __future__ import annotations

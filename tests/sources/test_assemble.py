@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from small_trees import listed, make, notes_of, picture, refused
+from small_trees import listed, make, notes_of, picture, refused, write
 
 from fastload.errors import OptionError, SourceError
 from fastload.format.ragged import Column
@@ -55,6 +55,17 @@ def test_splits_keep_their_names_train_val_and_test_first(names: list[str]) -> N
     usual = [name for name in ("train", "val", "test") if name in names]
     others = sorted({name or "all" for name in names} - set(usual))
     assert splits.names == ((*usual, *others) or ("all",))
+
+
+def test_samples_that_only_some_splits_have_are_said_first(tmp_path) -> None:
+    make(tmp_path, *(f"Images/{i}.jpg" for i in range(3)))
+    write(tmp_path / "Flickr8k.token.txt", "0.jpg#0\ta\n1.jpg#0\tb\n2.jpg#0\tc\n")
+    write(tmp_path / "Flickr_8k.trainImages.txt", "0.jpg\n")
+    listing = listed(tmp_path)
+    assert listing.split_names == ("train", "all")
+    assert listing.notes[1] == (
+        "In none of the splits (train), and packed as split `all` (2 of 3): Images/1.jpg, Images/2.jpg."
+    )
 
 
 def test_every_field_of_a_listing_is_in_one_order(tmp_path) -> None:

@@ -28,7 +28,7 @@ from fastload.errors import ImageError, SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.images.image_header import ImageHeader, probe_image
 from fastload.sources.assemble import Draft, Samples
-from fastload.sources.box_forms import CORNERS, sized_boxes
+from fastload.sources.box_forms import CORNERS, in_stored_form
 from fastload.sources.foreign import SHARD_NAME, in_python
 from fastload.sources.listing import SPLITS, BoxForm, Files, Reader, SourceOptions, first_few
 from fastload.sources.records.record_table import (
@@ -365,9 +365,8 @@ def _boxes(
     boxes = _written_boxes(tree, table, asked)
     if boxes is None:
         return {}, {}
-    corners = boxes.form in ("xyxy", "yxyx")
-    given = [some[:, [1, 0, 3, 2]] if boxes.form == "yxyx" else some if corners else sized_boxes(some, boxes.form)
-             for some in boxes.of]  # fmt: skip
+    given = [in_stored_form(some, boxes.form)[0] for some in boxes.of]
+    form: Moves = "xyxy" if boxes.form in ("xyxy", "yxyx") else "xywh"
     filled = [some for some in given if len(some)]
     in_pixels = asked != "auto" and 2 * sum(some.max() > 1 + _SLACK for some in filled) > len(filled)
     bad: dict[int, str] = {}
@@ -376,7 +375,7 @@ def _boxes(
         own = boxes.labels[row] if boxes.labels else [None] * len(some)
         try:
             width, height = (1, 1) if in_pixels else _size_for_boxes(images, row, some)
-            if ((some[:, 2:] < some[:, :2]) if corners else (some[:, 2:] < 0)).any():
+            if ((some[:, 2:] < some[:, :2]) if form == "xyxy" else (some[:, 2:] < 0)).any():
                 raise ImageError("has a box that ends before it begins")
             if len(own) != len(some):
                 raise ImageError(f"has {len(some)} boxes and {len(own)} labels of boxes")
@@ -395,7 +394,6 @@ def _boxes(
     array = np.array(scaled, np.float32).reshape(-1, 4)
     turned = "in pixels" if in_pixels else "in fractions of the image were turned into pixels"
     draft.notes.append(f"Boxes by {boxes.feature} {turned}: x, y, width, height.")
-    form: Moves = "xyxy" if corners else "xywh"
     return boxes_by_sample(array, form, np.array(owners, np.int64), len(given), draft.where, column), bad
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastload.errors import SourceError
 from fastload.format.ragged import Column, Moves
 from fastload.sources.assemble import Draft, Splits
-from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, sized_boxes
+from fastload.sources.box_forms import CORNERS, SIZED, BoxSlots, in_stored_form, sized_boxes
 from fastload.sources.listing import BoxForm, first_few
 from fastload.sources.tables.frame import Frame, categories, columns_of, plain_name
 from fastload.sources.tables.read_table import as_list, values_of
@@ -23,7 +23,6 @@ OBJECTS = ("objects", "annotations")
 
 BOX_KEYS = ("bbox", "bboxes", "boxes", "box")
 _LABEL_KEYS = ("category", "categories", "category_id", "label", "labels", "class")
-_NAMES: dict[Moves, tuple[str, ...]] = {"xyxy": CORNERS, "xywh": SIZED}
 _SAID = {
     "auto": "x, y, width, height",
     "xywh": "x, y, width, height",
@@ -62,7 +61,7 @@ def box_columns(names: Iterable[str]) -> tuple[BoxForm, tuple[str, ...]]:
     return "auto", ()
 
 
-def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
+def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves, names: tuple[str, ...]) -> dict[int, str]:
     """Returns row -> why its box is wrong: infinite, partly empty, of negative size, or with swapped corners."""
     partly = np.asarray(~np.isnan(boxes).all(axis=1) & ~np.isfinite(boxes).all(axis=1))
     sizes = boxes[:, 2:] - boxes[:, :2] if moves == "xyxy" else boxes[:, 2:]
@@ -70,7 +69,7 @@ def _wrong_boxes(boxes: NDArray[np.float32], moves: Moves) -> dict[int, str]:
     reasons: dict[int, str] = {}
     for row in np.flatnonzero(partly | (sizes < 0).any(axis=1)).tolist():
         shown = ", ".join(f"{number:g}" for number in boxes[row].tolist())
-        why = ", which is not four numbers" if partly[row] else f" ({', '.join(_NAMES[moves])}), {said}"
+        why = ", which is not four numbers" if partly[row] else f" ({', '.join(names)}), {said}"
         reasons[row] = f"has the box {shown}{why}"
     return reasons
 
@@ -208,10 +207,8 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
         return columns_of(frame, draft.notes)
     # (R, 4), NaN for empty cells: a row without a box
     boxes = np.stack([np.where(side.missing, np.nan, side.values) for side in sides], axis=1).astype(np.float32)
-    if form in ("cxcywh", "yxyx"):
-        boxes = sized_boxes(boxes, form)
-    moves: Moves = "xyxy" if form == "xyxy" else "xywh"
-    wrong = _wrong_boxes(boxes, moves)
+    boxes, moves, names = in_stored_form(boxes, form)
+    wrong = _wrong_boxes(boxes, moves, names)
     if wrong and draft.on_error == "fail":
         shown = first_few([f"{frame.location(row)} {why}" for row, why in wrong.items()])
         raise SourceError(
@@ -223,7 +220,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     rest = replace(frame, columns={name: values for name, values in frame.columns.items() if name not in four})
     if frame.sample is None:
         boxes[list(wrong)] = 0
-        boxed = {"bbox": Column(boxes, {"names": _NAMES[moves]}, moves)}
+        boxed = {"bbox": Column(boxes, {"names": names}, moves)}
         if np.isnan(boxes).any():
             boxed = boxes_by_sample(boxes, moves, np.arange(len(boxes)), len(boxes), frame.where)
         columns, bad = columns_of(rest, draft.notes)
