@@ -39,6 +39,7 @@ ANNOTATION_FOLDERS = frozenset(
 
 _WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?:set|data|images?|imgs?)?")
 _WORD_NUMBER = re.compile(r"([^\W\d_]+(?:[\W_]+[^\W\d_]+)*)[\W_]*\d[\d\W_]*")
+_NUMBER_WORD = re.compile(r"(\d[\d\W_]*)[\W_]([^\W\d_]{3,}(?:[\W_]+[^\W\d_]+)*)")
 _COMMON = 0.5  # part of the smaller of two sets of folders that splits, or versions, of one dataset share
 
 
@@ -53,7 +54,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
     folders; no such column if no split has class folders. `options.labels` may say which folder is the class: ("top",),
     the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("none",). With
-    ("names",) it is no folder, but the word that an image's name begins with: `cat.0.jpg`, `great_dane_12.jpg`.
+    ("names",) it is no folder, but the words beside the number in an image's name: `cat.0.jpg`, `12_great_dane.jpg`.
 
     Raises:
         OptionError: `options.labels` is something else.
@@ -65,7 +66,7 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         raise OptionError(
             f"`--labels {','.join(level)}`: {tree.given} is a folder of images, whose labels are its folders' names: "
             "`top` (the outermost, the default), `deepest` (the path to the image) or `none`; or `names`, the words "
-            "that the images' names begin with."
+            "beside the number in an image's name."
         )
     draft.leave_out_broken(tree)
     rows = find_images(tree)
@@ -119,21 +120,29 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
 
 def word_of(name: str) -> str:
-    """Returns the words that the name of a file begins with, where only numbers follow them; else ""."""
-    found = _WORD_NUMBER.fullmatch(name[name.rfind("/") + 1 :].rpartition(".")[0])
-    return found[1] if found else ""
+    """Returns the words in the name of a file, where it is words and a number, in either order; else ""."""
+    stem = name[name.rfind("/") + 1 :].rpartition(".")[0]
+    if found := _WORD_NUMBER.fullmatch(stem):
+        return found[1]
+    return number_and_word(stem)[1]
+
+
+def number_and_word(stem: str) -> tuple[str, str]:
+    """Returns the number that the name of a file begins with and the words that end it; "" if it is not made so."""
+    found = _NUMBER_WORD.fullmatch(stem)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def _words(draft: Draft, tree: Tree, images: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns the sorted words that names begin with, and which of them each image's does; -1 for none."""
+    """Returns the sorted words in names, and which of them each image's has; -1 for none."""
     words = [word_of(tree.names[i]) for i in images.tolist()]
     if not any(words):
         raise SourceError(
             f"{tree.given}: `--labels names`, but no image is called by a word and a number, such as cat.0.jpg or "
-            f"cat_001.jpg; {key_of(tree.names[images[0]])} is not. Leave it out."
+            f"001_cat.jpg; {key_of(tree.names[images[0]])} is not. Leave it out."
         )
     without = [key_of(tree.names[i]) for i, word in zip(images.tolist(), words, strict=True) if not word]
-    draft.note("Names that begin with no word have the label -1", without)
+    draft.note("Names that are not a word and a number have the label -1", without)
     classes = sorted(set(words) - {""})
     number = {word: i for i, word in enumerate(classes)}
     return classes, np.array([number.get(word, -1) for word in words], np.int64)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
 from fastload.sources.assemble import stem_of
-from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, share_folders, split_word, word_of
+from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, number_and_word, share_folders, split_word, word_of
 from fastload.sources.listing import first_few
 from fastload.sources.tree import Tree, key_of
 
@@ -371,7 +371,7 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
 
 
 def _classes_by_name(found: ClassFolders) -> Iterator[Sign]:
-    """Yields names of images without class folders that begin with a few words, each repeated, as labels do."""
+    """Yields images without class folders whose names are a number and one of a few words, as labels are."""
     tree = found.tree
     if len({top for tops in found.classes.values() for top in tops}) > 1:
         return
@@ -381,11 +381,14 @@ def _classes_by_name(found: ClassFolders) -> Iterator[Sign]:
             examples.setdefault(word := word_of(name), name)
             counts[word] += 1
         words = [word for word, count in counts.items() if word and count > 1 and not _of_no_class(word)]
+        behind = [number for i in rows.tolist() if (number := number_and_word(stem_of(tree.names[i]))[0])]
+        if len(set(behind)) < len(behind):  # pictures of several kinds of each number
+            continue
         if len(words) > 1 and sum(counts[word] for word in words) >= _NAMED_BY_WORD * len(rows):
             shown = first_few([f"{word} ({counts[word]}, as {key_of(examples[word])})" for word in words], 3)
             yield Sign(
-                f"names of images in {key_of(folder) or './'} begin with {len(words)} words: {shown}, as labels or "
-                f"splits in names do",
+                f"names of images in {key_of(folder) or './'} are numbers with {len(words)} words: {shown}, as labels or "
+                f"splits in names are",
                 (f"{pack_command(tree.given, '--layout folder --labels names')} takes the words as labels",)
                 if not all(split_word(word)[0] for word in words)
                 else ("for splits, folders called train, val and test",),

@@ -30,18 +30,19 @@ def tree(root: Path, files: str, **texts: str) -> Path:
 SIGNS = {
     "a class alone": ("cat/{1,2,3}.jpg", {}, r"one folder, cat/: one class.*--labels none"),
     "images that all lie deeper": ("{a,b}/{x,y,z}/{1,2}.jpg", {}, r"hold the same folders \(x, y, z\)|lies directly"),
-    "labels in names": ("{cat,dog}.{0,1,12}.jpg", {}, r"begin with 2 words: cat \(3, as cat.0.jpg\).*--labels names"),
+    "labels behind numbers": ("{1,2}_cat.jpg {3,4}-great_dane.jpg", {}, r"2 words: cat \(2, as 1_cat.jpg\)"),
+    "labels in names": ("{cat,dog}.{0,1,12}.jpg", {}, r"are numbers with 2 words: cat \(3, as cat.0.jpg\).*--labels names"),
     "labels in names of a split": (
         "train/{cat,great_dane}_{1,2}.jpg test/{1,2}.jpg",
         {},
-        r"in train/ begin with 2 words",
+        r"in train/ are numbers with 2 words",
     ),
     "labels in names in one folder": (
         "pics/{кот,cat} ({1,2}).jpg".replace(" ", ""),
         {},
-        r"one folder.*begin with 2 words",
+        r"one folder.*are numbers with 2 words",
     ),
-    "splits in names": ("{train,test}_{1,2}.jpg", {}, "begin with 2 words.*for splits, folders called train"),
+    "splits in names": ("{train,test}_{1,2}.jpg", {}, "are numbers with 2 words.*for splits, folders called train"),
     "one letter above the class": (
         "a/{abbey,airport}/1.jpg b/{bar,bank}/1.jpg",
         {},
@@ -235,11 +236,11 @@ def test_labels_of_a_folder_are_the_outermost_or_the_deepest_folder_or_none(tmp_
 
 
 def test_labels_are_the_words_that_names_begin_with(tmp_path: Path) -> None:
-    root = tree(tmp_path / "pets", "train/{cat,great_dane}.{1,2}.jpg test/7.jpg")
+    root = tree(tmp_path / "pets", "train/{cat,great_dane}.1.jpg train/002_{cat,great_dane}.jpg test/7.jpg")
     listing = list_source(root, options=SourceOptions(labels=("names",)))
-    assert listing.keys[:2] == ("train/cat.1.jpg", "train/cat.2.jpg") and listing.keys[-1] == "test/7.jpg"
+    assert listing.keys[:2] == ("train/002_cat.jpg", "train/cat.1.jpg") and listing.keys[-1] == "test/7.jpg"
     assert values(listing) == [0, 0, 1, 1, -1] and listing.columns["labels"].attrs["names"] == ("cat", "great_dane")
-    assert "begin with no word have the label -1 (1): test/7.jpg" in notes_of(listing)
+    assert "are not a word and a number have the label -1 (1): test/7.jpg" in notes_of(listing)
     with pytest.raises(SourceError, match=r"no image is called by a word and a number.*7.jpg is not"):
         list_source(root / "test", options=SourceOptions(labels=("names",)))
 
@@ -259,6 +260,8 @@ def test_labels_are_the_words_that_names_begin_with(tmp_path: Path) -> None:
         "{a3f09b,b21c4d,0a77e1,a9f2c0,b00d12,ab12f0}.jpg",
         "{rome,oslo,bern}_1.jpg",
         "{party,beach,cat}.jpg",
+        "{1,2,3}_{nadir,oblique,tilted}.jpg",
+        "{123,124}_{o,b}.jpg {125,126}_b.jpg",
     ],
 )
 def test_names_by_cameras_numbers_hashes_and_dates_are_no_labels(tmp_path: Path, files: str) -> None:
