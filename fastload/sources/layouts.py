@@ -36,7 +36,7 @@ from fastload.sources.imagenet import imagenet
 from fastload.sources.listing import Listing, OnError, SourceOptions, first_few
 from fastload.sources.open_tree import open_tree
 from fastload.sources.records import mds, tfrecord
-from fastload.sources.signs import passed_over, refuse_by_signs
+from fastload.sources.signs import around_source, passed_over, refuse_by_signs
 from fastload.sources.tables import image_tables, manifest
 from fastload.sources.tree import Tree, key_of
 from fastload.sources.webdataset import webdataset
@@ -207,7 +207,7 @@ def list_source(
     if name != "exported" and (why := exported.why_ignored(tree)):
         draft.notes.append(f"What `fastload export` left was passed over: {why}")
     if name in ("folder", "mask-folders"):
-        draft.notes += foreign.foreign_notes(tree)
+        draft.notes += foreign.foreign_notes(tree) + around_source(tree)
     draft.notes += _passed_over(draft, tree)
     listing = assemble(draft, samples)
     # Layouts of known datasets give the form of their boxes; formats may only name a column so.

@@ -20,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
+from fastload.remote.paths import ObjectPath
 from fastload.sources.assemble import stem_of
 from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, number_and_word, share_folders, split_word, word_of
 from fastload.sources.listing import first_few
+from fastload.sources.tables.read_table import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 
 _TEXTS = (
@@ -116,6 +118,35 @@ def passed_over(tree: Tree, layout: str, known: NDArray[np.bool_]) -> list[str]:
         signs = (*_data(tree, others, _DATA_NOTED), *_files_beside(found, others))
         notes += [f"{sign.seen}. The packed file has none of it" for sign in signs]
     return [f"NOT READ: {note}." for note in notes]
+
+
+def around_source(tree: Tree) -> list[str]:
+    """Returns notes on texts next to the folder or archive that was given, outside of it, which name its images."""
+    above = tree.path.absolute().parent
+    if tree.file or isinstance(tree.path, ObjectPath) or above == tree.path:
+        return []
+    texts = list[Path]()
+    with suppress(OSError):
+        texts = sorted(path for path in above.iterdir() if path.suffix.lower() in _TEXTS and path.is_file())
+    names = _Names.of(ClassFolders.of(tree)) if texts else None
+    notes = []
+    for path in texts[:_A_FOLDER]:
+        assert names is not None, "there are texts"
+        head = b""
+        with suppress(OSError), path.open("rb") as file:
+            head = file.read(_HEAD)
+        kind, line = names.kind_of(head, whole=len(head) < _HEAD)
+        if kind == _IMAGES:
+            root = f"--root {shlex.quote(str(tree.path))}"
+            way = (
+                pack_command(path, root)
+                if path.suffix.lower() in (".csv", ".tsv", *JSON_LINES)
+                else pack_command(above)
+            )
+            notes.append(
+                f"NOT READ: {path}, next to what was given, names its images ({line[:60]!r}). {way} reads both."
+            )
+    return notes
 
 
 def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bool = False) -> list[Sign]:
@@ -387,8 +418,8 @@ def _classes_by_name(found: ClassFolders) -> Iterator[Sign]:
         if len(words) > 1 and sum(counts[word] for word in words) >= _NAMED_BY_WORD * len(rows):
             shown = first_few([f"{word} ({counts[word]}, as {key_of(examples[word])})" for word in words], 3)
             yield Sign(
-                f"names of images in {key_of(folder) or './'} are numbers with {len(words)} words: {shown}, as labels or "
-                f"splits in names are",
+                f"names of images in {key_of(folder) or './'} are numbers with {len(words)} words: {shown}, as labels "
+                f"or splits in names are",
                 (f"{pack_command(tree.given, '--layout folder --labels names')} takes the words as labels",)
                 if not all(split_word(word)[0] for word in words)
                 else ("for splits, folders called train, val and test",),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_trees import make, notes_of, photo, values, write
+from small_trees import archived, make, notes_of, photo, values, write
 
 from fastload.errors import SourceError
 from fastload.sources.layouts import list_source
@@ -31,7 +31,11 @@ SIGNS = {
     "a class alone": ("cat/{1,2,3}.jpg", {}, r"one folder, cat/: one class.*--labels none"),
     "images that all lie deeper": ("{a,b}/{x,y,z}/{1,2}.jpg", {}, r"hold the same folders \(x, y, z\)|lies directly"),
     "labels behind numbers": ("{1,2}_cat.jpg {3,4}-great_dane.jpg", {}, r"2 words: cat \(2, as 1_cat.jpg\)"),
-    "labels in names": ("{cat,dog}.{0,1,12}.jpg", {}, r"are numbers with 2 words: cat \(3, as cat.0.jpg\).*--labels names"),
+    "labels in names": (
+        "{cat,dog}.{0,1,12}.jpg",
+        {},
+        r"are numbers with 2 words: cat \(3, as cat.0.jpg\).*--labels names",
+    ),
     "labels in names of a split": (
         "train/{cat,great_dane}_{1,2}.jpg test/{1,2}.jpg",
         {},
@@ -297,3 +301,19 @@ def test_annotations_of_coco_under_another_name_are_known(tmp_path: Path) -> Non
     write(root / "annotations/labels.json", '{"images": [{"id": 1, "file_name": "001.jpg"}], "annotations": []}')
     with pytest.raises(SourceError, match=r"annotations/labels.json is written as COCO's .* annotations/instances_"):
         list_source(root)
+
+
+def test_a_table_next_to_a_folder_or_archive_that_names_its_images_is_said(tmp_path: Path) -> None:
+    root = tree(tmp_path / "data", "images/{001,002,003}.jpg")
+    write(root / "labels.csv", "file,label\n001.jpg,a\n002.jpg,b\n003.jpg,a\n")
+    write(root / "notes.txt", "photos\n")
+    (tmp_path / "zipped").mkdir()
+    archive = archived(root / "images", tmp_path / "zipped" / "images.zip")
+    write(tmp_path / "zipped" / "metadata.jsonl", "".join(f'{{"file_name": "00{i}.jpg"}}\n' for i in (1, 2, 3)))
+    for given, table in ((root / "images", root / "labels.csv"), (archive, archive.parent / "metadata.jsonl")):
+        notes = notes_of(list_source(given))
+        assert f"NOT READ: {table}, next to what was given, names its images" in notes
+        assert f"`fastload pack {table} OUT.h5 --root {given}` reads both" in notes
+    assert len(list_source(root / "labels.csv", options=SourceOptions(root=root / "images"))) == 3
+    (root / "labels.csv").unlink()
+    assert "NOT READ" not in notes_of(list_source(root / "images"))
