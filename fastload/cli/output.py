@@ -127,15 +127,15 @@ def print_written(head: str, path: Path, pairs: Pairs, notes: Iterable[str]) -> 
 
 
 def print_with_notes(head: str, pairs: Pairs, notes: Iterable[str]) -> None:
-    """Prints what was done or would be; before it what is not packed, and first of all lines how SRC was understood."""
+    """Prints what was done or would be, how SRC was understood first; before it what is not packed, or in doubt."""
     notes = list(notes)
-    lost = [note for note in notes if note.startswith("NOT READ")]
+    first = [note for note in notes if note.startswith(("NOT READ", "CHECK"))]
     understood = [note for note in notes if note.startswith("Layout ")]
-    for note in lost:
+    for note in first:
         print_finding(note)
     typer.echo(head)
     layout = [("layout", note.removeprefix("Layout ")) for note in understood]
-    print_pairs([*layout, *pairs, *(("note", note) for note in notes if note not in lost + understood)])
+    print_pairs([*layout, *pairs, *(("note", note) for note in notes if note not in first + understood)])
 
 
 def print_report(

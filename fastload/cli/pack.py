@@ -82,7 +82,7 @@ def pack(
         typer.Option(
             parser=parse_names,
             metavar="A,B",
-            help="Columns of a table that hold the labels; of a folder: top, deepest, names or none.",
+            help="Columns of a table that hold the labels; of a folder: top, deepest, last, names or none.",
         ),
     ] = "",
     image_column: Annotated[str, typer.Option(metavar="NAME", help="Column of a table with the images.")] = "",

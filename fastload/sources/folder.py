@@ -37,7 +37,7 @@ ANNOTATION_FOLDERS = frozenset(
 )
 """Names, in lower case, of such siblings."""
 
-_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?:set|data|images?|imgs?)?")
+_WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?:set|data|images?|imgs?)?\d*")
 _WORD_NUMBER = re.compile(r"([^\W\d_]+(?:[\W_]+[^\W\d_]+)*)[\W_]*\d[\d\W_]*")
 _NUMBER_WORD = re.compile(r"(\d[\d\W_]*)[\W_]([^\W\d_]{3,}(?:[\W_]+[^\W\d_]+)*)")
 _COMMON = 0.5  # part of the smaller of two sets of folders that splits, or versions, of one dataset share
@@ -53,8 +53,9 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
 
     Column `labels`: int64 (N,), index into the sorted names of the classes of all splits; -1 in a split without class
     folders; no such column if no split has class folders. `options.labels` may say which folder is the class: ("top",),
-    the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("none",). With
-    ("names",) it is no folder, but the words beside the number in an image's name: `cat.0.jpg`, `12_great_dane.jpg`.
+    the outermost below the split, which is the default; ("deepest",), the whole path to the image; ("last",), the
+    folder it lies in; ("none",). With ("names",) it is no folder, but the words beside the number in an image's name:
+    `cat.0.jpg`, `12_great_dane.jpg`.
 
     Raises:
         OptionError: `options.labels` is something else.
@@ -62,10 +63,11 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
             images next to splits.
     """
     level = options.labels or ("top",)
-    if level not in (("top",), ("deepest",), ("names",), ("none",)):
+    if level not in (("top",), ("deepest",), ("last",), ("names",), ("none",)):
         raise OptionError(
             f"`--labels {','.join(level)}`: {tree.given} is a folder of images, whose labels are its folders' names: "
-            "`top` (the outermost, the default), `deepest` (the path to the image) or `none`; or `names`, the words "
+            "`top` (the outermost, the default), `deepest` (the path to the image), `last` (the folder "
+            "that it lies in) or `none`; or `names`, the words "
             "beside the number in an image's name."
         )
     draft.leave_out_broken(tree)
@@ -82,6 +84,8 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
         tops = [""] * len(tops)
     elif level == ("top",):
         tops = [top.partition("/")[0] for top in tops]
+    elif level == ("last",):
+        tops = [top.rpartition("/")[2] for top in tops]
     present = {name: {top for top, of in zip(tops, split, strict=True) if of == name} for name in found.splits}
     for name, here in present.items():
         if "" in here and len(here) > 1:
@@ -222,7 +226,8 @@ class ClassFolders:
     @cached_property
     def with_files(self) -> set[str]:
         """The folders in `around` that have any file in or below them; each ends in `/`."""
-        return _with_parents([folder for folder in self.tree.spans if folder.startswith(self.around)])
+        found = _with_parents([folder for folder in self.tree.spans if folder.startswith(self.around)])
+        return {folder for folder in found if folder.startswith(self.around)}
 
     def below(self, split: str, top: str) -> list[str]:
         """Returns the names of the folders directly in a class folder in or below which images lie, sorted."""

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastload.errors import ImageError
 from fastload.images.image_header import open_image, pillow_silenced
 from fastload.sources.assemble import split_path, stem_of
 from fastload.sources.listing import SPLITS, first_few, split_of_parts
@@ -333,6 +334,12 @@ class _Search:
             beside = [other for other in self.groups if other is not image and self._may_be_view(image, other)]
             for other in beside if len(beside) < _MOST_VIEWS else ():
                 match = self._match(image, other, photos=True) if other not in seen else None
+                if match and self._same_bytes(match):
+                    yield Sign(
+                        f"{image.shown} and {other.shown} hold the same files, which would be packed twice",
+                        ("move one of the copies away",),
+                    )
+                    return
                 if match and (why := self._why_views(match, alone=len(beside) == 1)):
                     sizes = [found.size for at in match.files[0] if (found := self.detail(at))]
                     yield _sign_of_views(self.tree, (image, other), why, sizes)
@@ -348,6 +355,16 @@ class _Search:
             and max(map(len, _different(image.pattern, other.pattern))) <= 2
             and split_of_folder(image.pattern) == split_of_folder(other.pattern)
         )
+
+    def _same_bytes(self, match: Match) -> bool:
+        """Whether all compared files of two groups are copies of one another."""
+        sizes, files = self.tree.sizes, _spread(match.files, _COMPARED)
+        if any(sizes[a] != sizes[b] for a, b in files):
+            return False
+        try:
+            return all(self.tree.files.read(a) == self.tree.files.read(b) for a, b in files)
+        except ImageError:
+            return False
 
     def _why_views(self, match: Match, *, alone: bool) -> str:
         """Returns by what two groups with equal names are pairs of photographs; "" if they are none."""
@@ -744,9 +761,9 @@ def _sign_of_views(tree: Tree, groups: tuple[Group, Group], why: str, sizes: lis
     for group in groups:
         folder, _, base = group.shown.rpartition("/")
         name = (group.head + group.tail).strip("_-. ") or key_of(group.pattern.rpartition("/")[2])
-        files.append(f"{name}.h5")
+        files.append(f"{name}.h5" if f"{name}.h5" not in files else f"{name}_2.h5")
         if base or "*" in folder:
-            found = f"sorted(Path({str(tree.path)!r}).glob({group.shown if base else group.shown + '*'!r}))"
+            found = f"sorted(Path({str(tree.path)!r}).glob({group.shown + ('.*' if base else '*')!r}))"
             lines.append(f"`pack_images({found}, {files[-1]!r})`")
         else:
             lines.append(f"`fastload pack {shlex.quote(str(tree.path / group.pattern))} {shlex.quote(files[-1])}`")

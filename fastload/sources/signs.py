@@ -20,10 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import ImageError, SourceError
+from fastload.images.image_header import probe_image
 from fastload.remote.paths import ObjectPath
-from fastload.sources.assemble import stem_of
-from fastload.sources.folder import IMAGE_FOLDERS, ClassFolders, number_and_word, share_folders, split_word, word_of
-from fastload.sources.listing import first_few
+from fastload.sources.assemble import Draft, stem_of
+from fastload.sources.folder import (
+    IMAGE_FOLDERS,
+    ClassFolders,
+    list_folder,
+    number_and_word,
+    share_folders,
+    split_word,
+    word_of,
+)
+from fastload.sources.listing import SourceOptions, first_few
 from fastload.sources.tables.read_table import JSON_LINES
 from fastload.sources.tree import Tree, key_of
 
@@ -41,6 +50,9 @@ _TEXTS = (
     ".htm",
     ".lst",
     ".tab",
+    ".odgt",
+    ".list",
+    ".ann",
 )
 _OF_PROGRAMS = {".mat": "MATLAB"} | dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet program")
 _BESIDE = (*_TEXTS, *_OF_PROGRAMS, ".npy", ".npz", ".pts", ".pkl", ".pickle", ".h5")
@@ -92,14 +104,22 @@ def refuse_by_signs(
     if not found:
         return
     ways = dict.fromkeys(way for sign in found for way in sign.ways)
-    tops = sorted({top for tops in ClassFolders.of(tree).classes.values() for top in tops})
-    becomes = f"the classes {first_few(map(key_of, tops), 3)}" if tops else "images without labels"
     raise SourceError(
         f"{tree.given}: not packed as a folder of images, which would lose or mistake what is there: "
         f"{' '.join(f'({i}) {sign.seen}.' for i, sign in enumerate(found, 1))} What would be right: "
-        f"{'; '.join((*ways, ''))}or, if it is no more than a folder of images, `--layout folder`, which packs "
-        f"{becomes}."
+        f"{'; '.join((*ways, *_as_folder(tree)))}."
     )
+
+
+def _as_folder(tree: Tree) -> list[str]:
+    """Returns what packs a tree as a folder of images, and what becomes of it; [] if that cannot be."""
+    try:
+        samples = list_folder(Draft("folder", tree), tree, SourceOptions())
+    except SourceError:
+        return []
+    classes = samples.columns["labels"].attrs["names"] if samples.columns else ()
+    becomes = f"the classes {first_few(classes, 3)}" if classes else "images without labels"
+    return [f"or, if it is no more than a folder of images, `--layout folder`, which packs {becomes}"]
 
 
 def passed_over(tree: Tree, layout: str, known: NDArray[np.bool_]) -> list[str]:
@@ -154,7 +174,7 @@ def signs_against_folder(tree: Tree, classes: Collection[str] = (), *, level: bo
     folders = ClassFolders.of(tree)
     beside = [*_data(tree, tree.not_images, 1), *_files_beside(folders, tree.not_images)]
     told = {folder for sign in beside for folder in sign.folders}
-    doubts = [] if level else [*_splits_or_versions(folders), *_classes_in_doubt(folders, classes)]
+    doubts = [] if level else [*_splits_or_versions(folders)] or [*_classes_in_doubt(folders, classes)]
     doubts += [] if level else _classes_by_name(folders)
     return [*beside, *_other_folders(folders, told), *doubts]
 
@@ -189,7 +209,8 @@ def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Ite
     tree = found.tree
     others = list(others)
     yield from _same_files(found, [name for _, name in others])
-    others = [(i, name) for i, name in others if name.lower().endswith(_BESIDE)]
+    images = {stem_of(tree.names[i]) for i in tree.images().tolist()} if others else set()
+    others = [(i, name) for i, name in others if name.lower().endswith(_BESIDE) or name.rpartition("/")[2] in images]
     # The form of an answer to a competition names images, and says nothing of them.
     others = [(i, name) for i, name in others if not stem_of(name).lower().startswith("sample_sub")]
     if not others:
@@ -203,7 +224,8 @@ def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Ite
         # `a.jpg.json` is called like a.jpg, too.
         alike = [name for _, name in files if stem_of(name) in names.stems or stem_of(name) in names.bases]
         if alike and len(alike) >= _PART * len(files) and (len(alike) > 1 or len(names.stems) < 2 * _NAMED):
-            more = f" and {len(alike) - 1} more {suffix} files are" if alike[1:] else " is"
+            of = f"{suffix} files" if suffix else "files without a suffix"
+            more = f" and {len(alike) - 1} more {of} are" if alike[1:] else " is"
             yield Sign(
                 f"{key_of(alike[0])}{more} called like images, as annotations of them are "
                 f"({_LOOKS.get(suffix, 'labels or boxes')})",
@@ -230,6 +252,8 @@ def _ways_of(tree: Tree, suffix: str, names: list[str]) -> tuple[str, ...]:
     head = b""
     with suppress(ImageError):
         head = tree.files.read_head(tree.names.index(names[0]), _HEAD)
+    if not suffix and head.lstrip().startswith(b"<annotation"):
+        return (f"{_VOC} once they are called .xml",)
     lines = head.decode("utf-8", "replace").split("\n")
     if suffix == ".txt" and any(map(str.strip, lines)) and not all(map(_NUMBER_LINE.fullmatch, filter(None, lines))):
         return ("for captions a table with the header `file_name,caption` in place of `file_name,label`",)
@@ -258,20 +282,26 @@ def _texts_beside(tree: Tree, texts: list[tuple[int, str]], names: _Names) -> It
         verb = "are" if coco[1:] else "is"
         yield Sign(
             f"{first_few(list(map(key_of, coco)), 2)} {verb} written as COCO's annotations, under another name",
-            ("COCO's names, annotations/instances_FOLDER.json for the images in FOLDER/, or captions_FOLDER.json",),
+            (
+                "for boxes, masks or captions COCO's names, annotations/instances_FOLDER.json for the images in "
+                "FOLDER/, or captions_FOLDER.json",
+                f"for classes of images {_table_way(tree)}",
+            ),
             _folders_of(coco),
         )
     for kind, found in kinds.items():
         shown = first_few([f"{key_of(name)} ({line[:60]!r})" for name, line in found.items()], 2)
-        verb = kind if len(found) > 1 else kind.replace("name ", "names ").replace("hold ", "holds ")
+        first, rest = kind.split(" ", 1)
+        verb = kind if len(found) > 1 else f"{first}s {rest}"
         yield Sign(f"{shown} {verb}", (_table_way(tree),), _folders_of(found))
 
 
 _LOOKS = {".txt": "YOLO's boxes, or captions", ".xml": "VOC's boxes", ".json": "LabelMe's polygons, or tags"}
 _VOC = "VOC's layout, if they are: images in JPEGImages/, boxes in Annotations/, called so in one folder, are read"
-_IMAGES, _SOME, _NUMBERS = (
+_IMAGES, _SOME, _FOLDERS, _NUMBERS = (
     "name images, as a list of splits, labels, boxes or captions does",
     "name some of the class folders, as a list of splits does",
+    "give each folder one of few values, as labels of patients or products are kept",
     "hold numbers alone, as labels in the order of the images are kept",
 )
 
@@ -281,7 +311,7 @@ class _Names:
     """The names that a text may give images and classes of a tree."""
 
     bases: set[str]  # `1.jpg`
-    stems: set[str]  # `1`
+    stems: set[str]  # `1`, or the `1` of `1_red` and `1_blue`
     paths: set[str]  # `cat/1`, the last folder and the stem
     classes: set[str]
     count: int  # of images
@@ -291,9 +321,13 @@ class _Names:
         """Returns the names of the images and class folders of a tree."""
         names = [found.tree.names[i] for i in found.tree.images().tolist()]
         bases = {name.rpartition("/")[2] for name in names}
+        stems = set(map(stem_of, bases))
+        # Where each image is several files, as one a channel, a text names their common beginning.
+        begins = Counter(stem.rpartition("_")[0] for stem in stems)
+        stems |= {begin for begin, count in begins.items() if begin and count > 1}
         paths = {"/".join(name.rpartition(".")[0].split("/")[-2:]) for name in names if "/" in name}
         classes = {top for tops in found.classes.values() for top in tops}
-        return cls(bases, set(map(stem_of, bases)), paths, classes, len(names))
+        return cls(bases, stems, paths, classes, len(names))
 
     def image_in(self, name: str) -> str:
         """Returns the image that a word or cell of a text names, without suffix; "" if it names none."""
@@ -327,6 +361,9 @@ class _Names:
             return ("", "") if only_names else (_IMAGES, next(iter(images.values())))
         if whole and max(2, len(lines) - 1) <= len(classes) < len(self.classes):
             return _SOME, next(iter(classes.values()))
+        values = [cells[1].strip() for line in classes.values() if len(cells := _CELLS.split(line)) > 1]
+        if whole and max(_NAMED, len(self.classes), len(lines) - 1) <= len(values) >= 2 * len(set(values)):
+            return _FOLDERS, next(iter(classes.values()))
         if not self.classes and len(lines) > 1 and all(map(_NUMBER_LINE.fullmatch, lines)):
             return _NUMBERS, lines[0]
         return "", ""
@@ -344,12 +381,19 @@ def _folders_of(names: Iterable[str]) -> frozenset[str]:
 def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
     """Yields which of the other files are of one name, and lie in most of the class folders, next to the images."""
     tree = found.tree
-    places = Counter(name.rpartition("/")[2] for name in others if f"{name.rpartition('/')[0]}/" in tree.image_folders)
+    places = Counter[str]()
+    around = {folder[: folder.rfind("/", 0, -1) + 1] for folder in tree.image_folders}
+    for name in others:
+        folder = name[: name.rfind("/") + 1]
+        if folder in tree.image_folders:
+            places[name[len(folder) :]] += 1
+        elif (above := folder[: folder.rfind("/", 0, -1) + 1]) in around and folder not in found.with_images:
+            places[name[len(above) :]] += 1
     same = [name for name, count in places.items() if count > 1 and count >= _PART * len(tree.image_folders)]
     if same:
         yield Sign(
-            f"each folder of images also holds {first_few(map(key_of, same), 3)}: calibration, scenes or labels, which "
-            f"a class has not",
+            f"each folder of images also holds, or has next to it, {first_few(map(key_of, same), 3)}: calibration, "
+            f"scenes or labels, which a class has not",
             (_table_way(tree),),
         )
 
@@ -376,8 +420,24 @@ def _other_folders(found: ClassFolders, told: set[str]) -> Iterator[Sign]:
 
 
 def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
-    """Yields sibling folders that hold the same folders, so that their own names are no classes."""
+    """Yields sibling folders that hold the same folders, or are called as splits, so that they are no classes."""
     for split, at in found.splits.items():
+        groups: dict[str, dict[str, str]] = {}
+        for top in found.classes[split]:
+            word, rest = split_word(top)
+            groups.setdefault(rest, {}).setdefault(word, top)
+        called = max(groups.values(), key=len, default={})
+        if len(called) > 1 and "" not in called:
+            others = first_few([f"{key_of(at + top)}/" for top in found.classes[split] if top not in called.values()])
+            yield Sign(
+                f"{first_few([f'{key_of(at + top)}/' for top in called.values()])} are called as splits of one "
+                f"dataset are, not as classes, but {others} lies next to them",
+                (
+                    f"move {others} away",
+                    "for a further split, a folder called train, val or test, as the others then, too",
+                ),
+            )
+            continue
         inside = {top: below for top in found.classes[split] if (below := found.below(split, top))}
         if not 1 < len(found.classes[split]) <= _MOST_VERSIONS:
             continue  # more are classes, each with the same folders in it
@@ -397,6 +457,7 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
             (
                 "for splits, folders called train, val and test, and nothing next to them",
                 f"for versions, one of them: {pack_command(found.tree.path / at / same[0])}",
+                "where the innermost folders are the classes, `--layout folder --labels last`",
             ),
         )
 
@@ -450,7 +511,7 @@ def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator
             f"folder is the class",
             (
                 "`--layout folder --labels top` takes the outermost, `--layout folder --labels deepest` the whole path "
-                "to the image",
+                "to the image, `--layout folder --labels last` the folder that it lies in",
             ),
         )
     elif len(tops) == 1 and len(direct) == len(tree.image_folders) and not any(found.without_images().values()):
@@ -466,6 +527,26 @@ def _classes_in_doubt(found: ClassFolders, classes: Collection[str]) -> Iterator
             ("`--layout folder --labels none` packs them without labels",),
         )
     yield from _names_alike(found, set(tops))
+    if 1 < len(tops) <= _MOST_VERSIONS:
+        yield from _other_kinds(found)
+
+
+def _other_kinds(found: ClassFolders) -> Iterator[Sign]:
+    """Yields class folders of which some begin with an image of 16 bits, as depth maps and scans have, others of 8."""
+    tree, bits = found.tree, dict[int, list[str]]()
+    for split, of in found.classes.items():
+        for top, folders in of.items():
+            first = int(tree.image_folders[folders[0]][0])
+            with suppress(ImageError):
+                header = probe_image(lambda size, first=first: tree.files.read_head(first, size))  # type: ignore[misc]
+                bits.setdefault(header.bits, []).append(f"{key_of(found.splits[split] + top)}/")
+    if len(bits) > 1 and set(bits) == {8, 16}:
+        eight, deep = (first_few(bits[n], 3) for n in (8, 16))
+        yield Sign(
+            f"images in {deep} have 16 bits a channel, those in {eight} have 8: depth maps or scans next to "
+            f"photographs, rather than classes",
+            (f"one of them alone: {pack_command(found.tree.path / bits[8][0])}",),
+        )
 
 
 def _names_alike(found: ClassFolders, tops: set[str]) -> Iterator[Sign]:

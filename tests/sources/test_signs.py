@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_trees import archived, make, notes_of, photo, values, write
+from PIL import Image
+from small_trees import archived, make, notes_of, photo, picture, refused, values, write
 
 from fastload.errors import SourceError
 from fastload.sources.layouts import list_source
@@ -28,6 +29,41 @@ def tree(root: Path, files: str, **texts: str) -> Path:
 
 
 SIGNS = {
+    "splits next to a folder of another name": (
+        "box_{train,test}/{1,2}.jpg query/{1,2}.jpg",
+        {},
+        r"box_test/, box_train/ are called as splits.*query/ lies next.*move query/ away",
+    ),
+    "splits that are wrapped, next to images to predict": (
+        "seg_{train,test}/seg_{train,test}/{sea,wood}/{1,2}.jpg seg_pred/seg_pred/{3,4}.jpg",
+        {},
+        r"seg_test/, seg_train/ are called as splits(?!.*--labels top)",
+    ),
+    "labels of images that are several files": (
+        "train/{00a1,00b2,00c3}_{red,green,blue}.png",
+        {"train.csv": "Id,Target\n00a1,16 0\n00b2,7\n00c3,7 2\n"},
+        r"train.csv \('00a1,16 0'\) names images",
+    ),
+    "labels of folders": (
+        "train/{0001,0002,0003,0004}/{a,b}.png",
+        {"labels.csv": "patient,grade\n0001,0\n0002,1\n0003,1\n0004,0\n"},
+        r"labels.csv .*gives each folder one of few values",
+    ),
+    "annotations without a suffix": (
+        "images/{sea,wood}/{n01_1,n01_2}.jpg",
+        {f"annotation/{top}/n01_{i}": "<annotation><object/></annotation>" for top in ("sea", "wood") for i in (1, 2)},
+        r"annotation/sea/n01_1 and 3 more files without a suffix are called like images.*VOC's layout.*called .xml",
+    ),
+    "annotations next to each folder of frames": (
+        "train/{a,b,c}/frames/{1,2}.jpg",
+        {f"train/{scene}/gt/gt.txt": "1,2,3,4\n" for scene in "abc"},
+        r"has next to it, gt/gt.txt",
+    ),
+    "classes in folders of patients": (
+        "{p1,p2,p3}/{ill,well}/{1,2}.jpg",
+        {},
+        r"hold the same folders \(ill, well\).*`--layout folder --labels last`",
+    ),
     "a class alone": ("cat/{1,2,3}.jpg", {}, r"one folder, cat/: one class.*--labels none"),
     "images that all lie deeper": ("{a,b}/{x,y,z}/{1,2}.jpg", {}, r"hold the same folders \(x, y, z\)|lies directly"),
     "labels behind numbers": ("{1,2}_cat.jpg {3,4}-great_dane.jpg", {}, r"2 words: cat \(2, as 1_cat.jpg\)"),
@@ -54,7 +90,11 @@ SIGNS = {
     ),
     "versions": ("{v1,v2,small}/{cat,dog,cow}/{1,2}.jpg", {}, r"hold the same folders \(cat, cow, dog\).*versions"),
     "splits of unusual names": ("{fold0,fold1}/{cat,dog}/{1,2}.jpg", {}, r"fold0, fold1 hold the same folders"),
-    "splits and more": ("{set_train,set_test,other}/{cat,dog}/{1,2}.jpg", {}, "hold the same folders"),
+    "splits and more": (
+        "{set_train,set_test,other}/{cat,dog}/{1,2}.jpg",
+        {},
+        r"are called as splits of one.*other/ lies next.*move other/ away",
+    ),
     "a text with labels of the images": (
         "{cat,dog}/{001,002,003}.jpg",
         {"splits.txt": "cat/001.jpg train\ncat/002.jpg test\ndog/003.jpg train\n"},
@@ -106,7 +146,7 @@ SIGNS = {
     "the same files in each folder": (
         "{scene_1,scene_2,scene_3}/{im0,im1}.png {scene_1,scene_2,scene_3}/{calib.txt,view.bin}",
         {},
-        r"each folder of images also holds calib.txt",
+        r"each folder of images also holds, or has next to it, calib.txt",
     ),
     "Unicode forms": (f"{{{CAFE},{CAFE_APART},tea}}/{{1,2}}.jpg", {}, "differ only in their Unicode form"),
     "case between splits": ("train/{Cat,dog}/{1,2}.jpg val/{cat,dog}/{1,2}.jpg", {}, "differ only in case"),
@@ -317,3 +357,45 @@ def test_a_table_next_to_a_folder_or_archive_that_names_its_images_is_said(tmp_p
     assert len(list_source(root / "labels.csv", options=SourceOptions(root=root / "images"))) == 3
     (root / "labels.csv").unlink()
     assert "NOT READ" not in notes_of(list_source(root / "images"))
+
+
+def test_images_of_sixteen_bits_are_no_class_next_to_photographs(tmp_path: Path) -> None:
+    for i in range(3):
+        photo(tmp_path / f"rgb/{i}5.png", i)
+        (tmp_path / "depth").mkdir(exist_ok=True)
+        Image.fromarray(np.full((24, 32), 1000 + i, np.uint16)).save(tmp_path / f"depth/{i}7.png")
+    refused(r"images in depth/ have 16 bits a channel, those in rgb/ have 8.*`fastload pack \S+/rgb OUT.h5`", tmp_path)
+
+
+def test_copies_are_no_pairs(tmp_path: Path) -> None:
+    for i in range(6):
+        photo(tmp_path / f"yes/{i * 37}.png", i)
+        photo(tmp_path / f"set/yes/{i * 37}.png", i)
+    refused("yes/ and set/yes/ hold the same files|set/yes/ and yes/ hold the same files", tmp_path)
+
+
+def test_folders_around_splits_are_no_signs(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", "b/c/{train,test}/{cat,dog}/{1,2}.jpg")
+    assert list_source(root).split_names == ("train", "test") and len(list_source(root)) == 8
+    root = tree(tmp_path / "dogs_cats", "train/{cat,dog}.{1,2}.jpg test1/{1,2}.jpg")
+    listing = list_source(root, "folder", options=SourceOptions(labels=("names",)))
+    assert listing.split_names == ("train", "test") and values(listing) == [0, 0, 1, 1, -1, -1]
+
+
+def test_the_folder_that_an_image_lies_in_can_be_its_class(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", "{p1,p2}/{ill,well}/{1,2}.jpg")
+    listing = list_source(root, "folder", options=SourceOptions(labels=("last",)))
+    assert listing.columns["labels"].attrs["names"] == ("ill", "well") and sum(values(listing)) == 4
+
+
+def test_packing_as_a_folder_is_offered_only_where_it_can_be_done(tmp_path: Path) -> None:
+    for i in range(3):
+        photo(tmp_path / f"train/good/{i}.png", i)
+        photo(tmp_path / f"test/good/{i}.png", i + 3)
+        photo(tmp_path / f"test/bad/{i}.png", i + 6)
+        picture(tmp_path / f"ground_truth/bad/{i}_mask.png", 0, 255)
+    with pytest.raises(SourceError, match="not packed as a folder") as error:
+        list_source(tmp_path)
+    assert "if it is no more than a folder" not in str(error.value)
+    with pytest.raises(SourceError, match="look like splits"):
+        list_source(tmp_path, "folder")

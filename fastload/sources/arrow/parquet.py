@@ -182,7 +182,18 @@ def _open_table(draft: Draft, tree: Tree) -> tuple[ArrowTable, NDArray[np.int64]
     if table.renumbered:
         differ = first_few(table.renumbered)
         draft.notes.append(f"Files name different classes in column {differ}: renumbered by name, all of them.")
+    if table.folders:
+        draft.notes.append(f"Columns by the names of folders: {first_few(table.folders)}.")
     draft.require_parts(names)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        split = split_of_name(name) or split_of_parts(name.split("/")[-2::-1])
+        alike.setdefault((name.rpartition("/")[2], split), []).append(key_of(name))
+    if several := next((of for of in alike.values() if len(of) > 1 and not table.folders), []):
+        draft.notes.append(
+            f"CHECK: files of one name in several folders ({first_few(several)}) are packed as one dataset. If they "
+            "are configurations or versions of it, give the folder of one."
+        )
     return table, tree.mtimes_ns[np.array(positions)]
 
 
@@ -231,7 +242,7 @@ def _images_inside(kind: Any) -> bool:
 
 def _refuse_other_images(table: ArrowTable, tree: Tree) -> None:
     """Refuses a table without a column of images that holds them otherwise, and says how to write them."""
-    for name in table.names:
+    for name in [one for one in table.names if one not in table.folders]:
         shard = next(shard for shard in table.shards if name in shard.schema.names)
         read = f"import pandas as pd; t = pd.read_parquet({str(shard.path)!r})"
         shown = shlex.quote(str(shard.path))

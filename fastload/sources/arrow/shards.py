@@ -10,13 +10,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +29,21 @@ from fastload.remote.ranges import open_binary
 from fastload.sources.listing import first_few
 from fastload.sources.spans import FileSpans, ListedFile
 from fastload.sources.tables.frame import LABELS, plain_name
-from fastload.sources.tables.read_table import Values, fixed_lists, is_list, nothing, other, require_pyarrow
+from fastload.sources.tables.read_table import (
+    Values,
+    fixed_lists,
+    is_list,
+    nothing,
+    other,
+    require_pyarrow,
+    values_of,
+)
 from fastload.sources.tree import key_of
 from fastload.system.files import write_all
 
 _LFS = b"version https://git-lfs"
+_PARTITION = re.compile(r"(?:^|(?<=/))([^/=]+)=([^/]*)(?=/)")  # a folder as Hive, Spark and pyarrow write them
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _BATCH_BYTES = 2**25
 _LIST_BYTES = 2**20  # bytes of a column that are read ahead
 
@@ -280,8 +292,9 @@ class ArrowTable:
 
     Attributes:
         shards: the files, whose paths in the tree are `files`.
-        names: the columns of all files, of one type in all; `images` are those of them that hold images, `lists` those
-            whose cells are lists.
+        names: the columns of all files, of one type in all, and those by the names of folders; `images` are those of
+            them that hold images, `lists` those whose cells are lists.
+        folders: column -> value in each row, by the names of folders that partition a dataset: `label=cat/0.parquet`.
         classes: column -> names of its classes, of all files; `renumbered` are the columns whose classes differ.
         shard_of: int64 (R,), the file that each row belongs to.
     """
@@ -317,8 +330,19 @@ class ArrowTable:
                         f"{shard.path}: column {field.name!r} is {field.type}, but {kind} in {key_of(first_file)}. "
                         "Give the files of one dataset (one configuration of it)."
                     )
-        self.names = list(known)
+        self.folders = self._columns_by_folders(known)
+        self.names = [*known, *self.folders]
         self.lists = {name for name, (kind, _) in known.items() if is_list(kind)}
+
+    def _columns_by_folders(self, known: Collection[str]) -> dict[str, Values]:
+        """Returns the columns that every file has by its folders and none inside, with the values of all rows."""
+        said = [dict(_PARTITION.findall(file)) for file in self.files]
+        names = [name for name in said[0] if name not in known and all(name in one for one in said)]
+        found = {}
+        for name in names:
+            cells = [None if one[name] == _NO_VALUE else unquote(one[name]) for one in said]
+            found[unquote(name)] = values_of([cells[i] for i in self.shard_of.tolist()])
+        return found
 
     @property
     def where(self) -> str:
@@ -330,14 +354,16 @@ class ArrowTable:
 
     def texts(self, name: str) -> list[str]:
         """Returns the cells of a column as text; "" for missing ones."""
-        return values_in(self.shards, name).texts()
+        return self.values(name).texts() if name in self.folders else values_in(self.shards, name).texts()
 
     def values(self, name: str) -> Values:
         """Returns a column, numbered by the classes of all files."""
-        return values_in(self.shards, name, self.classes.get(name, ()))
+        return self.folders.get(name) or values_in(self.shards, name, self.classes.get(name, ()))
 
     def objects(self, name: str) -> list[Any]:
         """Returns the cells of a column of objects, whose classes all files must number alike."""
+        if name in self.folders:
+            return list(self.folders[name].values)
         if classes := self.classes.get(name):
             for shard in self.shards:
                 _require_same_classes(shard, name, shard.classes.get(name, ()), classes)

@@ -238,6 +238,7 @@ def columns_with_boxes(frame: Frame, draft: Draft) -> tuple[dict[str, Column], d
     columns |= {name: Column(made[name].values[first], made[name].attrs) for name in made if name in alike}
     varying = [name for name in made if name not in alike]
     if varying:
-        draft.notes.append(f"Columns ignored, since they differ among the boxes of an image: {first_few(varying)}.")
+        way = "" if labels else " `--labels` says which one is the boxes' labels."
+        draft.note(f"NOT READ:{way} Columns that differ among the boxes of an image", varying)
     bad = {row: why for row, why in bad.items() if not empty[row]} | wrong
     return columns, {int(sample[row]): why for row, why in bad.items()}

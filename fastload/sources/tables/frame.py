@@ -6,6 +6,7 @@ What a column means is decided here for CSV, JSON lines, Parquet, Arrow, named a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -176,11 +177,14 @@ def plain_name(name: str) -> str:
 
 
 def usual_names(names: Iterable[str], known: Iterable[str], plain: Callable[[str], str] = plain_name) -> list[str]:
-    """Returns the names that are among the known ones once they are made plain, in the order of these."""
+    """Returns the names that are among the known ones once they are made plain, in the order of these.
+
+    An underscore makes no difference: `LabelName` is label_name, too.
+    """
     by_plain: dict[str, list[str]] = {}
     for name in names:
-        by_plain.setdefault(plain(name), []).append(name)
-    return [name for one in known for name in by_plain.get(one, ())]
+        by_plain.setdefault(plain(name).replace("_", ""), []).append(name)
+    return list(dict.fromkeys(name for one in known for name in by_plain.get(one.replace("_", ""), ())))
 
 
 def _is_free_text(values: Values) -> bool:
@@ -214,7 +218,7 @@ def _label_columns(frame: Frame, usable: dict[str, Values], notes: list[str]) ->
             left.append(name)
     if len(left) == 1 or (len(left) > 1 and all(usable[name].is_binary() for name in left)):
         return left
-    if len(left) > 1:
+    if len(left) > 1 and frame.sample is None:
         notes.append(f"No column is called label: each stays a column of its own ({first_few(left)}). Say `--labels`.")
     return []
 
@@ -300,9 +304,17 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
     column = categories(values)
     notes.append(f"Labels are the column {name!r}: {first_few(column.attrs['names'])}.")
     marks = ",; " if plain_name(name) == "tags" else ",;"
-    if several := [cell for cell in column.attrs["names"] if any(mark in cell for mark in marks)]:
-        notes.append(f"Cells like {several[0]!r} are one class each; several classes are written `cat|dog`.")
+    if several := [cell for cell in column.attrs["names"] if any(mark in cell for mark in marks)] or _phrases(column):
+        notes.append(f"CHECK: cells like {several[0]!r} are one class each; several classes are written `cat|dog`.")
     return column, "labels"
+
+
+def _phrases(column: Column) -> list[str]:
+    """Returns the names of classes that are several words, of which others consist too, and one is a class itself."""
+    classes = set(column.attrs["names"])
+    counts = Counter(word for name in classes for word in set(name.split(" ")))
+    phrases = [name.split(" ") for name in sorted(classes) if " " in name]
+    return [" ".join(words) for words in phrases if classes & set(words) and all(counts[word] > 1 for word in words)]
 
 
 def categories(values: Values) -> Column:

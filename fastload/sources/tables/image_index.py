@@ -46,6 +46,7 @@ class ImageIndex:
         self.loose = (
             False  # whether numbers without zeros, or names in another case, show which column names the images
         )
+        self._own_name = f"{tree.path.absolute().name}/"
         self._loosely = 0  # cells since `find` began that only `_LOOSELY` finds
         self._paths: dict[str, int] = {tree.names[i]: i for i in tree.images().tolist()}
         self._lookups: dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]] = {}
@@ -66,7 +67,7 @@ class ImageIndex:
         Raises:
             SourceError: a cell leads out of the tree.
         """
-        cells = self._without_url(cells)
+        cells = self._below_top(cells)
         positions = np.fromiter((self._paths.get(self.base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
 
@@ -92,7 +93,7 @@ class ImageIndex:
     def hits(self, cells: list[str]) -> tuple[int, int]:
         """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
         whole = stem = 0
-        for cell in self._without_url(cells):
+        for cell in self._below_top(cells):
             path = _plain(cell)
             if not path or _ADDRESS.match(path):
                 continue
@@ -112,10 +113,18 @@ class ImageIndex:
                 stem += 1
         return whole, stem
 
-    def _without_url(self, cells: list[str]) -> list[str]:
-        """Returns cells relative to the top of the tree where they are URLs of objects in it."""
-        top = f"{self.tree.path}/"
-        return [cell.removeprefix(top) for cell in cells] if isinstance(self.tree.path, ObjectPath) else cells
+    def _below_top(self, cells: list[str]) -> list[str]:
+        """Returns cells relative to the top of the tree where they are URLs of objects in it, or begin with its name.
+
+        A folder in it that has its name, too, counts first.
+        """
+        if isinstance(self.tree.path, ObjectPath):
+            top = f"{self.tree.path}/"
+        elif not self.tree.archive and not any(name.startswith(self._own_name) for name in self._paths):
+            top = self._own_name
+        else:
+            return cells
+        return [cell.removeprefix(top) for cell in cells]
 
     def _find_alike(self, cells: list[str], split: list[str], masks: bool, positions: NDArray[np.int64]) -> None:
         """Finds all cells at once that lack the same beginning and end of the path as the first of them does."""

@@ -12,9 +12,11 @@ from typing import Any
 
 from fastload.errors import ImageError, SourceError
 from fastload.sources.assemble import Draft, split_path, stem_of
+from fastload.sources.captions import maybe_captions
 from fastload.sources.folder import ANNOTATION_FOLDERS, IMAGE_FOLDERS, ClassFolders
 from fastload.sources.listing import SPLIT_ORDER, SPLITS, SourceOptions, first_few, split_of_parts
-from fastload.sources.tables.frame import LABELS, plain_name
+from fastload.sources.tables.boxes import BOX_KEYS, OBJECTS, box_columns
+from fastload.sources.tables.frame import LABELS, MASK_COLUMNS, plain_name, usual_names
 from fastload.sources.tables.image_index import ImageIndex, folder_splits
 from fastload.sources.tables.read_table import (
     DELIMITED,
@@ -72,12 +74,13 @@ def manifest_evidence(tree: Tree) -> list[str]:
         here = index.at(split_path(name)[0])
         if table := read_head(tree, i, here):
             column, cells, count, columns = table
-            labelled |= any(plain_name(one) in LABELS for one in columns)
+            labelled |= bool(usual_names(columns, LABELS))
             found.append(f"{key_of(name)} (column {column}, e.g. {key_of(cells[0])})")
             named += count
             usual |= plain_name(column) in IMAGE_COLUMNS
             by_file |= any(map(is_image, cells[:_LOOKED_AT]))
-            if _stem(name) == METADATA:
+            # Hugging Face's rules over class folders where it says more than one number or word of unknown meaning.
+            if _stem(name) == METADATA and (labelled or not classed or _says_more(columns)):
                 return found
             splits |= {split_of_name(name)} if split_of_name(name) else _splits_named(here, cells[:_LOOKED_AT])
     # A log or a list of some images may lie next to class folders.
@@ -104,6 +107,13 @@ def manifest_evidence(tree: Tree) -> list[str]:
             "COLUMN` for its labels."
         )
     return found
+
+
+def _says_more(columns: Iterable[str]) -> bool:
+    """Whether columns are captions, boxes or masks by their names."""
+    names = list(columns)
+    usual = {*MASK_COLUMNS, *OBJECTS, *BOX_KEYS}
+    return bool(box_columns(names)[1]) or any(maybe_captions(name) or plain_name(name) in usual for name in names)
 
 
 def _refuse_json(tree: Tree) -> None:
@@ -190,9 +200,16 @@ def find_tables(
         chosen = [table for table in tables if table not in samples] or samples
         splits = [table.split for table in chosen]
         if len(chosen) > 1 and ("" in splits or len(set(splits)) < len(splits)):
+            strays = [key_of(table.name) for table in chosen if not table.split]
+            split = len(set(splits) - {""}) == len(chosen) - len(strays) > 0
             raise SourceError(
                 f"{tree.path}: several tables name its images: {first_few([key_of(table.name) for table in chosen])}. "
-                "Give the one that is meant itself, or name them after their splits: train.csv, val.csv, test.csv."
+                f"Give the one that is meant itself, or "
+                + (
+                    f"move {first_few(strays)} away: the others are called after their splits."
+                    if split
+                    else "name them after their splits: train.csv, val.csv, test.csv."
+                )
             )
     if not chosen:
         looked = f" (looked at {first_few(others)})" if others else ""

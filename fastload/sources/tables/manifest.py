@@ -286,7 +286,15 @@ def _join_boxes(draft: Draft, rows: _Rows) -> tuple[_Rows, NDArray[np.int64] | N
             (rows.key(these[0]), f"has {len(these)} rows: {' and '.join(map(rows.location, these[:4]))}")
             for these in several
         ]
-        fix = "Remove the wrong rows, or leave those images out"
+        differ = [
+            name
+            for name, column in cells.items()
+            if any(column[row] != column[these[0]] for these in several for row in these)
+        ]
+        fix = (
+            f"{f'They differ in {first_few(differ)}. ' if differ else ''}Write one row for each image (several "
+            "classes as `cat|dog`, masks of run lengths as images), or leave all those images out"
+        )
         draft.leave_out_all(twice, "images with more than one row", fix)
         return rows.without([row for these in several for row in these]), None
     begins = first[inverse]  # the first row of each row's image

@@ -418,3 +418,22 @@ def test_lists_of_boxes_in_columns_of_their_own_are_boxes(tmp_path: Path) -> Non
     assert values(listing, "boxes") == [[[1, 2, 2, 2], [5, 6, 2, 2]], [[1, 1, 1, 1], [0] * 4]]
     assert values(listing, "box_labels") == [[0, 1], [1, -1]]
     assert listing.columns["box_labels"].attrs["names"] == ("cat", "dog") and "labels" not in listing.columns
+
+
+def test_folders_that_partition_a_dataset_are_columns(tmp_path: Path) -> None:
+    for label, split, data in (("a%20b", "train", b"0"), ("c", "train", b"1"), ("c", "test", b"2")):
+        write(tmp_path / f"split={split}/label={label}/0.parquet", {"image": images((data, None))})
+    listing = list_source(tmp_path)
+    assert listing.columns["labels"].attrs["names"] == ("a b", "c") and sorted(values(listing)) == [0, 1, 1]
+    assert listing.split_names == ("train", "test") and "by the names of folders: split, label" in notes_of(listing)
+    assert "CHECK" not in notes_of(listing)
+
+
+def test_files_of_one_name_in_several_folders_are_doubted(tmp_path: Path) -> None:
+    for name in ("full/train", "small/train", "full/test"):
+        write(tmp_path / f"{name}-0.parquet", {"image": images((b"0", None))})
+    notes = notes_of(list_source(tmp_path))
+    assert "CHECK: files of one name in several folders (full/train-0.parquet, small/train-0.parquet)" in notes
+    for folder in ("train", "test"):
+        write(tmp_path / f"b/{folder}/0.parquet", {"image": images((b"0", None))})
+    assert "CHECK" not in notes_of(list_source(tmp_path / "b"))

@@ -433,7 +433,7 @@ def test_cells_of_several_classes_are_vectors(
     )
     listing = list_source(write(abc / "t.csv", f"image,{column}\n{rows}"))
     assert values(listing) == labels and listing.columns["labels"].attrs.get("names", ()) == classes
-    assert ("are one class each" in notes_of(listing)) == any("," in name for name in classes)
+    assert ("are one class each" in notes_of(listing)) == any("," in name or name == "red car" for name in classes)
 
 
 @pytest.mark.parametrize(
@@ -512,3 +512,52 @@ def test_a_table_without_a_column_of_labels_does_not_replace_class_folders(tmp_p
     assert said.columns["labels"].attrs["names"] == ("ann", "joe")
     write(tmp_path / "meta.csv", "file_name,label\ncat/a.jpg,x\ncat/b.jpg,x\ndog/c.jpg,y\ndog/d.jpg,y\n")
     assert list_source(tmp_path).columns["labels"].attrs["names"] == ("x", "y")
+
+
+def test_paths_that_begin_with_the_name_of_the_folder_given_are_found(tmp_path: Path) -> None:
+    root = make(tmp_path / "set", "train/1.jpg", "train/2.jpg")
+    write(root / "train.csv", "Path,label\nset/train/1.jpg,a\nset/train/2.jpg,b\n")
+    assert values(list_source(root)) == [0, 1]
+    make(root, "set/train/1.jpg", "set/train/2.jpg")  # a folder of that name in it counts first
+    assert list_source(root).keys == ("set/train/1.jpg", "set/train/2.jpg")
+
+
+def test_labels_of_boxes_are_found_or_their_loss_is_said(tmp_path: Path) -> None:
+    make(tmp_path, "1.jpg", "2.jpg")
+    boxes = "1.jpg,{},0,0,4,4\n1.jpg,{},1,1,5,5\n2.jpg,{},0,0,3,3\n".format
+    write(tmp_path / "t.csv", "ImageID,LabelName,XMin,YMin,XMax,YMax\n" + boxes("cat", "dog", "cat"))
+    listing = list_source(tmp_path)
+    assert listing.columns["box_labels"].values.tolist() == [[0, 1], [0, -1]]
+    boxes = "1.jpg,{},p,0,0,4,4\n1.jpg,{},q,1,1,5,5\n2.jpg,{},q,0,0,3,3\n".format
+    write(tmp_path / "t.csv", "ImageID,kind,side,XMin,YMin,XMax,YMax\n" + boxes("cat", "dog", "cat"))
+    assert "NOT READ: `--labels` says which one is the boxes' labels. Columns that differ" in notes_of(
+        list_source(tmp_path)
+    )
+
+
+def test_rows_of_one_image_are_refused_with_what_differs(tmp_path: Path) -> None:
+    make(tmp_path, "1.jpg", "2.jpg")
+    write(tmp_path / "t.csv", "image,runs\n1.jpg,3 4\n1.jpg,9 2\n2.jpg,\n")
+    refused(r"1.jpg has 2 rows.*They differ in runs. Write one row for each image", tmp_path)
+
+
+def test_a_table_called_otherwise_next_to_those_of_splits_is_to_be_moved_away(tmp_path: Path) -> None:
+    make(tmp_path, "Train/1.jpg", "Test/2.jpg", "Meta/3.jpg")
+    for name, path in (("Train", "Train/1.jpg"), ("Test", "Test/2.jpg"), ("Meta", "Meta/3.jpg")):
+        write(tmp_path / f"{name}.csv", f"Path,ClassId\n{path},4\n")
+    refused("move Meta.csv away: the others are called after their splits", tmp_path)
+
+
+def test_phrases_of_words_that_are_classes_are_checked(abc: Path) -> None:
+    rows = "a.jpg,scab\nb.jpg,scab rust\nc.jpg,rust\n"
+    assert "CHECK: cells like 'scab rust' are one class each" in notes_of(
+        list_source(write(abc / "t.csv", f"image,label\n{rows}"))
+    )
+    rows = "a.jpg,great dane\nb.jpg,great pyrenees\nc.jpg,pug\n"
+    assert "CHECK" not in notes_of(list_source(write(abc / "t.csv", f"image,label\n{rows}")))
+
+
+def test_a_lone_column_of_metadata_is_no_label_where_folders_are_classes(tmp_path: Path) -> None:
+    root = make(tmp_path, "cat/1.jpg", "dog/2.jpg")
+    write(root / "metadata.csv", "file_name,age\ncat/1.jpg,7\ndog/2.jpg,9\n")
+    refused(r"two layouts fit.*none of whose columns is called label", root)
