@@ -40,6 +40,7 @@ ANNOTATION_FOLDERS = frozenset(
 _WORD = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?:set|data|images?|imgs?)?\d*")
 _WORD_NUMBER = re.compile(r"([^\W\d_]+(?:[\W_]+[^\W\d_]+)*)[\W_]*\d[\d\W_]*")
 _NUMBER_WORD = re.compile(r"(\d[\d\W_]*)[\W_]([^\W\d_]{3,}(?:[\W_]+[^\W\d_]+)*)")
+_ARCHIVE = re.compile(r"\.(zip|rar|7z|tgz|tar(\.\w+)?)$", re.IGNORECASE)
 _COMMON = 0.5  # part of the smaller of two sets of folders that splits, or versions, of one dataset share
 
 
@@ -75,6 +76,9 @@ def list_folder(draft: Draft, tree: Tree, options: SourceOptions) -> Samples:
     if len(rows) < len(tree.names):
         draft.note("Ignored, since they are no images by their suffix", [key_of(name) for _, name in tree.not_images])
     found = ClassFolders.of(tree)
+    packed = {split_word(_ARCHIVE.sub("", name))[0]: name for _, name in tree.not_images if _ARCHIVE.search(name)}
+    further = [key_of(name) for split, name in packed.items() if split and found.named and split not in found.named]
+    draft.note("NOT READ: archives of further splits; unpack them here", further)
     if found.around:
         draft.notes.append(f"Everything lies in {key_of(found.around)}, which is no class.")
     _require_apart(draft, found)

@@ -7,6 +7,7 @@ right. Signs are general, never names of datasets. Whoever asks for `--layout fo
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import unicodedata
@@ -70,6 +71,9 @@ _OF_CAMERAS = frozenset(
     "left right front back rear top bottom side wa whatsapp untitled download thumb tile patch crop slice".split()
 )
 """Words, in lower case, that names of files begin with, and that say how an image came about, not what is on it."""
+_ABOUT = re.compile(r"(licen[cs]e|readme|copying|credits|attribution|notice)\b", re.IGNORECASE)
+"""How the name of a file begins that is about the folder it lies in, and says nothing of images."""
+
 _HEAD = 2**18
 _MOST_READ = 48  # text files that are looked into
 _A_FOLDER = 8  # of them, of one suffix in one folder
@@ -313,7 +317,7 @@ class _Names:
     bases: set[str]  # `1.jpg`
     stems: set[str]  # `1`, or the `1` of `1_red` and `1_blue`
     paths: set[str]  # `cat/1`, the last folder and the stem
-    classes: set[str]
+    classes: set[str]  # as `_bare` returns them
     count: int  # of images
 
     @classmethod
@@ -326,7 +330,7 @@ class _Names:
         begins = Counter(stem.rpartition("_")[0] for stem in stems)
         stems |= {begin for begin, count in begins.items() if begin and count > 1}
         paths = {"/".join(name.rpartition(".")[0].split("/")[-2:]) for name in names if "/" in name}
-        classes = {top for tops in found.classes.values() for top in tops}
+        classes = {_bare(top) for tops in found.classes.values() for top in tops}
         return cls(bases, stems, paths, classes, len(names))
 
     def image_in(self, name: str) -> str:
@@ -345,16 +349,17 @@ class _Names:
         """
         lines = [line.strip() for line in head.decode("utf-8", "replace").replace("\\", "/").splitlines()]
         lines = [line for line in (lines if whole else lines[:-1] or lines) if line]
+        lines = (_entries(head) if whole else []) or lines
         images, classes, alone, about = dict[str, str](), dict[str, str](), 0, 0
         for line in lines:
             # A name may have spaces, which also separate: cells are looked up whole, and word by word.
-            cells = [cell.strip() for cell in _CELLS.split(line)]
+            cells = [cell.strip() for cell in (*_CELLS.split(line), *line.split('"'))]
             here = list(filter(None, map(self.image_in, {*cells, *_TOKENS.split(line)})))
             about += bool(here)
             for name in here:
                 images.setdefault(name, line)
             alone += bool(self.image_in(line))
-            if (first := next(iter(_TOKENS.split(line)), "")) in self.classes:
+            if (first := _bare(next(iter(_TOKENS.split(line)), ""))) in self.classes:
                 classes.setdefault(first, line)
         if len(images) >= min(_NAMED, self.count or 1) and (2 * about >= len(lines) or len(lines) == 1):
             only_names = whole and alone == len(lines) == self.count  # a list of all images says nothing more
@@ -362,11 +367,29 @@ class _Names:
         if whole and max(2, len(lines) - 1) <= len(classes) < len(self.classes):
             return _SOME, next(iter(classes.values()))
         values = [cells[1].strip() for line in classes.values() if len(cells := _CELLS.split(line)) > 1]
-        if whole and max(_NAMED, len(self.classes), len(lines) - 1) <= len(values) >= 2 * len(set(values)):
+        ids = sum(any(map(str.isdigit, one)) for one in self.classes)  # words are classes, which may be of few kinds
+        most = max(_NAMED, len(self.classes), len(lines) - 1)
+        if whole and 2 * ids > len(self.classes) and most <= len(values) >= 2 * len(set(values)):
             return _FOLDERS, next(iter(classes.values()))
         if not self.classes and len(lines) > 1 and all(map(_NUMBER_LINE.fullmatch, lines)):
             return _NUMBERS, lines[0]
         return "", ""
+
+
+def _bare(name: str) -> str:
+    """Returns the name of a folder without the zeros before a number, which a table may lack."""
+    return (name.lstrip("0") or "0") if name.isdecimal() else name
+
+
+def _entries(head: bytes) -> list[str]:
+    """Returns the lines of a file that is one object of JSON, of numbers and texts by name; [] for any other."""
+    try:
+        found = json.loads(head) if head.lstrip()[:1] == b"{" else None
+    except ValueError:
+        return []
+    if not isinstance(found, dict) or not all(isinstance(value, (str, int, float)) for value in found.values()):
+        return []
+    return [f"{name},{value}" for name, value in found.items()]
 
 
 def _folders_of(names: Iterable[str]) -> frozenset[str]:
@@ -385,14 +408,16 @@ def _same_files(found: ClassFolders, others: Iterable[str]) -> Iterator[Sign]:
     around = {folder[: folder.rfind("/", 0, -1) + 1] for folder in tree.image_folders}
     for name in others:
         folder = name[: name.rfind("/") + 1]
+        if _ABOUT.match(name[len(folder) :]):
+            continue
         if folder in tree.image_folders:
             places[name[len(folder) :]] += 1
-        elif (above := folder[: folder.rfind("/", 0, -1) + 1]) in around and folder not in found.with_images:
+        elif folder and (above := folder[: folder.rfind("/", 0, -1) + 1]) in around and folder not in found.with_images:
             places[name[len(above) :]] += 1
     same = [name for name, count in places.items() if count > 1 and count >= _PART * len(tree.image_folders)]
     if same:
         yield Sign(
-            f"each folder of images also holds, or has next to it, {first_few(map(key_of, same), 3)}: calibration, "
+            f"most folders of images also hold, or have next to them, {first_few(map(key_of, same), 3)}: calibration, "
             f"scenes or labels, which a class has not",
             (_table_way(tree),),
         )

@@ -49,6 +49,22 @@ SIGNS = {
         {"labels.csv": "patient,grade\n0001,0\n0002,1\n0003,1\n0004,0\n"},
         r"labels.csv .*gives each folder one of few values",
     ),
+    "labels of folders in one object": (
+        "{vid1,vid2,vid3,vid4}/{1,2}.png",
+        {"labels.json": '{"vid1": 0, "vid2": 1, "vid3": 0, "vid4": 1}'},
+        r"labels.json \('vid1,0'\) gives each folder",
+    ),
+    "labels of folders whose numbers lack their zeros": (
+        "train/{0000,0001,0002,0003}/{1,2}.png",
+        {"labels.csv": "patient,grade\n0,0\n1,1\n2,0\n3,1\n"},
+        r"labels.csv \('0,0'\) gives each folder",
+    ),
+    "names with commas in lines of JSON": (
+        "notes.md",
+        {f"Images/{i},a1.jpg": "" for i in (27, 28, 29)}
+        | {"train.odgt": "".join(f'{{"ID": "{i},a1", "boxes": []}}\n' for i in (27, 28, 29))},
+        r"train.odgt .* names images",
+    ),
     "annotations without a suffix": (
         "images/{sea,wood}/{n01_1,n01_2}.jpg",
         {f"annotation/{top}/n01_{i}": "<annotation><object/></annotation>" for top in ("sea", "wood") for i in (1, 2)},
@@ -57,7 +73,7 @@ SIGNS = {
     "annotations next to each folder of frames": (
         "train/{a,b,c}/frames/{1,2}.jpg",
         {f"train/{scene}/gt/gt.txt": "1,2,3,4\n" for scene in "abc"},
-        r"has next to it, gt/gt.txt",
+        r"have next to them, gt/gt.txt",
     ),
     "classes in folders of patients": (
         "{p1,p2,p3}/{ill,well}/{1,2}.jpg",
@@ -146,7 +162,7 @@ SIGNS = {
     "the same files in each folder": (
         "{scene_1,scene_2,scene_3}/{im0,im1}.png {scene_1,scene_2,scene_3}/{calib.txt,view.bin}",
         {},
-        r"each folder of images also holds, or has next to it, calib.txt",
+        r"most folders of images also hold, or have next to them, calib.txt",
     ),
     "Unicode forms": (f"{{{CAFE},{CAFE_APART},tea}}/{{1,2}}.jpg", {}, "differ only in their Unicode form"),
     "case between splits": ("train/{Cat,dog}/{1,2}.jpg val/{cat,dog}/{1,2}.jpg", {}, "differ only in case"),
@@ -399,3 +415,15 @@ def test_packing_as_a_folder_is_offered_only_where_it_can_be_done(tmp_path: Path
     assert "if it is no more than a folder" not in str(error.value)
     with pytest.raises(SourceError, match="look like splits"):
         list_source(tmp_path, "folder")
+
+
+def test_files_about_folders_and_kinds_of_classes_are_no_signs(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", "{cat,dog,car}/{1,2}.jpg {cat,dog,car}/LICENSE.txt README.md readme.txt")
+    write(root / "kinds.csv", "class,kind\ncat,animal\ndog,animal\ncar,thing\n")
+    assert list_source(root).columns["labels"].attrs["names"] == ("car", "cat", "dog")
+
+
+def test_an_archive_that_is_not_unpacked_is_said(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", "test/{cat,dog}/{1,2}.jpg train.zip test.zip")
+    notes = notes_of(list_source(root))
+    assert "NOT READ: archives of further splits; unpack them here (1): train.zip" in notes

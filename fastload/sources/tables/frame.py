@@ -134,6 +134,9 @@ def columns_of(frame: Frame, notes: list[str]) -> tuple[dict[str, Column], dict[
     ignored = {name: "empty" for name, values in frame.columns.items() if values.missing.all()}
     other = [name for name, values in frame.columns.items() if values.kind == "other"]
     ignored |= dict.fromkeys(other, "nested, or neither numbers nor text")
+    for name in [name for name, values in frame.columns.items() if _are_objects(values)]:
+        ignored[name] = "objects of JSON"
+        notes.append(f"NOT READ: objects of JSON in column {name!r}, e.g. {frame.columns[name].texts()[0][:60]!r}.")
     usable = {name: values for name, values in frame.columns.items() if name not in ignored}
     labels = _label_columns(frame, usable, notes)
     if labels:
@@ -185,6 +188,12 @@ def usual_names(names: Iterable[str], known: Iterable[str], plain: Callable[[str
     for name in names:
         by_plain.setdefault(plain(name).replace("_", ""), []).append(name)
     return list(dict.fromkeys(name for one in known for name in by_plain.get(one.replace("_", ""), ())))
+
+
+def _are_objects(values: Values) -> bool:
+    """Whether all cells are objects, as JSON writes them: the shapes of boxes, for example."""
+    texts = values.values[~values.missing].tolist() if values.kind == "text" else []
+    return bool(texts) and all(text[:1] == "{" and text[-1:] == "}" for text in texts)
 
 
 def _is_free_text(values: Values) -> bool:
@@ -298,23 +307,37 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
         known = np.unique(values.values[given])
+        if known.tolist() == [-1, 1]:
+            notes.append(
+                f"Labels are the column {name!r}: its -1 and 1 became 0 and 1, since -1 says that there is none."
+            )
+            return Column(np.where(given, (labels + 1) // 2, -1)), "labels"
+        if known[0] < 0:
+            notes.append(f"CHECK: labels below 0 in column {name!r}: -1 says that an image has none, others cannot be.")
         extent = "" if values.names else f", kept as they are: {known[0]} to {known[-1]}, {len(known)} different"
         notes.append(f"Labels are the column {name!r}{extent}.")
         return Column(labels, {"names": values.names} if values.names else {}), "labels"
     column = categories(values)
     notes.append(f"Labels are the column {name!r}: {first_few(column.attrs['names'])}.")
     marks = ",; " if plain_name(name) == "tags" else ",;"
-    if several := [cell for cell in column.attrs["names"] if any(mark in cell for mark in marks)] or _phrases(column):
+    if several := [cell for cell in column.attrs["names"] if any(mark in cell for mark in marks)] or _phrases(
+        column, name
+    ):
         notes.append(f"CHECK: cells like {several[0]!r} are one class each; several classes are written `cat|dog`.")
     return column, "labels"
 
 
-def _phrases(column: Column) -> list[str]:
-    """Returns the names of classes that are several words, of which others consist too, and one is a class itself."""
+def _phrases(column: Column, name: str) -> list[str]:
+    """Returns the names of classes that are several words, of which one is a class itself, and others consist too.
+
+    The latter is not asked for where the column's name says that there are several.
+    """
+    plural = plain_name(name).endswith(("s", "es"))
     classes = set(column.attrs["names"])
     counts = Counter(word for name in classes for word in set(name.split(" ")))
     phrases = [name.split(" ") for name in sorted(classes) if " " in name]
-    return [" ".join(words) for words in phrases if classes & set(words) and all(counts[word] > 1 for word in words)]
+    sure = [words for words in phrases if plural or all(counts[word] > 1 for word in words)]
+    return [" ".join(words) for words in sure if classes & set(words)]
 
 
 def categories(values: Values) -> Column:

@@ -561,3 +561,18 @@ def test_a_lone_column_of_metadata_is_no_label_where_folders_are_classes(tmp_pat
     root = make(tmp_path, "cat/1.jpg", "dog/2.jpg")
     write(root / "metadata.csv", "file_name,age\ncat/1.jpg,7\ndog/2.jpg,9\n")
     refused(r"two layouts fit.*none of whose columns is called label", root)
+
+
+def test_labels_of_minus_one_and_one_are_two_classes(abc: Path) -> None:
+    listing = list_source(write(abc / "t.csv", "image,label\na.jpg,-1\nb.jpg,1\nc.jpg,1\n"))
+    assert values(listing) == [0, 1, 1] and "its -1 and 1 became 0 and 1" in notes_of(listing)
+    listing = list_source(write(abc / "t.csv", "image,label\na.jpg,-2\nb.jpg,1\nc.jpg,0\n"))
+    assert values(listing) == [-2, 1, 0] and "CHECK: labels below 0 in column 'label'" in notes_of(listing)
+
+
+def test_objects_of_json_in_cells_are_no_classes(abc: Path) -> None:
+    shapes = '"{""name"":""rect"",""x"":5}"'
+    rows = "".join(f"{name}.jpg,{shapes},{i}\n" for i, name in enumerate("abc"))
+    listing = list_source(write(abc / "t.csv", f"filename,region_shape_attributes,size\n{rows}"))
+    assert set(listing.columns) == {"size"}
+    assert "NOT READ: objects of JSON in column 'region_shape_attributes'" in notes_of(listing)
