@@ -108,6 +108,13 @@ def in_stored_form(boxes: NDArray[Any], form: BoxForm | Moves) -> tuple[NDArray[
 
 def declared_size(height: object, width: object) -> tuple[int, int]:
     """Returns the height and width that annotations declare, numbers or text; (0, 0) unless both are sizes."""
+    if type(height) is int is type(width) or type(height) is str is type(width):
+        try:
+            whole_numbers = int(height), int(width)
+            if min(whole_numbers) > 0 and max(whole_numbers) < 2**31:
+                return whole_numbers
+        except ValueError:
+            pass  # 12.0
     try:
         size = float(str(height)), float(str(width))
     except ValueError:

@@ -270,6 +270,7 @@ _FILES: tuple[tuple[re.Pattern[str], bytes, _Reader], ...] = (
     (re.compile(r"flickr[^/]*\.html?", re.IGNORECASE), rb"(?i)<li>|<table", _page),
     (re.compile(r"SBU_captioned_photo_dataset_urls\.txt"), rb"^https?://", _sbu),
 )
+_SUFFIXES = (".json", ".token", ".txt", ".htm", ".html")  # of all these
 _YEAR = re.compile(r"_?\d{4}$")
 _OF_SPLIT = re.compile(r"flickr_?(?:8k|30k)[._](train|dev|test)images\.txt", re.IGNORECASE)
 
@@ -287,8 +288,9 @@ def _caption_files(tree: Tree, *, by_name: bool = False) -> tuple[list[int], _Re
     """
     found: list[int] = []
     reader, others = None, list[str]()
+    likely = [(at, name) for at, name in tree.not_images if name.lower().endswith(_SUFFIXES)]
     for pattern, sign, read in _FILES:
-        for at, name in tree.not_images:
+        for at, name in likely:
             if not pattern.fullmatch(name.rpartition("/")[2]):
                 continue
             try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -129,6 +130,9 @@ _NO_INSTANCES = {
 }
 
 
+_DETECTED: WeakKeyDictionary[Tree, tuple[str, list[str]]] = WeakKeyDictionary()  # who lists a tree asks again
+
+
 def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
     """Returns the layout of the dataset at path, a key of LAYOUTS, and the names that show it.
 
@@ -139,6 +143,12 @@ def detect_layout(path: str | Path | Tree) -> tuple[str, list[str]]:
         SourceError: path cannot be read, or two layouts of one kind fit, or it is known as something that none reads.
     """
     tree = open_tree(path)
+    if tree not in _DETECTED:
+        _DETECTED[tree] = _detected(tree)
+    return _DETECTED[tree]
+
+
+def _detected(tree: Tree) -> tuple[str, list[str]]:
     for kind in get_args(Kind):
         if kind == "format":  # next to class folders, these would be taken for what they are not
             library.refuse_known(tree)
@@ -224,10 +234,10 @@ def _passed_over(draft: Draft, tree: Tree) -> list[str]:
     notes, left_out, own = [], {key for key, _ in draft.skipped}, re.compile(LAYOUTS[draft.layout].own)
     for read in dict.fromkeys((tree, *draft.trees)):
         if read is tree or read.known.any():
-            known = read.known.copy()
+            known, table = read.known.copy(), tree.file if read.path == tree.path else ""
             for i in np.flatnonzero(~known).tolist():
                 name = read.names[i]
-                known[i] = bool(own.match(name)) or key_of(name) in left_out or read.where(i) == str(tree.given)
+                known[i] = bool(own.match(name)) or bool(left_out and key_of(name) in left_out) or name == table
             notes += passed_over(read, draft.layout, known)
     if not tree.known[tree.images()].any():  # samples are no files of it
         draft.note("Ignored other files", [key_of(name) for i, name in tree.not_images if not tree.known[i]])

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from os.path import splitext
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,7 @@ _DATA = re.compile(r"\.(h5|hdf5?|parquet|arrow|np[yz]|tfrecords?|mds)$|\d\.tar$"
 
 _DATA_NOTED = 0.1  # of the bytes of the images, from which on they are said; as many as the images refuse a folder
 _PART = 0.5  # of files of one suffix that are called like images, from which on they belong to them
+_LOOKED_AT = 1000  # names of a folder that tell whether it is worth to look at all
 _NAMED_BY_WORD = 0.9  # of the images of a folder, from which on words in their names are labels
 _OF_CAMERAS = frozenset(
     "img image images pic picture photo foto bild dsc dscn dscf dscx sam pxl mvi mov vid video gopr gh gx dji cimg "
@@ -222,7 +224,7 @@ def _files_beside(found: ClassFolders, others: Iterable[tuple[int, str]]) -> Ite
     names = _Names.of(found)
     by_suffix: dict[str, list[tuple[int, str]]] = {}
     for i, name in others:
-        by_suffix.setdefault(Path(name).suffix.lower(), []).append((i, name))
+        by_suffix.setdefault(splitext(name)[1].lower(), []).append((i, name))
     texts: list[tuple[int, str]] = []
     for suffix, files in by_suffix.items():
         # `a.jpg.json` is called like a.jpg, too.
@@ -493,6 +495,9 @@ def _classes_by_name(found: ClassFolders) -> Iterator[Sign]:
     if len({top for tops in found.classes.values() for top in tops}) > 1:
         return
     for folder, rows in tree.image_folders.items():
+        few = [word_of(tree.names[i]) for i in rows[:: -(-len(rows) // _LOOKED_AT)].tolist()]
+        if sum(bool(word) and not _of_no_class(word) for word in few) < 0.9 * _NAMED_BY_WORD * len(few):
+            continue
         examples, counts = dict[str, str](), Counter[str]()
         for name in (tree.names[i] for i in rows.tolist()):
             examples.setdefault(word := word_of(name), name)

@@ -19,7 +19,7 @@ import numpy as np
 from fastload.errors import SourceError
 from fastload.format.ragged import Column
 from fastload.sources.assemble import Draft, Pairs, Samples, children, split_path
-from fastload.sources.box_forms import BoxSlots, declared_size
+from fastload.sources.box_forms import CORNERS, BoxSlots, declared_size
 from fastload.sources.listing import SPLIT_ORDER, SourceOptions, first_few
 from fastload.sources.tree import Tree, key_of
 from fastload.system.machine import available_memory
@@ -314,12 +314,14 @@ def parse_annotation(data: bytes) -> Annotation:
             raise ValueError("has an object without a name")
         difficult = (item.findtext("difficult") or "0").strip() not in ("0", "false", "False")
         try:
-            corners = [float(item.findtext(f"bndbox/{part}") or "") for part in ("xmin", "ymin", "xmax", "ymax")]
+            box = item.find("bndbox")
+            corners = [float(box.findtext(part) or "" if box is not None else "") for part in CORNERS]
         except ValueError:
             raise ValueError(f"has an object ({name[:80]}) without a box of four numbers") from None
         left, top, right, bottom = corners
         if not all(abs(corner) < 1e9 for corner in corners) or right < left or bottom < top:
             raise ValueError(f"has an object ({name[:80]}) with the box {left:g}, {top:g}, {right:g}, {bottom:g}")
         items.append(Item(name, difficult, (left - 1, top - 1, right - left + 1, bottom - top + 1)))
-    size = [root.findtext(f"size/{side}") for side in ("height", "width")]
-    return Annotation(declared_size(*size), items)
+    size = root.find("size")
+    declared = declared_size(size.findtext("height"), size.findtext("width")) if size is not None else (0, 0)
+    return Annotation(declared, items)

@@ -365,6 +365,8 @@ def _checked_box(box: Any, form: BoxForm) -> list[float]:
     """Returns a box of a form as x, y, width, height; ValueError says which value is wrong."""
     if not isinstance(box, list) or len(box) != 4:
         raise ValueError(f"has the box {box!r:.80}, expected a list of four numbers")
+    if form in ("auto", "xywh") and all(map(is_number, box)) and box[2] >= 0 <= box[3]:
+        return box
     names = CORNERS if form == "xyxy" else SIZED
     if wrong := [f"{name} is {value!r:.40}" for name, value in zip(names, box, strict=True) if not is_number(value)]:
         raise ValueError(f"has the box {box!r:.80}, whose {wrong[0]}, no number")

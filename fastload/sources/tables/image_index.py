@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,11 @@ _MASK_FOLDER = re.compile(r"mask|annot|segment|label", re.IGNORECASE)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _MANY = 100  # from so many rows on, a beginning and end that they lack alike are looked for
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+
+
+_Lookups = dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]]
+_TABLES: WeakKeyDictionary[Tree, tuple[dict[str, int], _Lookups]] = WeakKeyDictionary()
+"""The images of a tree by path, and by what is compared of a name; for all indexes of the tree."""
 
 
 class FoundFiles(NamedTuple):
@@ -48,8 +54,9 @@ class ImageIndex:
         )
         self._own_name = f"{tree.path.absolute().name}/"
         self._loosely = 0  # cells since `find` began that only `_LOOSELY` finds
-        self._paths: dict[str, int] = {tree.names[i]: i for i in tree.images().tolist()}
-        self._lookups: dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]] = {}
+        if tree not in _TABLES:
+            _TABLES[tree] = {tree.names[i]: i for i in tree.images().tolist()}, {}
+        self._paths, self._lookups = _TABLES[tree]
 
     def at(self, base: str, legacy: str = "") -> ImageIndex:
         """Returns the index of the same images for a table in another folder or encoding."""
