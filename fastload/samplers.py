@@ -348,7 +348,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         self._num_shares = max(1, num_workers)
         # What a state's batches depend on beyond its plan.
         self._cut = {"num_workers": self._num_shares, "num_replicas": num_replicas, "batch_size": batch_size}
-        ends: Ends = "drop" if drop_last else "exact"
+        ends: Ends = "drop" if drop_last else "pad"
         world_size = num_replicas * self._num_shares
         self._epochs = self._feed.cursor(
             seed, ends=ends, world_size=world_size, batch_size=batch_size, workers=self._num_shares

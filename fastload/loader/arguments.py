@@ -28,7 +28,7 @@ _OF_DATALOADER = {
     "dataset": "it is the first argument, `source`",
     "num_workers": "`workers=` is the number of threads, or of processes where samples take Python code; leave it out "
     "for as many as suit this machine",
-    "drop_last": '`ends="drop"` drops a last batch that is not full, `ends="exact"` keeps its samples, `ends="pad"` '
+    "drop_last": '`ends="drop"` drops a last batch that is not full, `ends="exact"` makes it shorter, `ends="pad"` '
     "fills it up",
     "collate_fn": "batches are filled in place, a tensor for each field. What changes whole batches is a transform "
     '(`transform=[...]`); `batch="list"` or "pad" takes images of their own sizes; for another form of batches take a '

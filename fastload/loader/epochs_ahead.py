@@ -102,6 +102,6 @@ def _epochs_from(
     while plan is not None:
         planned = plan.batches(options.share.rank, done, stop)
         if (selected := options.data.selected) is not None:
-            planned = (batch._replace(rows=selected[batch.rows]) for batch in planned)
+            planned = (batch.selected(selected, options.data.mentions) for batch in planned)
         yield plan.epoch, planned
         plan, done = plan.following, 0

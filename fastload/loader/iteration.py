@@ -6,20 +6,23 @@ planned batches -> feed (read, or made by workers) -> device -> transforms, once
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
 from fastload.errors import OptionError, typed
+from fastload.loader.batch import Batch, DictBatch
 from fastload.loader.epochs_ahead import EpochsAhead
 from fastload.plan import Pace, PlannedBatch, Use
 from fastload.plan.cursor import Position
@@ -32,60 +35,6 @@ from fastload.timing.network import NetworkUse
 from fastload.timing.probe import MOST_DAMAGED_ROWS, LoaderStats, Probe, span
 
 _log = logging.getLogger("fastload")
-
-_FACTS = ("rows", "valid", "global_valid")
-_FACTS_OF_OWN_SIZES = ("sizes", "pixel_mask")
-
-
-class _Facts:
-    """The plan's facts about a batch as attributes, made into tensors when they are asked for."""
-
-    rows: torch.Tensor
-    valid: torch.Tensor
-    global_valid: int
-    sizes: torch.Tensor
-    pixel_mask: torch.Tensor
-
-    def _with_facts(self, facts: Mapping[str, Any]) -> Self:
-        self.__dict__["_facts"] = facts
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        facts = self.__dict__.get("_facts", {})
-        if name in facts:
-            # Not before: freeing a tensor gives up the GIL, and waits 0.5 ms to get it back while pure Python runs.
-            value = facts[name]() if callable(facts[name]) else facts[name]
-            self.__dict__[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            return self.__dict__[name]
-        if name in _FACTS:
-            raise AttributeError(
-                f"this batch has no {name!r}: a framework built it anew. Ask for 'row' or 'valid' in the fields of "
-                f"PackedDataset, then they travel as ordinary tensors."
-            )
-        if name in _FACTS_OF_OWN_SIZES:
-            raise AttributeError(
-                f"this batch has no {name!r}: FastLoader(batch='pad') gives it, and sizes also batch='list'. Where a "
-                f"framework builds batches anew, ask for 'pixel_mask' in the fields of PackedDataset."
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-class Batch(_Facts, tuple[torch.Tensor, ...]):
-    """A batch as a tuple of the fields asked for, in order.
-
-    Attributes:
-        rows: int64 (B,), the row of each sample in the file; of another dataset, its index. On the loader's device.
-        valid: bool (B,), False for a repeat that only fills the last batch (ends="exact"), and for one in the place of
-            a damaged row (on_damage="skip"). On the loader's device.
-        global_valid: number of valid samples in this step over all ranks; with several of them damaged rows count, as
-            only their own rank knows of them.
-        sizes: int64 (B, 2), height and width of each image; of batches with batch="list" or "pad".
-        pixel_mask: bool (B, H, W), which pixels belong to an image; of batches with batch="pad".
-    """
-
-
-class DictBatch(_Facts, dict[Any, Any]):
-    """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
 
 
 @dataclass
@@ -310,9 +259,20 @@ class Iteration(Iterator[Batch | DictBatch]):
         counter.batches += 1
         if source.planned.damaged:
             self._note_damaged(source.planned)
+        elif self._position.plan.ends == "exact" and not source.planned.valid.all():
+            self._warn_of_repeat()
         counter.fresh += self._count_valid(source.planned)
         counter.bytes_read += source.bytes_read
         return True
+
+    def _warn_of_repeat(self) -> None:
+        rank, world_size = self._options.share
+        warnings.warn(
+            f"rank {rank} of {world_size} has no row left in the last step, and gets one again, with `valid` False, so "
+            f"that all ranks take as many steps. Count what is valid: `right += ((output.argmax(1) == labels) & "
+            f"batch.valid).sum()` and `seen += batch.valid.sum()`.",
+            stacklevel=5,
+        )
 
     def _note_damaged(self, planned: PlannedBatch) -> None:
         """Counts the damaged rows that a batch was made without, and logs the first ones of the pass."""
@@ -330,7 +290,7 @@ class Iteration(Iterator[Batch | DictBatch]):
                 counter.damaged_rows[row] = None
 
     def _count_valid(self, planned: PlannedBatch) -> int:
-        all_valid = self._position.plan.ends != "exact" and not planned.damaged
+        all_valid = self._position.plan.ends == "drop" and not planned.damaged
         return len(planned.rows) if all_valid else int(np.count_nonzero(planned.valid))
 
     def _hand_over(self, use: Use) -> Batch | DictBatch:
@@ -378,7 +338,8 @@ class Iteration(Iterator[Batch | DictBatch]):
             # The user may write to what is returned, and the next use must not see that.
             result = _copied_from(result, lasting)
             rows, valid, extra = rows.copy(), valid.copy(), copy.deepcopy(extra)
-        facts |= {"rows": rows, "valid": valid, "global_valid": planned.global_valid}
+        named = functools.partial(options.data.names_of, planned.rows)
+        facts |= {"rows": rows, "valid": valid, "global_valid": planned.global_valid, "names": named}
         if options.backend is not None:
             facts |= {"rows": result["row"], "valid": result["valid"]}
         num_valid = self._count_valid(planned)

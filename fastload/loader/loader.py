@@ -44,9 +44,10 @@ from fastload.loader.arguments import (
     description,
     opened,
 )
+from fastload.loader.batch import Batch
 from fastload.loader.echo_policy import open_echo, pass_ended
 from fastload.loader.epochs_ahead import EpochsAhead, Feed
-from fastload.loader.iteration import Batch, Iteration, PassCounter
+from fastload.loader.iteration import Iteration, PassCounter
 from fastload.plan import ChunkWindow, Echo, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position
 from fastload.prefetch.auto_workers import AutoWorkers
@@ -92,8 +93,10 @@ class FastLoader:
             epoch on as soon as that is complete. What is interrupted goes on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
-        ends: "drop", "pad" or "exact": what becomes of a last batch that is not full; see `EpochPlan`. None: "drop"
-            with shuffling, "exact" without.
+        ends: what becomes of a last batch that is not full: "drop" leaves it out; "exact" makes it shorter, so that
+            each row comes once (of several ranks, one that has no row left in the last step gets one again, with
+            `valid` False); "pad" fills it with repeats whose `valid` is False, for code that needs one shape. None:
+            "drop" with shuffling, "exact" without.
         seed: of the order and of all random numbers.
         share: the rows of this rank: (rank, world_size), None for all rows, or "auto": see `resolve_share`, which is
             asked again at the first `iter()` or `len()`, so the loader may be made before the process group. "node":

@@ -62,11 +62,14 @@ class PlannedBatch(NamedTuple):
     """The rows of one batch on one rank.
 
     Attributes:
-        rows: int64, (B,), rows of the file, in the order of the batch. Always B of them.
-        valid: bool, (B,), False for a repeat that only fills the batch and must not count (ends "exact").
+        rows: int64, (B,), rows of the file, in the order of the batch. B is the batch size; with ends "exact" the last
+            batch of an epoch has what is left, at least one row.
+        valid: bool, (B,), False for a repeat that is only there to fill the batch, and must not count.
         global_valid: rows that count in this step, over all ranks.
         step: number of the step within the epoch, from 0, finished segments included.
         damaged: valid rows that were planned, and replaced because they are damaged; see `without`.
+        times: int64, (B,), a number for each of the times that a row comes in an epoch, 0 for the first, so that random
+            transforms draw anew; None: each comes once.
     """
 
     rows: NDArray[np.int64]
@@ -74,6 +77,23 @@ class PlannedBatch(NamedTuple):
     global_valid: int
     step: int
     damaged: tuple[int, ...] = ()
+    times: NDArray[np.int64] | None = None
+
+    def part(self, some: slice) -> PlannedBatch:
+        """Returns the plan of some of the samples."""
+        times = None if self.times is None else self.times[some]
+        return self._replace(rows=self.rows[some], valid=self.valid[some], times=times)
+
+    def selected(self, rows: NDArray[np.int64], mentions: NDArray[np.int64] | None) -> PlannedBatch:
+        """Returns the batch of a selection, given the row of the file that each planned position stands for.
+
+        `mentions`: how many times each position's row was selected before; None: each row is selected once.
+        """
+        times = self.times
+        if mentions is not None:
+            again = 0 if times is None else times * len(rows)
+            times = mentions[self.rows] + again
+        return self._replace(rows=rows[self.rows], times=times)
 
     def without(self, damaged: Collection[int], *, world_size: int) -> PlannedBatch | None:
         """Returns the batch with rows replaced by others of it, which are then not valid; None if none is left.
@@ -89,7 +109,14 @@ class PlannedBatch(NamedTuple):
         places[bad] = good[np.searchsorted(good, places[bad]) % len(good)]
         lost = int(np.count_nonzero(bad & self.valid)) if world_size == 1 else 0
         replaced = dict.fromkeys([*self.damaged, *self.rows[bad & self.valid].tolist()])
-        return PlannedBatch(self.rows[places], self.valid & ~bad, self.global_valid - lost, self.step, tuple(replaced))
+        return PlannedBatch(
+            self.rows[places],
+            self.valid & ~bad,
+            self.global_valid - lost,
+            self.step,
+            tuple(replaced),
+            None if self.times is None else self.times[places],
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +127,10 @@ class EpochPlan:
     share into batches. With chunk windows at most world_size - 1 chunks are read by two ranks. The order depends
     on the world size; which rows are covered does not.
 
-    Ends: "drop" leaves out rows that do not fill a batch on every rank; "pad" repeats rows of the share so that no row
-    is left out, and repeats count; "exact" does the same, but repeats have `valid` False. Repeats are taken from the
-    start of the share (if the share is empty, of what is left of the epoch).
+    Ends: "drop" leaves out rows that do not fill a batch on every rank; "exact" has each row once, and a last batch of
+    what is left of the share, so that ranks may have one row more or less in it, and one that has none left repeats a
+    row, with `valid` False: all take as many steps. "pad" fills the last batch with repeats, which have `valid` False.
+    Repeats are taken from the start of the share (if the share is empty, of what is left of the epoch).
 
     Segments: finished parts of this epoch, one for each change of world or batch size; see `shares`. The rows that each
     rank has not read, in rank order, are cut again among the ranks of this plan. A last segment with this plan's own
@@ -110,9 +138,10 @@ class EpochPlan:
 
     >>> plan = EpochPlan(range(10), world_size=2, batch_size=2)
     >>> [batch.rows.tolist() for batch in plan.batches(rank=1)]
-    [[5, 6], [7, 8], [9, 5]]
-    >>> [batch.valid.tolist() for batch in plan.batches(rank=1)][-1], plan.batch(1, 2).global_valid
-    ([True, False], 2)
+    [[5, 6], [7, 8], [9]]
+    >>> padded = replace(plan, ends="pad").batch(1, 2)
+    >>> padded.rows.tolist(), padded.valid.tolist(), padded.global_valid
+    ([9, 5], [True, False], 2)
 
     Fixed pieces: the rows are cut into contiguous pieces, the same in every epoch, each for as many neighbouring ranks,
     and each epoch's order permutes within the pieces. A piece a rank is for ranks that cache their rows in memory where
@@ -348,17 +377,29 @@ class EpochPlan:
         block_step, block_rows = start_step, _FIRST_ROWS
         while block_step < stop_step:
             block_stop = min(block_step + max(1, block_rows // batch_size), stop_step)
-            rows = self._planned(rank, np.arange(block_step * batch_size, block_stop * batch_size))
+            own = len(share) - (self._skipped_steps + block_step) * batch_size  # rows of the rank from here on
+            count = (block_stop - block_step) * batch_size
+            if self.ends == "exact":  # a batch of one row where it has none left
+                count = min(count, max(own, count - batch_size + 1))
+            rows = self._planned(rank, block_step * batch_size + np.arange(count))
             valid = np.ones(rows.size, dtype=np.bool_)
-            if self.ends == "exact":
-                valid[max(0, len(share) - (self._skipped_steps + block_step) * batch_size) :] = False
+            times = None
+            if self.ends != "drop" and own < count:
+                valid[max(0, own) :] = False
+                times = np.maximum(~valid, np.arange(len(share) - own, len(share) - own + count) // max(1, len(share)))
             for step in range(block_step, block_stop):
                 part = slice((step - block_step) * batch_size, (step - block_step + 1) * batch_size)
-                yield PlannedBatch(rows[part], valid[part], self._global_valid(step), steps_done + step)
+                yield PlannedBatch(
+                    rows[part],
+                    valid[part],
+                    self._global_valid(step),
+                    steps_done + step,
+                    times=None if times is None or valid[part].all() else times[part],
+                )
             block_step, block_rows = block_stop, min(2 * block_rows, _BLOCK_ROWS)
 
     def _global_valid(self, step: int) -> int:
-        if self.ends != "exact":
+        if self.ends == "drop":
             return self.world_size * self.batch_size
         size, longer = divmod(self._num_left, self.world_size)
         first = (self._skipped_steps + step) * self.batch_size

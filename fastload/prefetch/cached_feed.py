@@ -224,7 +224,7 @@ class _IndexStream(ThreadStream):
             copied.gather = functools.partial(cache.gather, index)
             copied.memory += cache.tensors.values()
         else:
-            copied.add(cache.fetch(index, torch.from_numpy(batch.arrays[_INDEX]), backend))
+            copied.add(cache.fetch(index, torch.from_numpy(batch.arrays[_INDEX][: len(index)]), backend))
         return copied
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ from fastload.prefetch.row_transformer import use_one_torch_thread, writable
 from fastload.read.reader import RowReader
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
-from fastload.transforms import Draws
 from fastload.transforms.engine.place import place_varied_coordinates
 from fastload.transforms.engine.placement import PlacedImages, Placement, windows
 
@@ -91,7 +90,7 @@ class DeviceDecoder:
         if self._head is None:
             placement = windows(np.zeros_like(sizes), sizes[:1])  # as they are: they have one size
         else:
-            found = self._head.placement(sizes, Draws(self._augmentation.seed, epoch, rows))
+            found = self._head.placement(sizes, self._augmentation.draws(epoch, planned))
             assert found is not None, "one placement says it"
             placement, known = found, self._augmentation.coordinates
             moved = {name: torch.from_numpy(made[name]) for name in known if name in made}

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from fastload.device import Backend
 from fastload.plan import PlannedBatch
+from fastload.prefetch.fill_threads import WORDS
 from fastload.prefetch.ring import INNER, FilledBatch, SlotField
 from fastload.timing.probe import Probe, span
 
@@ -69,6 +70,7 @@ class BatchStream(Iterator[FilledBatch]):
         copied, hosts = DeviceBatch(batch, {}), batch.arrays
         if batch.memory is not None:
             layout = self._layout = self._layout or _SlotLayout.of(batch.memory, batch.arrays)
+            layout = layout.cut(len(batch.planned.rows))
             slot = backend.copy(torch.from_numpy(batch.memory))
             copied.memory.append(slot)
             storage = slot.untyped_storage()
@@ -86,7 +88,7 @@ class BatchStream(Iterator[FilledBatch]):
                 copied.fields |= {name: part.of(storage, begin) for name, part in layout.small.items()}
             hosts = {name: batch.arrays[name] for name in layout.outside}
         for name, array in hosts.items():
-            host = torch.from_numpy(array)
+            host = torch.from_numpy(array[: len(batch.planned.rows)])
             is_images = name == "images"
             moved = moved_as_stored(host, backend.copy, backend) if is_images else backend.copy(host.contiguous())
             copied.add({name: moved})
@@ -102,6 +104,10 @@ class _Part(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # in items
     dtype: torch.dtype
+
+    def cut(self, rows: int) -> _Part:
+        """Returns the first rows of it."""
+        return self._replace(shape=(rows, *self.shape[1:]))
 
     def of(self, storage: torch.UntypedStorage, begin: int = 0) -> torch.Tensor:
         """Returns the array in a copy of the memory from byte `begin` on: a tensor by itself, and no view of others.
@@ -120,6 +126,17 @@ class _SlotLayout(NamedTuple):
     tail: _Part  # uint8, from the first small one on
     outside: list[str]  # fields that do not lie in the slot, since they were converted
     turned: bool  # whether images lie there as (C, H, W): they cross the bus so, and are turned by the device
+    rows: int  # that there is room for
+
+    def cut(self, rows: int) -> _SlotLayout:
+        """Returns the layout of a batch of fewer rows in the same slot."""
+        if rows == self.rows:
+            return self
+        large, small = (
+            {name: part if name == WORDS else part.cut(rows) for name, part in parts.items()}
+            for parts in (self.large, self.small)
+        )
+        return self._replace(large=large, small=small)
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]) -> _SlotLayout:
@@ -138,7 +155,8 @@ class _SlotLayout(NamedTuple):
         assert all(part.offset < begin for part in large.values()), "small fields lie behind the others"
         tail, images = _Part(begin, (memory.nbytes - begin,), (1,), torch.uint8), arrays.get("images")
         turned = images is not None and not torch.from_numpy(images).is_contiguous()
-        return cls(large, small, tail, outside, turned)
+        rows = max((len(array) for name, array in arrays.items() if name != WORDS), default=0)
+        return cls(large, small, tail, outside, turned, rows)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import logging
 import operator
 import os
@@ -322,8 +323,9 @@ def fill_slot(
     With a part: only so much of it, and damaged rows are an error.
     """
     if part is not None:
-        bounds = np.linspace(0, len(group.whole.rows), request.parts + 1).astype(int).tolist()
-        _fill_slot(fill, request, group, slice(*bounds[part : part + 2]))
+        first, end = np.linspace(0, len(group.whole.rows), request.parts + 1).astype(int).tolist()[part : part + 2]
+        if first < end:  # a batch of one row has no more parts
+            _fill_slot(fill, request, group, slice(first, end))
         return
     while True:
         try:
@@ -341,11 +343,17 @@ def joined(epoch: int, members: list[PlannedBatch]) -> Group:
     """Returns batches of an epoch as a group."""
     if len(members) == 1:
         return Group(epoch, members, members[0])
+    known = [batch.times is not None for batch in members]
     whole = PlannedBatch(
         rows=np.concatenate([batch.rows for batch in members]),
         valid=np.concatenate([batch.valid for batch in members]),
         global_valid=sum(batch.global_valid for batch in members),
         step=members[0].step,
+        times=None
+        if not any(known)
+        else np.concatenate(
+            [np.zeros(len(batch.rows), np.int64) if batch.times is None else batch.times for batch in members]
+        ),
     )
     return Group(epoch, members, whole)
 
@@ -366,18 +374,20 @@ def made_ready(ring: Ring, present: Present | None, tensors: Tensors, slot: Slot
 
 
 def split(arrays: dict[str, T], group: Group) -> list[dict[str, T]]:
-    """Returns the part of the arrays, or lists, that belongs to each batch of a group."""
-    size = len(group.members[0].rows)
-    firsts = range(0, len(group.members) * size, size)
-    return [{name: array[first : first + size] for name, array in arrays.items()} for first in firsts]
+    """Returns the part of the arrays, or lists, that belongs to each batch of a group; they may have room for more."""
+    ends = list(itertools.accumulate((len(member.rows) for member in group.members), initial=0))
+    if len(ends) == 2 and all(len(array) == ends[1] for array in arrays.values()):
+        return [arrays]
+    pairs = itertools.pairwise(ends)
+    return [{name: array[first:end] for name, array in arrays.items()} for first, end in pairs]
 
 
 def _fill_slot(fill: Fill, request: Request, group: Group, some: slice) -> None:
     planned = group.whole
     if some != slice(0, len(planned.rows)):
-        planned = planned._replace(rows=planned.rows[some], valid=planned.valid[some])
+        planned = planned.part(some)
     with span("read"):
-        # The last request of an epoch may not fill its slot.
+        # The last batch of an epoch may not fill its slot.
         arrays = {name: array[some] for name, array in request.slot.arrays.items() if name != WORDS}
         if "row" in arrays:
             arrays["row"][:], arrays["valid"][:] = planned.rows, planned.valid

@@ -23,6 +23,7 @@ from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ChunkPieces, ResolvedShuffle, Shuffle, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.reader import RowReader
+from fastload.read.sharded import open_rows
 from fastload.timing.stopwatch import current
 from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 
@@ -35,6 +36,19 @@ _NOT_OF_THE_PACKED = {
     "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
     "unknown": "it is not known what their numbers are",
 }
+
+
+def mentions_of(rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Returns how many times each of N rows comes before in their order, int64 (N,); None: none comes twice."""
+    if (np.diff(rows) > 0).all():
+        return None
+    order = np.argsort(rows, kind="stable")
+    new = np.diff(rows[order], prepend=-1) != 0
+    if new.all():
+        return None
+    mentions = np.empty_like(order)
+    mentions[order] = np.arange(len(rows)) - np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
+    return mentions
 
 
 class PackedInput:
@@ -51,6 +65,8 @@ class PackedInput:
         rows = dataset.rows
         self.plan_rows = rows if isinstance(rows, range) else range(len(rows))
         self.selected = None if isinstance(rows, range) else rows
+        # How many times the row of each was selected before, int64 (N,); None: each is selected once.
+        self.mentions = None if self.selected is None else mentions_of(self.selected)
         # Rows of the chunks that shuffle windows are made of, which are those of one field; 0: there are none.
         main = "images" if "images" in file.fields else next(iter(file.fields))
         self.chunk_rows = 0 if self.selected is not None else file.fields[main].chunk_rows
@@ -158,12 +174,20 @@ class PackedInput:
         """Returns the key of a row, or its number, with the file's name."""
         return self.dataset.name_of(row)
 
+    def names_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        """Returns the key of each row, or its number where the file has no keys."""
+        file = self.dataset.file
+        if "key" not in file.fields:
+            return tuple(map(str, rows.tolist()))
+        with closing(open_rows(file, ["key"])) as reader:
+            return tuple(reader.texts("key", rows))
+
 
 class OtherInput:
     """The data of any map-style dataset; the attributes and methods that every input has, see `PackedInput`."""
 
     fields: tuple[str, ...] | None = None
-    selected = None
+    selected = mentions = None
     compressed: Sequence[str] = ()
     chunk_rows = 0
     pieces: ChunkPieces | None = None
@@ -202,6 +226,10 @@ class OtherInput:
         entry = listed[row] if isinstance(listed, Sequence) and row < len(listed) else None
         path = entry[0] if isinstance(entry, (tuple, list)) and entry else None
         return f"{self.name}[{row}]" + (f" ({path})" if isinstance(path, (str, os.PathLike)) else "")
+
+    def names_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        """Returns what messages call each sample."""
+        return tuple(map(self.name_of, rows.tolist()))
 
 
 Input = PackedInput | OtherInput

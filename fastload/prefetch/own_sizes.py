@@ -30,7 +30,6 @@ from fastload.prefetch.row_transformer import PlacedRows, use_one_torch_thread
 from fastload.read.reader import RowReader
 from fastload.timing.probe import span
 from fastload.timing.stopwatch import lap
-from fastload.transforms import Draws
 from fastload.transforms.engine.place import place_varied_coordinates, place_varied_masks
 from fastload.transforms.engine.placement import Placement
 
@@ -88,7 +87,7 @@ class OwnSizeRows:
         fields: dict[str, Any] = dict(fields_on_cpu(as_handed_over(self._file, read)))
         lap("reading")
         with span("decode"):
-            num_bytes += self._add_pixels(rows, epoch, fields)
+            num_bytes += self._add_pixels(planned, epoch, fields)
         if self._goes_on:
             with span("transform"):
                 fields = transformed(self._options, fields, planned, epoch=epoch)
@@ -105,15 +104,16 @@ class OwnSizeRows:
         lap("transform")
         return num_bytes
 
-    def _add_pixels(self, rows: NDArray[np.int64], epoch: int, fields: dict[str, Any]) -> int:
+    def _add_pixels(self, planned: PlannedBatch, epoch: int, fields: dict[str, Any]) -> int:
         """Adds lists of images (C, h, w) and masks (h, w) after the head, moves coordinates; returns bytes of rows."""
+        rows = planned.rows
         placement = index = None
         if self._file.fields["images"].ragged is not None:
             index = self._reader.ragged("images").index(rows)
         if self._head.count:
             assert index is not None, "only ragged images have transforms at the head"
             self._check_sizes(rows, index.shape[:, :2])
-            placement = self._head.placement(index.shape[:, :2], Draws(self._augmentation.seed, epoch, rows))
+            placement = self._head.placement(index.shape[:, :2], self._augmentation.draws(epoch, planned))
             assert placement is not None, "one placement says it"
             factors = self._placed.factors(placement, index)
             placement = placement.snapped(factors, index.shape)
@@ -232,7 +232,7 @@ def transformed(
     for at in range(len(planned.rows)):
         one = slice(at, at + 1)
         sample = {name: values[at][None] if name in PIXELS else values[one] for name, values in fields.items()}
-        alone = planned._replace(rows=planned.rows[one], valid=planned.valid[one])
+        alone = planned.part(one)
         try:
             made.append(options.augmentation.apply(sample, alone, epoch=epoch, echo=echo, kept=kept))
         except OptionError as error:

@@ -27,7 +27,7 @@ from fastload.errors import WorkerError, WorkerTimeoutError
 from fastload.prefetch.auto_workers import WatchedPass
 from fastload.prefetch.coming import announced, coalesced
 from fastload.prefetch.device_stage import BatchStream, Epochs
-from fastload.prefetch.fill_threads import Draw, FillThreads, Group
+from fastload.prefetch.fill_threads import Draw, FillThreads, Group, split
 from fastload.prefetch.inputs import PackedInput
 from fastload.prefetch.resolved import Resolved
 from fastload.prefetch.ring import SLACK, FilledBatch, Ring
@@ -385,7 +385,8 @@ class ProcessStream(BatchStream):
             planned = replace_damaged(planned, result.damaged) or planned
         if result.layout is None:
             batch = ring.hand_over(asked.slot, planned, ring.slot_bytes)
-            batch.arrays = layout.in_axes_of_sample(batch.arrays)
+            cut = batch.arrays if batch.memory is not None else split(batch.arrays, asked.group)[0]
+            batch.arrays = layout.in_axes_of_sample(cut)
             batch.form, batch.extra, batch.drawn = layout.form, result.fields, asked.drawn
         else:
             feed.take_back(asked)

@@ -114,7 +114,7 @@ class Augmentation:
             drawn = words = None
         return self.pipeline(spec_of(fields["images"])).apply(
             fields,
-            Draws(self.seed, epoch, planned.rows, echo),
+            self.draws(epoch, planned, echo),
             drawn=drawn,
             words=words,
             use=echo,
@@ -122,6 +122,10 @@ class Augmentation:
             output=output,
             kept=kept,
         )
+
+    def draws(self, epoch: int, planned: PlannedBatch, echo: int = 0, *, echoes: int = 1) -> Draws:
+        """Returns the random numbers of a batch's samples, for so many uses from `echo` on."""
+        return Draws(self.seed, epoch, planned.rows, echo, echoes=echoes, times=planned.times)
 
     @property
     def in_threads(self) -> bool:
@@ -304,8 +308,8 @@ class Resolved:
     def draw(self, epoch: int, planned: PlannedBatch, words: NDArray[np.int32]) -> Drawn:
         """Draws the transforms' numbers for all uses of a batch; see `Pipeline.draw`. Any thread may call it."""
         assert self._pipeline is not None, "there are words to be drawn"
-        draws = Draws(self.augmentation.seed, epoch, planned.rows, echoes=self.uses)
-        return self._pipeline.draw(draws, self.uses, words)
+        draws = self.augmentation.draws(epoch, planned, echoes=self.uses)
+        return self._pipeline.draw(draws, self.uses, words[: self._pipeline.num_words(self.uses * len(planned.rows))])
 
     def _placed_head(self, data: PackedInput, transforms: Sequence[Any], echo: Echo) -> SizeHead:
         """Returns the leading transforms to run in the threads that read images of their own sizes, maybe none."""

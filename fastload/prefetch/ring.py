@@ -279,9 +279,9 @@ class FilledBatch:
         """
         for name, fact in (("row", self.planned.rows), ("valid", self.planned.valid)):
             place = self.arrays.get(name)
-            fits = place is not None and (place.shape, place.dtype) == (fact.shape, fact.dtype)
+            fits = place is not None and (place.ndim, place.dtype) == (1, fact.dtype) and len(place) >= len(fact)
             if place is not None and fits and self.memory is not None:
-                place[:] = fact
+                place[: len(fact)] = fact
             elif always or place is not None:
                 self.arrays[name] = fact
 

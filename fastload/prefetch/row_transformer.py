@@ -184,7 +184,7 @@ class RowTransformer:
         made = self._as_tensors(read)
         if self._head is not None:
             with span("decode"):
-                num_bytes += self._give_one_size(rows, epoch, made, images)
+                num_bytes += self._give_one_size(planned, epoch, made, images)
         with span("transform"):
             if self._goes_on and made.get("images") is not images:
                 given: dict[str, torch.Tensor | ImageRows] = dict(made)
@@ -199,15 +199,16 @@ class RowTransformer:
         return num_bytes
 
     def _give_one_size(
-        self, rows: NDArray[np.int64], epoch: int, fields: dict[str, torch.Tensor], target: torch.Tensor
+        self, planned: PlannedBatch, epoch: int, fields: dict[str, torch.Tensor], target: torch.Tensor
     ) -> int:
         """Adds images and masks after the head of the list to the fields, moves coordinates; returns bytes of rows.
 
         Images lie in the target if no transform is left to do; the Normalize that alone follows is done with the head.
         """
         assert self._head is not None, "only ragged images come here"
+        rows = planned.rows
         index = self._reader.ragged("images").index(rows)
-        draws = Draws(self._augmentation.seed, epoch, rows)
+        draws = self._augmentation.draws(epoch, planned)
         placement = self._head.placement(index.shape[:, :2], draws)
         lap("transform")
         output = target

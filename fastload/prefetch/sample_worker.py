@@ -44,7 +44,8 @@ class BatchRequest(NamedTuple):
     stream: int  # number of the stream of batches that it is for
     timed: bool = False  # whether the result says what it cost
     layout: SampleLayout | None = None  # of the slots; None: as in the worker's last request
-    rows: NDArray[np.int64] | None = None  # (B,), of the file, or indices of the dataset; None: `requested_rows`
+    rows: NDArray[np.int64] | None = None  # of the file, or indices of the dataset; None: the first of `requested_rows`
+    num_rows: int = 0  # of those
 
 
 def control_bytes(slots: int, batch_size: int) -> int:
@@ -126,7 +127,7 @@ class Filler(Dataset[Any]):
         self._place[0] = 0
         self._layout = request.layout or self._layout
         if (rows := request.rows) is None:
-            rows = requested_rows(self._control, request.slot, self._batch_size)
+            rows = requested_rows(self._control, request.slot, self._batch_size)[: request.num_rows]
         try:
             if self._is_stale(request):
                 return BatchResult(request.slot, skipped=True)

@@ -194,8 +194,8 @@ class ThreadStream(BatchStream):
     """Batches in the order planned, filled ahead of their use by threads. An iterator for one thread; `close` ends it.
 
     Args:
-        coming: batches of equal size to read, in order, `group` at a time; the last ones of an epoch may be fewer. The
-            threads take them, one at a time.
+        coming: batches to read, in order, `group` at a time; the last ones of an epoch may be fewer, and the last of
+            them shorter. The threads take them, one at a time.
         fill: writes a batch; called by the threads.
         ring: the slots, each with room for `group` batches; nobody else takes from it meanwhile.
         threads: fill the slots; no other stream uses them meanwhile.
@@ -262,7 +262,8 @@ class ThreadStream(BatchStream):
             batch.extra, batch.drawn = request.extra, request.drawn
             if ready is None or batch.arrays is not lent:  # on a device, or copied
                 arrays = self._present(batch.arrays) if self._present is not None else batch.arrays
-                parts = [arrays] if self._group == 1 else split(arrays, group)
+                # A slot is copied to a device as a whole, and cut there.
+                parts = [arrays] if batch.memory is not None else split(arrays, group)
                 ready = Ready(arrays, [(part, None) for part in parts])
         except BaseException:
             self.close()
@@ -276,9 +277,8 @@ class ThreadStream(BatchStream):
         work = request.work / count if request.work is not None else None
         texts = split(request.texts, group)
         for (arrays, tensors), planned, said in zip(ready.parts, group.members, texts, strict=True):
-            self._split.append(
-                FilledBatch(arrays, planned, request.bytes_read // count, work=work, tensors=tensors, texts=said)
-            )
+            num_bytes = request.bytes_read * len(planned.rows) // len(group.whole.rows)
+            self._split.append(FilledBatch(arrays, planned, num_bytes, work=work, tensors=tensors, texts=said))
         return self._split.popleft()
 
     def _wait_for(self, request: Request) -> None:

@@ -57,7 +57,8 @@ class Sender:
             # With some more, in case the first one is damaged and is to be skipped.
             request = request._replace(rows=rows[: 16 if self._options.skip_damaged else 1])
         else:
-            requested_rows(self._control, slot, plan.batch_size)[:] = rows
+            requested_rows(self._control, slot, plan.batch_size)[: len(rows)] = rows
+            request = request._replace(num_rows=len(rows))
             if asked.worker not in self._told:
                 request = request._replace(layout=self.layout)
                 self._told.add(asked.worker)

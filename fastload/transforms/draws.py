@@ -19,6 +19,7 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
 _OUTPUT = 0xD1B54A32D192ED03  # a number drawn from a key, and a stream's key derived from it, never share an input
 
+_TIMES = 0xA0761D6478BD642F  # odd, so that no time and echo share an input
 _BATCH = 0x5DEECE66D1CE4E5B  # a stream that no transform's index reaches
 _ATTEMPTS = 10  # at a rectangle that fits; torchvision's
 
@@ -35,22 +36,36 @@ class Draws:
         rows: int64 (B,), each sample's row in its file; not written to while the draws are in use.
         echo: number of the batch's use, from 0.
         echoes: draws for so many uses, from `echo` on, one after another: of B * echoes samples.
+        times: int64 (B,), how many times each row came before in the epoch, so that it is another picture each time;
+            None: none did.
     """
 
     __slots__ = ("_given", "_made")
 
-    def __init__(self, seed: int, epoch: int, rows: NDArray[np.int64], echo: int = 0, *, echoes: int = 1) -> None:
-        self._given = (seed, epoch, rows, echo, echoes)
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        rows: NDArray[np.int64],
+        echo: int = 0,
+        *,
+        echoes: int = 1,
+        times: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._given = (seed, epoch, rows, echo, echoes, times)
         self._made: NDArray[np.uint64] | None = None
 
     @property
     def _keys(self) -> NDArray[np.uint64]:
         # Not before they are asked for: a batch whose numbers were drawn beforehand needs none.
         if self._made is None:
-            seed, epoch, rows, echo, echoes = self._given
+            seed, epoch, rows, echo, echoes, times = self._given
             key = _mix(np.array([int(seed) & _WORD], np.uint64))
             key = _mix(key ^ np.uint64(int(epoch) & _WORD))
             keys = _mix(np.asarray(rows, dtype=np.int64).view(np.uint64) ^ key)
+            if times is not None:
+                again = times.view(np.uint64)
+                keys = np.where(times > 0, _mix(keys ^ (again * np.uint64(_TIMES))), keys)
             uses = np.array([number & _WORD for number in range(echo, echo + echoes)], np.uint64)
             self._made = _mix(keys ^ uses[:, None]).reshape(-1)
         return self._made

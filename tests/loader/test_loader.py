@@ -24,7 +24,7 @@ from fastload.dataset import PackedDataset
 from fastload.distributed import ranks
 from fastload.errors import FileChangedError, FormatError, MissingFileError, OptionError, ShareError, StateError
 from fastload.loader import loader as loader_module
-from fastload.loader.iteration import Batch
+from fastload.loader.batch import Batch
 from fastload.loader.loader import FastLoader
 from fastload.plan import ChunkWindow
 from fastload.transforms import CenterCrop, Normalize, RandomHorizontalFlip

@@ -13,6 +13,7 @@ from late_backend import POISON, LateBackend
 
 from fastload.device import open_backend
 from fastload.errors import OptionError
+from fastload.plan import PlannedBatch
 from fastload.prefetch.device_stage import BatchStream, DeviceStage
 
 
@@ -23,6 +24,11 @@ class Slot:
     number: int
     memory: np.ndarray | None
     released: bool = False
+
+    @property
+    def planned(self) -> PlannedBatch:
+        rows = np.zeros(len(self.arrays["images"]), np.int64)
+        return PlannedBatch(rows, np.ones(len(rows), np.bool_), len(rows), self.number)
 
     def release(self):
         assert not self.released, "a slot was given back twice"

@@ -29,7 +29,7 @@ import fastload.transforms.engine.pipeline
 from fastload.dataset import PackedDataset
 from fastload.errors import FileChangedError, OptionError, StateError, WorkerError
 from fastload.format.ragged import Column
-from fastload.loader.iteration import Batch, DictBatch
+from fastload.loader.batch import Batch, DictBatch
 from fastload.loader.loader import FastLoader
 from fastload.prefetch import process_stream, torch_workers
 from fastload.prefetch.process_stream import PREFETCH
@@ -1037,7 +1037,7 @@ def test_a_forked_copy_of_a_loader_leaves_the_workers_alone(packed, start):
         gc.collect()
 
     in_a_fork(dropped)
-    assert len(first + [row for batch in batches for row in batch.rows.tolist()]) == 64
+    assert len(first + [row for batch in batches for row in batch.rows.tolist()]) == 60
     assert len(multiprocessing.active_children()) == 1
     loader.close()
 

@@ -329,7 +329,7 @@ def test_what_comes_out_of_a_group_is_what_was_planned(num_rows, batch_size, siz
         np.testing.assert_array_equal(batch.planned.rows, planned.rows)
         np.testing.assert_array_equal(batch.planned.valid, planned.valid)
         assert (batch.planned.step, batch.planned.global_valid) == (planned.step, planned.global_valid)
-        assert batch.bytes_read == 8 * batch_size
+        assert batch.bytes_read == 8 * len(planned.rows)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

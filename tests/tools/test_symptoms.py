@@ -37,7 +37,7 @@ def test_ranks_fail_as_shown_and_finish_when_cured(tmp_path, monkeypatch):
 
     assert (waits["batches"], waits["steps"]) == (6, 5) and "imed out" in waits["error"]
     assert (finishes["batches"], finishes["steps"]) == (5, 5) and finishes["error"] is None
-    for of_ranks, steps, rows in ((drop, 5, 40), (pad, 6, 48), (exact, 6, 41)):
+    for of_ranks, steps, rows in ((drop, 5, 40), (pad, 6, 41), (exact, 6, 41)):
         assert [of_rank["steps"] for of_rank in of_ranks] == [steps, steps]
         assert sum(of_rank["rows"] for of_rank in of_ranks) == rows
 

@@ -142,7 +142,7 @@ def to_type(plain: PlainLoader, *, keeps_transform: bool) -> str:
     in_order = plain.sampler == "SequentialSampler"
     words += ["shuffle=False"] * in_order
     words += ['ends="drop"'] * (in_order and plain.drop_last is True)
-    words += ['ends="pad"'] * (not in_order and plain.drop_last is False)
+    words += ['ends="exact"'] * (not in_order and plain.drop_last is False)
     words += [f"transform=[{', '.join(known)}]"] * bool(known)
     lines.append(f"loader = FastLoader({', '.join(words)})")
     return "\n".join([*lines, *(f"# {note}" for note in _notes(plain, keeps_transform=keeps_transform))])
@@ -180,9 +180,6 @@ def _notes(plain: PlainLoader, *, keeps_transform: bool) -> list[str]:
             f"{', '.join(plain.added)}: for batches of the same shape and type, in place of the dataset's own code; "
             f"what else that does has to be added"
         )
-    if plain.drop_last is False:
-        fill = "does not count where batch.valid is False" if plain.sampler == "SequentialSampler" else "repeats rows"
-        notes.append(f"the last batch is as long as the others: what fills it up {fill}")
     if plain.sampler not in _ORDERS:
         notes.append(f"the order is shuffled evenly, in place of that of {plain.sampler}")
     return notes

@@ -57,10 +57,9 @@ def test_lines_to_type_load_the_same_split_in_the_same_kind_of_order():
         'loader = FastLoader(PackedDataset("packed.h5", split="val", fields=("images", "masks")), batch_size=32, '
         "shuffle=False)",
         "# rows come in the file's order, which is shuffled unless it is packed with --no-shuffle",
-        "# the last batch is as long as the others: what fills it up does not count where batch.valid is False",
     ]
     assert 'shuffle=False, ends="drop"' in to_type(replace(part, drop_last=True), keeps_transform=False)
-    assert 'batch_size=32, ends="pad"' in to_type(replace(PLAIN, drop_last=False), keeps_transform=False)
+    assert 'batch_size=32, ends="exact"' in to_type(replace(PLAIN, drop_last=False), keeps_transform=False)
     unknown = to_type(replace(PLAIN, drop_last=None, sampler="", batch_size=0, num_samples=0), keeps_transform=False)
     assert 'FastLoader("train.h5", transform=[' in unknown and "#" not in unknown
 

@@ -1,0 +1,179 @@
+"""The batches that a loader hands over: tuples or dicts of tensors, with facts about their samples as attributes.
+
+Both are nodes of torch's pytrees, as a tuple is: what maps over tensors (`tree_map`, torchvision's transforms) sees the
+fields. They pickle as plain tuples and dicts, which any process can load.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils._pytree import MappingKey, SequenceKey, register_pytree_node
+
+_FACTS = ("rows", "valid", "global_valid", "names")
+_SIZED = (torch.Tensor, list)
+_FACTS_OF_OWN_SIZES = ("sizes", "pixel_mask")
+
+
+class _Facts:
+    """The plan's facts about a batch as attributes, made into tensors when they are asked for."""
+
+    rows: torch.Tensor
+    valid: torch.Tensor
+    global_valid: int
+    names: tuple[str, ...]
+    sizes: torch.Tensor
+    pixel_mask: torch.Tensor
+
+    def _with_facts(self, facts: Mapping[str, Any]) -> Self:
+        self.__dict__["_facts"] = facts
+        return self
+
+    def _known(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self.__dict__.get("_facts", {})
+        return facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self._known()
+        if name in facts:
+            # Not before: freeing a tensor gives up the GIL, and waits 0.5 ms to get it back while pure Python runs.
+            value = facts[name]() if callable(facts[name]) else facts[name]
+            self.__dict__[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            return self.__dict__[name]
+        if name in _FACTS:
+            raise AttributeError(
+                f"this batch has no {name!r}: a framework built it anew. Ask for 'row' or 'valid' in the fields of "
+                f"PackedDataset, then they travel as ordinary tensors."
+            )
+        if name in _FACTS_OF_OWN_SIZES:
+            raise AttributeError(
+                f"this batch has no {name!r}: FastLoader(batch='pad') gives it, and sizes also batch='list'. Where a "
+                f"framework builds batches anew, ask for 'pixel_mask' in the fields of PackedDataset."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _told(self, fields: Iterable[tuple[str, Any]]) -> str:
+        """Returns the text of `repr`: how many samples, and what each field is."""
+        facts = self._known()
+        count = f" of {len(facts['rows'])} samples" if "rows" in facts else ""
+        return f"{type(self).__name__}{count}:\n  {', '.join(name + _shown(value) for name, value in fields)}"
+
+
+class Batch(_Facts, tuple[torch.Tensor, ...]):
+    """A batch as a tuple of the fields asked for, in order.
+
+    Attributes:
+        rows: int64 (B,), the row of each sample in the file; of another dataset, its index. On the loader's device.
+        valid: bool (B,), False for a repeat: one that fills the last batch (ends="pad"), one for a rank that has no row
+            left in it (ends="exact"), one in the place of a damaged row (on_damage="skip"). On the loader's device.
+        global_valid: number of valid samples in this step over all ranks; with several of them damaged rows count, as
+            only their own rank knows of them.
+        names: what the file calls each sample (`key`), as the path it was packed from; without keys, its row. Read when
+            it is asked for.
+        sizes: int64 (B, 2), height and width of each image; of batches with batch="list" or "pad".
+        pixel_mask: bool (B, H, W), which pixels belong to an image; of batches with batch="pad".
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+    def __copy__(self) -> Batch:
+        return Batch(self)._with_facts(self._known())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
+        return Batch(copy.deepcopy(list(self), memo))._with_facts(self._known())
+
+    def __repr__(self) -> str:
+        return self._told(("", value) for value in self)
+
+
+class DictBatch(_Facts, dict[Any, Any]):
+    """A batch as a dict, for a dataset whose samples are dicts; with the attributes of `Batch`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (list(self.items()),)
+
+    def __copy__(self) -> DictBatch:
+        return DictBatch(self)._with_facts(self._known())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DictBatch:
+        return DictBatch(copy.deepcopy(list(self.items()), memo))._with_facts(self._known())
+
+    def __repr__(self) -> str:
+        return self._told((f"{key!r}: ", value) for key, value in self.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return f"list of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+
+
+class _Context:
+    """What a pytree keeps of a batch beside its fields: the facts, which make no difference between two trees."""
+
+    def __init__(self, facts: Mapping[str, Any], keys: tuple[Any, ...] = ()) -> None:
+        self.facts, self.keys = facts, keys
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Context) and self.keys == other.keys
+
+    def __hash__(self) -> int:
+        return hash(self.keys)
+
+    def __repr__(self) -> str:
+        return f"keys={self.keys!r}" if self.keys else ""
+
+
+def _fits(facts: Mapping[str, Any], fields: Iterable[Any]) -> bool:
+    """Whether fields are of the samples that facts are about: each has one for each of them."""
+    count = len(facts["rows"]) if "rows" in facts else -1
+    sizes = [len(one) if isinstance(one, list) or one.ndim else -1 for one in fields if isinstance(one, _SIZED)]
+    return all(size == count for size in sizes)
+
+
+def _flatten_tuple(batch: Batch) -> tuple[list[Any], _Context]:
+    return list(batch), _Context(batch._known())
+
+
+def _unflatten_tuple(values: Iterable[Any], context: _Context) -> Batch:
+    fields = list(values)
+    return Batch(fields)._with_facts(context.facts if _fits(context.facts, fields) else {})
+
+
+def _flatten_dict(batch: DictBatch) -> tuple[list[Any], _Context]:
+    return list(batch.values()), _Context(batch._known(), tuple(batch))
+
+
+def _unflatten_dict(values: Iterable[Any], context: _Context) -> DictBatch:
+    fields = list(values)
+    made = DictBatch(zip(context.keys, fields, strict=True))
+    return made._with_facts(context.facts if _fits(context.facts, fields) else {})
+
+
+register_pytree_node(
+    Batch,
+    _flatten_tuple,
+    _unflatten_tuple,
+    serialized_type_name="fastload.Batch",
+    flatten_with_keys_fn=lambda batch: (
+        [(SequenceKey(i), value) for i, value in enumerate(batch)],
+        _flatten_tuple(batch)[1],
+    ),
+)
+register_pytree_node(
+    DictBatch,
+    _flatten_dict,
+    _unflatten_dict,
+    serialized_type_name="fastload.DictBatch",
+    flatten_with_keys_fn=lambda batch: (
+        [(MappingKey(key), value) for key, value in batch.items()],
+        _flatten_dict(batch)[1],
+    ),
+)
+# They pickle as these two, which torch.load does not take by itself, as harmless as they are.
+torch.serialization.add_safe_globals([tuple, dict])
