@@ -33,7 +33,7 @@ from fastload.distributed.ranks import (
     process_group,
     resolve_share,
 )
-from fastload.errors import ShareError
+from fastload.errors import OptionError, ShareError
 from fastload.loader.arguments import (
     answer,
     check_cache,
@@ -184,12 +184,11 @@ class FastLoader:
         self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
         check_option(check)
         data = as_input(source, check)
+        self._given = arguments | {"source": data.dataset}
         check_reading(workers, data)
         check_damage(on_damage, data)
         form, groups = check_form(batch, pad_to, group_by, data, batch_size, shuffle)
         read = chosen(data.dataset.file.path if isinstance(data, PackedInput) else Path(), read)
-        self.batch_size = batch_size
-        self.echo = echo
         self._share_option = share
         try:
             resolved_share, self._no_share = resolve_share(share), None
@@ -257,6 +256,42 @@ class FastLoader:
         return super().__new__(cls)
 
     __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined] # what inspect says of the class
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _ARGUMENTS:
+            raise OptionError(
+                f"loader.{name} cannot be set: batches are read ahead with what the loader was made with. `loader = "
+                f"loader.with_({name}=...)` is a loader over the same file that goes on where this one stands."
+            )
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        given = self.__dict__.get("_given", {})
+        if name in given:
+            return given[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def with_(self, **changes: Any) -> FastLoader:
+        """Returns a loader over the same open file with some arguments changed, which goes on where this one stands.
+
+        Within an epoch it gives the rest of it, else the epoch that would come next, with the draws of that epoch: so
+        batch size, transforms and echo change by epoch or in the middle of one, as for progressive resizing. Where the
+        order changes (source, shuffle, seed, group_by), it begins the epoch anew.
+
+        Raises:
+            OptionError, ShareError: as for a new loader.
+            StateError: the rest of the epoch cannot be given with other ranks or caches.
+        """
+        answer(changes, inspect.signature(FastLoader.__init__))
+        with self._alone():
+            self._find_rank()
+            made = FastLoader(**self._given | changes)
+            if _OF_ORDER.isdisjoint(changes):
+                made.load_state_dict(self.state_dict())
+            else:
+                here = self._epochs.last if self._running() is not None else self._epochs.standing
+                made.set_epoch(here.plan.epoch + here.finished)
+        return made
 
     def __iter__(self) -> Iterator[Batch]:
         """Begins a new iteration; the one before it, if any, ends."""
@@ -334,6 +369,17 @@ class FastLoader:
         A loaded state of the same epoch stays loaded: what is left of it comes, after its last batch nothing.
         """
         self._epochs.set_epoch(epoch)
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of a batch on this rank."""
+        return int(self._given["batch_size"])
+
+    @property
+    def echo(self) -> Echo:
+        """How often each batch is used, as the loader was made."""
+        echo: Echo = self._given["echo"]
+        return echo
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -451,3 +497,7 @@ class FastLoader:
         elif self._feed is None:
             self._feed = ProcessFeed(options) if options.data.runs_python else ThreadFeed(options)
         return self._feed
+
+
+_ARGUMENTS = frozenset(inspect.signature(FastLoader.__init__).parameters) - {"self"}
+_OF_ORDER = frozenset(("source", "shuffle", "seed", "group_by"))

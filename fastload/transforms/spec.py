@@ -130,6 +130,14 @@ class BaseTransform:
     def __init__(self) -> None:
         self._pool, self._mask_pool = OutputPool(), OutputPool()
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__dict__ and not name.startswith("_"):
+            raise OptionError(
+                f"{type(self).__name__}.{name} cannot be set: batches are drawn ahead with what the transform was made "
+                f"with. Make another one, and give it to `loader.with_(transform=[...])`."
+            )
+        object.__setattr__(self, name, value)
+
     def output(self, spec: ImageSpec) -> ImageSpec:
         """Returns the spec of the output. Raises OptionError for images that cannot be transformed."""
         name = type(self).__name__

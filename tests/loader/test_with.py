@@ -1,0 +1,123 @@
+"""Changing a loader under way: arguments and transforms are fixed, and `with_` goes on with others."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import closing
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_files import write_random
+
+from fastload import FastLoader, PackedDataset
+from fastload.errors import OptionError
+from fastload.transforms import MixUp, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+
+ROWS = 40
+FIELDS = ("images", "labels", "row")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_random(tmp_path_factory.mktemp("with") / "a.h5", rows=ROWS, size=(16, 16, 3), classes="abc")
+
+
+def rows_of(batches):
+    return [row for batch in batches for row in batch.rows.tolist()]
+
+
+@pytest.mark.parametrize("name", [*inspect.signature(FastLoader).parameters])
+def test_no_argument_can_be_set_on_a_loader(path, name):
+    with closing(FastLoader(path, 8, workers=1)) as loader:
+        before = getattr(loader, name)
+        with pytest.raises(OptionError, match=rf"loader.{name} cannot be set.*loader.with_\({name}=\.\.\.\)"):
+            setattr(loader, name, 3)
+        assert getattr(loader, name) is before
+        loader.note = "of the user's own"
+        assert loader.note == "of the user's own"
+        with pytest.raises(AttributeError, match="no attribute 'sampler'"):
+            _ = loader.sampler
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [
+        (RandomHorizontalFlip(), "p"),
+        (RandomResizedCrop(8), "size"),
+        (MixUp(num_classes=3), "alpha"),
+        (Normalize((0.5,), (0.5,)), "mean"),
+    ],
+)
+def test_no_option_can_be_set_on_a_transform(transform, name):
+    shown = repr(transform)
+    with pytest.raises(OptionError, match=rf"{type(transform).__name__}.{name} cannot be set.*loader.with_\(transform"):
+        setattr(transform, name, 0.5)
+    assert repr(transform) == shown
+
+
+@pytest.mark.filterwarnings("ignore:rank . of . has no row left")
+@settings(deadline=None, max_examples=25)
+@given(steps=st.integers(0, 5), batch_size=st.integers(1, 20), ranks=st.integers(1, 3))
+def test_the_rest_of_an_epoch_comes_with_other_batches_and_the_draws_of_that_epoch(path, steps, batch_size, ranks):
+    options = {"shuffle": "full", "seed": 3, "ends": "exact", "workers": 1, "transform": [RandomResizedCrop(8)]}
+    dataset, seen = PackedDataset(path, fields=FIELDS), {}
+    with closing(FastLoader(dataset, 4, **options)) as whole:
+        whole.set_epoch(2)
+        expected = {int(row): image for images, _, rows in whole for image, row in zip(images, rows, strict=True)}
+    for rank in range(ranks):
+        with closing(FastLoader(dataset, 4, share=(rank, ranks), **options)) as loader:
+            loader.set_epoch(2)
+            batches = iter(loader)
+            given = [next(batches) for _ in range(min(steps, len(loader)))]
+            with closing(loader.with_(batch_size=batch_size)) as rest:
+                assert rest.batch_size == batch_size and loader.batch_size == 4
+                given += [] if len(given) == len(loader) else list(rest)
+        for batch in given:
+            for image, row, valid in zip(batch[0], batch.rows.tolist(), batch.valid.tolist(), strict=True):
+                if valid:
+                    assert row not in seen and torch.equal(image, expected[row])
+                    seen[row] = image
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_sizes_grow_from_epoch_to_epoch_in_the_order_of_one_loader(path):
+    options = {"shuffle": "chunk", "seed": 5, "workers": 1}
+    with closing(FastLoader(path, 8, **options)) as plain:
+        expected = [rows_of(plain) for _ in range(4)]
+    loader, found = FastLoader(path, 8, transform=[Resize(4)], **options), []
+    for size in (4, 8, 12, 16):
+        if size > 4:
+            loader = loader.with_(transform=[Resize(size)], echo=1)
+        batches = list(loader)
+        assert {batch[0].shape[-1] for batch in batches} == {size}
+        found.append(rows_of(batches))
+    loader.close()
+    assert found == expected
+
+
+def test_another_order_begins_the_epoch_anew(path):
+    with closing(FastLoader(path, 8, shuffle="full", seed=1, workers=1)) as loader:
+        loader.set_epoch(4)
+        next(iter(loader))
+        with closing(loader.with_(seed=2)) as other, closing(loader.with_(shuffle=False)) as in_order:
+            assert other.epoch == 4 and sorted(rows_of(other)) == list(range(ROWS))
+            assert rows_of(in_order) == list(range(ROWS))
+
+
+def test_a_loader_goes_on_beside_the_one_made_of_it(path):
+    with closing(FastLoader(path, 8, shuffle="full", workers=1)) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        with closing(loader.with_(batch_size=16)) as other:
+            assert rows_of([first, *batches]) == rows_of([first, *other])
+        assert other.dataset is loader.dataset, "the same open file"
+
+
+def test_an_argument_that_there_is_not_is_an_error(path):
+    with closing(FastLoader(path, 8, workers=1)) as loader:
+        with pytest.raises(OptionError, match="batch_size"):
+            loader.with_(batchsize=3)
+        with pytest.raises(OptionError, match="batch_size"):
+            loader.with_(batch_size=0)
