@@ -70,6 +70,7 @@ class PlannedBatch(NamedTuple):
         damaged: valid rows that were planned, and replaced because they are damaged; see `without`.
         times: int64, (B,), a number for each of the times that a row comes in an epoch, 0 for the first, so that random
             transforms draw anew; None: each comes once.
+        spare: int64, (S,), other rows that may take the place of damaged ones, of a batch that is short; None: none.
     """
 
     rows: NDArray[np.int64]
@@ -78,6 +79,7 @@ class PlannedBatch(NamedTuple):
     step: int
     damaged: tuple[int, ...] = ()
     times: NDArray[np.int64] | None = None
+    spare: NDArray[np.int64] | None = None
 
     def part(self, some: slice) -> PlannedBatch:
         """Returns the plan of some of the samples."""
@@ -93,29 +95,39 @@ class PlannedBatch(NamedTuple):
         if mentions is not None:
             again = 0 if times is None else times * len(rows)
             times = mentions[self.rows] + again
-        return self._replace(rows=rows[self.rows], times=times)
+        spare = None if self.spare is None else rows[self.spare]
+        return self._replace(rows=rows[self.rows], times=times, spare=spare)
 
     def without(self, damaged: Collection[int], *, world_size: int) -> PlannedBatch | None:
-        """Returns the batch with rows replaced by others of it, which are then not valid; None if none is left.
+        """Returns the batch with rows replaced by others, which are then not valid; None if none is left.
 
-        In the place of a damaged row comes the next one that is not, behind the last one the first. Other ranks do not
-        know of it, so with several global_valid stays what was planned, the same on all of them.
+        In the place of a damaged row comes the next one of the batch that is not, behind the last one the first; if all
+        are damaged, a spare one. Other ranks do not know of it, so with several global_valid stays what was planned,
+        the same on all of them.
         """
         bad = np.isin(self.rows, list(damaged))
-        good = np.flatnonzero(~bad)
-        if not bad.any() or not len(good):
-            return None if bad.all() else self
-        places = np.arange(len(bad))
-        places[bad] = good[np.searchsorted(good, places[bad]) % len(good)]
+        if not bad.any():
+            return self
+        rows, spare, places = self.rows, self.spare, np.arange(len(bad))
+        if spare is not None:
+            spare = spare[~np.isin(spare, list(damaged))]
+        if not bad.all():
+            good = np.flatnonzero(~bad)
+            places[bad] = good[np.searchsorted(good, places[bad]) % len(good)]
+        elif spare is not None and len(spare):
+            rows = np.full(len(bad), spare[0])  # the same, whether damaged ones are found one by one or at once
+        else:
+            return None
         lost = int(np.count_nonzero(bad & self.valid)) if world_size == 1 else 0
         replaced = dict.fromkeys([*self.damaged, *self.rows[bad & self.valid].tolist()])
         return PlannedBatch(
-            self.rows[places],
+            rows[places],
             self.valid & ~bad,
             self.global_valid - lost,
             self.step,
             tuple(replaced),
             None if self.times is None else self.times[places],
+            spare,
         )
 
 
@@ -395,6 +407,7 @@ class EpochPlan:
                     self._global_valid(step),
                     steps_done + step,
                     times=None if times is None or valid[part].all() else times[part],
+                    spare=self._planned(rank, np.arange(batch_size)) if len(rows[part]) < batch_size else None,
                 )
             block_step, block_rows = block_stop, min(2 * block_rows, _BLOCK_ROWS)
 

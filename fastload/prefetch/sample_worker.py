@@ -46,6 +46,7 @@ class BatchRequest(NamedTuple):
     layout: SampleLayout | None = None  # of the slots; None: as in the worker's last request
     rows: NDArray[np.int64] | None = None  # of the file, or indices of the dataset; None: the first of `requested_rows`
     num_rows: int = 0  # of those
+    spare: NDArray[np.int64] | None = None  # as `PlannedBatch` has them
 
 
 def control_bytes(slots: int, batch_size: int) -> int:
@@ -147,9 +148,10 @@ class Filler(Dataset[Any]):
             return result._replace(work=stopwatch.end())
         except FastloadError as error:
             if self._skip_damaged and isinstance(error, DamagedRowError) and error.rows:
-                planned = PlannedBatch(rows, np.ones(len(rows), np.bool_), 0, 0).without(error.rows, world_size=1)
+                given = PlannedBatch(rows, np.ones(len(rows), np.bool_), 0, 0, spare=request.spare)
+                planned = given.without(error.rows, world_size=1)
                 if planned is not None:
-                    result = self[request._replace(rows=planned.rows)]
+                    result = self[request._replace(rows=planned.rows, spare=planned.spare)]
                     return result._replace(damaged=(*error.rows, *result.damaged))
             raised = type(error)(f"{shortened(str(error))}{_traceback()}")
             vars(raised).update(vars(error))

@@ -58,7 +58,7 @@ class Sender:
             request = request._replace(rows=rows[: 16 if self._options.skip_damaged else 1])
         else:
             requested_rows(self._control, slot, plan.batch_size)[: len(rows)] = rows
-            request = request._replace(num_rows=len(rows))
+            request = request._replace(num_rows=len(rows), spare=group.whole.spare)
             if asked.worker not in self._told:
                 request = request._replace(layout=self.layout)
                 self._told.add(asked.worker)

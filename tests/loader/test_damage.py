@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from contextlib import closing
 
 import h5py
 import numpy as np
@@ -46,6 +47,10 @@ def until_idle():
         if time.process_time() - running_s < 0.005:
             return
     pytest.fail("threads read on and on")
+
+
+def as_it_is(sample):
+    return sample
 
 
 def pairs(loader):
@@ -149,7 +154,19 @@ def test_ranks_give_as_many_batches_whatever_is_damaged(packed, packed_copy):
             right = list(loader_of(packed, 7, **options))
             found = list(loader_of(packed_copy, 7, on_damage="skip", **options))
             assert [batch.global_valid for batch in found] == [batch.global_valid for batch in right]
-            assert all(batch.rows.shape == (7,) for batch in found)
+            assert [batch.rows.shape for batch in found] == [batch.rows.shape for batch in right]
+
+
+@pytest.mark.parametrize("transform", [None, as_it_is])
+@pytest.mark.parametrize("selected", [False, True])
+def test_a_short_last_batch_of_damaged_rows_alone_has_others_in_their_place(packed_copy, transform, selected):
+    damage(packed_copy, 0, 58, 59)
+    dataset = PackedDataset(packed_copy, transform=transform)
+    dataset = dataset.select(range(60)) if selected else dataset
+    with closing(FastLoader(dataset, 29, shuffle=False, on_damage="skip", workers=1, share=None)) as loader:
+        *_, last = loader
+    assert last.rows.tolist() == [1, 1] and last.valid.tolist() == [False, False]
+    assert loader.stats.damaged_samples == 3
 
 
 def test_a_batch_of_damaged_rows_alone_is_an_error(packed_copy):

@@ -65,10 +65,12 @@ def test_a_batch_is_what_the_file_holds_at_its_rows(packed, pixels):
         assert batch.global_valid == 8
         seen += batch.rows.tolist()
     assert len(seen) == len(set(seen)) == 56 and len(loader) == 7
-    # In the order of the file the last short batch is filled, and its repeats do not count.
+    # In the order of the file the last batch is short, or filled with repeats, which do not count.
     loader = FastLoader(packed, 8, shuffle=False)
     *_, last = batches = list(loader)
-    assert last.valid.tolist() == [True] * 4 + [False] * 4 and last.global_valid == 4 and len(last[0]) == 8
+    assert last.valid.tolist() == [True] * 4 and last.global_valid == 4 and len(last[0]) == 4
+    *_, filled = FastLoader(packed, 8, shuffle=False, ends="pad")
+    assert filled.valid.tolist() == [True] * 4 + [False] * 4 and filled.global_valid == 4 and len(filled[0]) == 8
     assert torch.cat([batch.rows[batch.valid] for batch in batches]).tolist() == list(range(N))
     assert len(batches) == len(loader) == 8 and loader.stats.fresh_samples == N
 
@@ -294,8 +296,6 @@ def test_sources_that_cannot_be_planned_say_what_to_use(packed, tmp_path):
 def test_a_rebuilt_batch_says_how_to_keep_its_facts(packed):
     batch = next(iter(FastLoader(packed, 8)))
     assert copy.copy(batch).global_valid == 8
-    again = pickle.loads(pickle.dumps(batch))
-    assert torch.equal(again.rows, batch.rows) and again.global_valid == 8
     rebuilt = type(batch)(tensor.clone() for tensor in batch)
     assert torch.equal(rebuilt[0], batch[0])
     with pytest.raises(AttributeError, match="'row' or 'valid'"):

@@ -115,7 +115,7 @@ def test_padded_ones_are_those_of_a_list_with_zeros_around(stored):
     for listed, padded in zip(*together, strict=True):
         images, masks = padded[0], padded[1]
         height, width = (-(-side // 16) * 16 for side in listed.sizes.amax(0).tolist())
-        assert images.shape == (4, 3, height, width) and masks.shape == (4, height, width)
+        assert images.shape == (len(listed.rows), 3, height, width) and masks.shape == (len(images), height, width)
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(padded.sizes, listed.sizes) and torch.equal(padded.rows, listed.rows)
         for at, (h, w) in enumerate(listed.sizes.tolist()):
