@@ -5,6 +5,7 @@ The plan sees a run of rows, worker processes a source of samples.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import warnings
@@ -15,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from fastload.dataset import CheckOption, PackedDataset, as_handed_over
 from fastload.errors import OptionError
@@ -204,9 +205,8 @@ class OtherInput:
         self.at_once = bool(self._many)
 
     def identity(self) -> str:
-        """Returns the dataset's type and length: no more is known of it."""
-        kind = type(self.dataset)
-        return f"{kind.__module__}.{kind.__qualname__}/{len(self.plan_rows)}"
+        """Returns the digests of packed files in it, the indices of subsets, the parts it is put together of."""
+        return _identity(self.dataset)
 
     def check(self) -> None:
         """Raises OptionError if the dataset's length has changed."""
@@ -230,6 +230,37 @@ class OtherInput:
     def names_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
         """Returns what messages call each sample."""
         return tuple(map(self.name_of, rows.tolist()))
+
+
+def _identity(dataset: Any) -> str:
+    """Returns what is known of a dataset's content: of a foreign one its type and length."""
+    if isinstance(dataset, PackedDataset):
+        return dataset.data_identity()
+    if isinstance(dataset, ConcatDataset):
+        return f"({' + '.join(map(_identity, dataset.datasets))})"
+    kind = type(dataset)
+    name = f"{kind.__module__}.{kind.__qualname__}/{len(dataset)}"
+    if not isinstance(dataset, Subset):
+        return name
+    indices = np.asarray(dataset.indices, np.int64)
+    return f"{name}/{hashlib.sha256(indices.tobytes()).hexdigest()[:16]} of {_identity(dataset.dataset)}"
+
+
+def unwrapped(dataset: Any) -> Any:
+    """Returns a subset of a packed dataset, as torch's `random_split` makes them, as the selection that it is.
+
+    Also one of several within each other; any other dataset as it is.
+    """
+    if type(dataset) is not Subset:  # one of the user's own may do more
+        return dataset
+    inner = unwrapped(dataset.dataset)
+    return inner.select(np.asarray(dataset.indices, np.int64)) if isinstance(inner, PackedDataset) else dataset
+
+
+def _holds_packed(dataset: Any, depth: int = 8) -> bool:
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
+    here = any(isinstance(part, PackedDataset) for part in parts)
+    return here or (depth > 0 and any(part is not None and _holds_packed(part, depth - 1) for part in parts))
 
 
 Input = PackedInput | OtherInput
@@ -257,6 +288,7 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
         OptionError: it is nothing whose rows can be planned.
         MissingFileError, FormatError: the file is not there, or cannot be read.
     """
+    source = unwrapped(source)
     if isinstance(source, PackedDataset):
         return PackedInput(source.checking(check))
     if isinstance(source, (str, os.PathLike)):
@@ -280,5 +312,12 @@ def as_input(source: Any, check: CheckOption = "auto") -> Input:
         raise OptionError(
             f"check={check!r}: {type(source).__name__} is no packed file, whose rows have digests to compare with. "
             f"Leave check out; a PackedDataset within it has a check of its own."
+        )
+    if _holds_packed(source):
+        warnings.warn(
+            f"source: {type(source).__name__} holds a PackedDataset, but its samples come through Python code of its "
+            f"own, in worker processes. A PackedDataset itself, its `select(positions)` or a Subset of it is read by "
+            f"threads, and transformed on the device.",
+            stacklevel=4,
         )
     return OtherInput(source)

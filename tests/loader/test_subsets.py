@@ -1,0 +1,114 @@
+"""Subsets and concatenations: those of a packed file are selections, and states know which rows they have."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from small_files import write_random
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+
+from fastload import FastLoader, PackedDataset
+from fastload.errors import StateError
+from fastload.transforms import RandomResizedCrop
+
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_random(
+        tmp_path_factory.mktemp("subsets") / "a.h5",
+        rows=ROWS,
+        size=(8, 8, 3),
+        classes="abc",
+        splits={"train": 30, "val": 10},
+    )
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return torch.full((3, 4, 4), i, dtype=torch.uint8), i
+
+
+class Doubled(Subset):
+    """What a user may make of a subset."""
+
+    def __getitem__(self, i):
+        images, labels = super().__getitem__(i)
+        return images, labels * 2
+
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+def split(dataset, seed):
+    return random_split(dataset, [0.75, 0.25], torch.Generator().manual_seed(seed))[0]
+
+
+def loader_of(dataset, **options):
+    return FastLoader(dataset, 4, **{"shuffle": "full", "seed": 2, "workers": 1} | options)
+
+
+def test_a_subset_of_a_packed_dataset_is_its_selection(path):
+    whole = PackedDataset(path, split="train")
+    part = split(whole, 1)
+    nested = Subset(part, [5, 3, 3, np.int64(9), 0, 7, 8, 1])
+    cases = [(part, part.indices), (nested, [part.indices[i] for i in nested.indices])]
+    for subset, rows in cases:
+        with closing(loader_of(subset, transform=[RandomResizedCrop(6)])) as loader:
+            found = list(loader)
+            assert "1 thread" in repr(loader) and loader._feed.worker_info.by_threads
+            assert isinstance(loader.dataset, PackedDataset) and len(loader.dataset) == len(subset)
+        with closing(loader_of(whole.select(rows), transform=[RandomResizedCrop(6)])) as loader:
+            expected = list(loader)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one[0], other[0]) and torch.equal(one.rows, other.rows)
+
+
+def test_a_state_of_another_split_is_refused(path):
+    for dataset in (PackedDataset(path), Numbers()):
+        parts = [split(dataset, seed) for seed in (1, 1, 2)]
+        with closing(loader_of(parts[0])) as loader:
+            batches = iter(loader)
+            seen = [next(batches).rows.tolist()]
+            state = loader.state_dict()
+        with closing(loader_of(parts[1])) as loader:
+            loader.load_state_dict(state)
+            seen += [batch.rows.tolist() for batch in loader]
+        rows = [row for batch in seen for row in batch]
+        assert len(rows) == len(set(rows)) == len(parts[0]) // 4 * 4
+        with closing(loader_of(parts[2])) as loader, pytest.raises(StateError, match="belongs to other data"):
+            loader.load_state_dict(state)
+
+
+def test_a_state_of_other_parts_is_refused(path):
+    one, other = (ConcatDataset([Subset(Numbers(), rows), Numbers()]) for rows in (range(8), range(8, 16)))
+    with closing(loader_of(one)) as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+    with closing(loader_of(other)) as loader, pytest.raises(StateError, match="belongs to other data"):
+        loader.load_state_dict(state)
+
+
+def test_what_wraps_a_packed_dataset_otherwise_says_that_python_runs(path):
+    packed = PackedDataset(path)
+    for dataset in (
+        Doubled(packed, range(8)),
+        ConcatDataset([packed, packed]),
+        Subset(ConcatDataset([packed]), [1, 2, 3, 4]),
+    ):
+        with pytest.warns(UserWarning, match="holds a PackedDataset, but its samples come through Python code"):
+            loader = loader_of(dataset, shuffle=False)
+        with closing(loader):
+            images, _ = next(iter(loader))
+            assert torch.equal(images[0], packed[1 if type(dataset) is Subset else 0][0])
+            assert not loader._feed.worker_info.by_threads
+    with warnings.catch_warnings(), closing(loader_of(Numbers())):
+        warnings.simplefilter("error")
