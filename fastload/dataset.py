@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 
-from fastload.errors import FileChangedError, FormatError, OptionError, typed
+from fastload.errors import FileChangedError, FormatError, OptionError, is_whole, typed
 from fastload.format.digests import DIGEST_FIELDS
-from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
+from fastload.format.header import Field, FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
 from fastload.read.identity import check_path, sample_name
@@ -112,6 +115,7 @@ class PackedDataset(Dataset[Any]):
             raise OptionError(f"{self._file.name}: no split {split!r}; it has {known}. None means all rows.")
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
+        self._labels: Field | None = None  # as `only` counts them
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
@@ -137,7 +141,7 @@ class PackedDataset(Dataset[Any]):
                     f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
                 )
             self.path = file.path
-            self._file = file
+            self._file = self._renumbered(file)
         return self._file
 
     @property
@@ -164,9 +168,56 @@ class PackedDataset(Dataset[Any]):
             raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
         return self._with(_selected=self._file_rows(chosen.astype(np.int64)))
 
+    def only(self, classes: Sequence[str | int] | Mapping[str | int, str]) -> PackedDataset:
+        """Returns a dataset of the samples of some classes, whose labels count these from 0; `classes` has their names.
+
+        Args:
+            classes: names of classes, or their numbers in the file, in the order of their new numbers. A mapping gives
+                each a new name, in the order of these, and so merges classes: `{"cat": "animal", "dog": "animal"}`.
+
+        Raises:
+            OptionError: the file has no labels of one class an image; a class is not there, or no sample has it.
+        """
+        field = self.file.fields.get("labels")
+        if field is None or field.shape or field.dtype.kind not in "iu":
+            raise OptionError(
+                f"{self.file.name}: only() takes classes of images, and this file has no labels of one class an image"
+            )
+        merged = classes if isinstance(classes, Mapping) else None
+        if isinstance(classes, str) or not classes:
+            raise OptionError(
+                f"only({classes!r}): give a list of names or numbers of classes, or a mapping to new names"
+            )
+        with closing(open_rows(self.file, ["labels"], self._read_mode)) as reader:
+            labels = np.empty(len(self), field.dtype.newbyteorder("="))
+            reader.gather(np.asarray(self.rows, np.int64), {"labels": labels})
+        labels = as_handed_over(self.file, {"labels": labels})["labels"]
+        numbers = [_class_number(self.file, field.names, one) for one in classes]
+        if len(set(numbers)) < len(numbers):
+            raise OptionError(f"{self.file.name}: only(): a class is named twice in {list(classes)!r}")
+        if absent := [one for one, number in zip(classes, numbers, strict=True) if not (labels == number).any()]:
+            raise OptionError(f"{self.file.name}: no sample has the class {', '.join(map(repr, absent))}: leave it out")
+        named = [field.names[number] if field.names else str(number) for number in numbers]
+        named = named if merged is None else list(map(str, merged.values()))
+        names = tuple(dict.fromkeys(named))
+        pairs = {number: names.index(name) for number, name in zip(numbers, named, strict=True)}
+        stored = dict(field.renumbered) or {number: number for number in numbers}
+        again = sorted((old, pairs[number]) for old, number in stored.items() if number in pairs)
+        dataset = self.select(np.flatnonzero(np.isin(labels, numbers)))
+        dataset._labels = replace(field, names=names, renumbered=tuple(again))
+        dataset._file = dataset._renumbered(self.file)
+        return dataset
+
+    def _renumbered(self, file: PackedFile) -> PackedFile:
+        """Returns the header with the labels of `only`."""
+        return file if self._labels is None else replace(file, fields=file.fields | {"labels": self._labels})
+
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
         digest, rows = self.file.header_digest, self.rows
+        if self._labels is not None:
+            said = repr((self._labels.names, self._labels.renumbered)).encode()
+            digest = f"{digest}/{hashlib.sha256(said).hexdigest()[:16]}"
         if not isinstance(rows, range):
             return f"{digest}/{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
         return digest if rows == range(self.file.num_rows) else f"{digest}/{rows.start}-{rows.stop - 1}"
@@ -376,6 +427,18 @@ class PackedDataset(Dataset[Any]):
         return {name: reader.texts(name, rows) for name in self.text_fields}
 
 
+def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
+    """Returns the number of a class that is named, or given by its number."""
+    if isinstance(given, str) and given in names:
+        return names.index(given)
+    if is_whole(given) and (not names or 0 <= given < len(names)):
+        return int(given)
+    near = difflib.get_close_matches(str(given), names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    raise OptionError(f"{file.name}: there is no class {given!r}{hint} It has {shown or 'numbers without names'}.")
+
+
 def check_option(check: object) -> None:
     """Raises OptionError unless it is a value of the option `check`."""
     if check not in ("auto", "always", "first", None):
@@ -411,6 +474,9 @@ def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[st
         if labels.dtype == np.uint64 and labels.size and labels.max() > _LARGEST:
             raise FormatError(f"{file.name}: `labels` has {labels.max():,}, more than int64 holds; pack other labels")
         arrays["labels"] = labels.astype(np.int64, copy=False)
+        if pairs := file.fields["labels"].renumbered:
+            stored, new = np.array(pairs, np.int64).T
+            arrays["labels"] = new[np.minimum(np.searchsorted(stored, arrays["labels"]), len(new) - 1)]
     return arrays
 
 

@@ -53,6 +53,8 @@ class Field:
     # Of an index: whether `offset` is None only because the rows lie in several shards, back to back in each
     in_shards: bool = False
     shard_bytes: tuple[int, ...] = ()  # of a ragged field of an index: the bytes of its rows in each shard
+    # Of labels that `PackedDataset.only` counts anew: number in the file -> number handed over, ascending; () as stored
+    renumbered: tuple[tuple[int, int], ...] = ()
 
     @property
     def linear(self) -> bool:

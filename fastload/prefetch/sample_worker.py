@@ -262,10 +262,11 @@ class Filler(Dataset[Any]):
         source = self._source
         if not self._in_place or not isinstance(source, PackedInput):
             return [], []
+        counted_anew = {name for name, field in source.dataset.file.fields.items() if field.renumbered}
         into = {
             name: memory[name]
             for name, shape, dtype in source.dataset.layout()
-            if name in memory and memory[name].shape[1:] == shape and memory[name].dtype == dtype
+            if name in memory.keys() - counted_anew and memory[name].shape[1:] == shape and memory[name].dtype == dtype
         }
         if not into:
             return [], []
