@@ -10,6 +10,7 @@ Adding one: a class with `apply` and `geometric` (see `spec`) in a module of its
 here. Imports `errors`, `system` and `images`; nothing of files, loaders or threads.
 """
 
+from fastload.transforms.chance import RandomApply, RandomChoice
 from fastload.transforms.colour import ColorJitter, Grayscale, RandomGrayscale
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.pipeline import apply_transforms, check_pipeline
@@ -40,6 +41,8 @@ __all__ = [
     "MixUp",
     "Normalize",
     "RandAugment",
+    "RandomApply",
+    "RandomChoice",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",

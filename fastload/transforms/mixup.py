@@ -20,10 +20,12 @@ from fastload.transforms.boxes_and_points import COORDINATE_FIELDS
 from fastload.transforms.colour import sample_blocks
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine.buffers import OutputPool, as_bits, empty_images
-from fastload.transforms.spec import BaseTransform, ImageSpec, is_number
+from fastload.transforms.spec import BaseTransform, ImageSpec, is_number, probability
 
 # Shares are multiples of 2**-16: a product with a uint8 level is then exact in float32, so devices agree to the bit.
 _SHARE_UNITS = 1 << 16
+
+_CHANCE = 1 << 20  # a stream of draws that no other use reaches
 
 
 class MixingTransform(BaseTransform):
@@ -31,7 +33,7 @@ class MixingTransform(BaseTransform):
 
     mixes = True
 
-    def __init__(self, alpha: float = 1.0, num_classes: int | None = None) -> None:
+    def __init__(self, alpha: float = 1.0, num_classes: int | None = None, p: float = 1.0) -> None:
         super().__init__()
         self._name = name = type(self).__name__
         if not (is_number(alpha) and 0 < alpha < math.inf):
@@ -41,6 +43,7 @@ class MixingTransform(BaseTransform):
         if num_classes is not None and not (is_whole(num_classes) and num_classes > 0):
             raise OptionError(f"{name}(num_classes={num_classes!r}): give a whole number above 0, or None.")
         self.alpha, self.num_classes = float(alpha), None if num_classes is None else int(num_classes)
+        self.p = probability(name, p)
 
     def output(self, spec: ImageSpec) -> ImageSpec:
         if spec.dtype not in (torch.uint8, torch.uint16) and not spec.dtype.is_floating_point:
@@ -62,6 +65,12 @@ class MixingTransform(BaseTransform):
                 f"{self._name}: there are no labels among the fields {', '.join(names)}, which say how images were "
                 f"mixed. Add labels to fields, or leave {self._name} out of transform."
             )
+
+    def _left(self, fields: dict[str, torch.Tensor], draws: Draws) -> dict[str, torch.Tensor] | None:
+        """Returns a batch that is not drawn to be mixed: as it is, its labels as vectors; None: it is to be mixed."""
+        if self.p == 1 or draws.stream(_CHANCE).uniform()[0] < self.p:
+            return None
+        return {**fields, "labels": self.blended_labels(fields["labels"], 1, len(fields["images"]))}
 
     def share(self, draws: Draws) -> float:
         """Returns the part of each sample that is its own, drawn from Beta(alpha, alpha)."""
@@ -109,6 +118,7 @@ class MixUp(MixingTransform):
         alpha: the share is drawn from Beta(alpha, alpha), once a batch; with a small alpha most batches are hardly
             mixed.
         num_classes: number of classes, needed for labels that are class numbers (B,); None for vectors (B, A).
+        p: probability that a batch is mixed; the labels of others become vectors, too.
 
     Raises:
         OptionError: alpha is not above 0, or num_classes not a whole number above 0. A batch without labels, with
@@ -139,6 +149,8 @@ class MixUp(MixingTransform):
         self.check_fields(fields)
         images = fields["images"]
         self.output(ImageSpec.of(images))
+        if (as_it_is := self._left(fields, draws)) is not None:
+            return as_it_is
         share = self.share(draws)
         labels = self.blended_labels(fields["labels"], share, len(images))
         output = empty_images(images, images.shape[1], self._pool)
@@ -165,6 +177,7 @@ class CutMix(MixingTransform):
         alpha: the part of the area outside the rectangle is drawn from Beta(alpha, alpha), once a batch, before the
             rectangle is cut off at the borders.
         num_classes: number of classes, needed for labels that are class numbers (B,); None for vectors (B, A).
+        p: probability that a batch is mixed; the labels of others become vectors, too.
 
     Raises:
         OptionError: alpha is not above 0, or num_classes not a whole number above 0. A batch without labels, with
@@ -195,6 +208,8 @@ class CutMix(MixingTransform):
         self.check_fields(fields)
         images = fields["images"]
         spec = self.output(ImageSpec.of(images))
+        if (as_it_is := self._left(fields, draws)) is not None:
+            return as_it_is
         top, left, bottom, right = rectangle = self.rectangle(spec, draws)
         share = 1 - (bottom - top) * (right - left) / (spec.height * spec.width)
         labels = self.blended_labels(fields["labels"], share, len(images))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.transforms.chance import RandomApply
 from fastload.transforms.colour import ColorJitter, ColourTransform
 from fastload.transforms.draws import Draws
 from fastload.transforms.engine import gpu
@@ -137,7 +138,7 @@ class FusedPass:
     @cached_property
     def has_contrast(self) -> bool:
         """Whether a colour operation may be contrast."""
-        return any(_has_contrast(transform) for _, transform in self.colours)
+        return any(_contrasts(transform) for _, transform in self.colours)
 
     @cached_property
     def _of_one(self) -> Placement:
@@ -230,8 +231,8 @@ def _grown(current: FusedPass | None, index: int, transform: Any, spec: ImageSpe
         if not (late or twice):
             return replace(current, moves=(*current.moves, one), padded=current.padded or pads)
     elif isinstance(transform, ColourTransform) and transform.output(spec) == spec:
-        two_contrasts = _has_contrast(transform) and any(_has_contrast(other) for _, other in current.colours)
-        if spec.channels == 3 and not two_contrasts:
+        contrasts = sum(_contrasts(one) for one in (transform, *(other for _, other in current.colours)))
+        if spec.channels == 3 and contrasts <= 1:
             return replace(current, colours=(*current.colours, one))
     elif isinstance(transform, Eraser) and transform.filled is not None:  # the kernel draws no random pixels
         return replace(current, eraser=one)
@@ -332,5 +333,8 @@ def _where_they_lie(images: Images) -> tuple[torch.Tensor, torch.Tensor | None]:
     return images.permute(0, 2, 3, 1), None
 
 
-def _has_contrast(transform: ColourTransform) -> bool:
-    return isinstance(transform, ColorJitter) and transform.contrast != (1, 1)
+def _contrasts(transform: ColourTransform) -> int:
+    """Returns how many operations of contrast a transform may do to an image."""
+    if isinstance(transform, RandomApply):
+        return sum(map(_contrasts, transform.transforms))
+    return int(isinstance(transform, ColorJitter) and transform.contrast != (1, 1))
