@@ -35,6 +35,14 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def parse_rows(text: str) -> tuple[int, ...]:
+    """Parses `3,17`."""
+    names = parse_names(text)
+    if not all(name.isdecimal() for name in names):
+        raise typer.BadParameter(f"{text!r} is no list of rows; write 3,17.")
+    return tuple(map(int, names))
+
+
 def parse_bytes(text: str) -> int:
     """Parses `8MiB`, `8M` or `8388608`."""
     count = bytes_of(text)

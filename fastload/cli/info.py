@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastload.cli.arguments import AsJson, PackedName, parse_file
+from fastload.cli.arguments import AsJson, PackedName, parse_file, parse_rows
 from fastload.cli.output import (
     bold,
     one_line,
@@ -271,6 +271,9 @@ def preview(
     count: Annotated[int, typer.Option(help="Images to show.")] = 40,
     split: Annotated[str | None, typer.Option(help="Show this split only.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed shows other images.")] = 0,
+    rows: Annotated[
+        Any, typer.Option(parser=parse_rows, metavar="N,N", help="Show these rows, as `batch.rows` has them.")
+    ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")] = False,
 ) -> None:
     """Draw a contact sheet of a file: images, labels, masks, boxes, landmarks."""
@@ -280,5 +283,5 @@ def preview(
 
         given = as_given(file)
         target = output or (Path(given.rpartition("/")[2]) if isinstance(given, str) else given).with_suffix(".png")
-        rows = make_preview(file, target, count=count, split=split, seed=seed, overwrite=overwrite)
+        rows = make_preview(file, target, count=count, split=split, seed=seed, rows=rows or (), overwrite=overwrite)
         typer.echo(f"{len(rows)} images of {one_line(short_name(given))} drawn in {one_line(str(target))}")

@@ -60,6 +60,7 @@ def make_preview(
     count: int = 40,
     split: str | None = None,
     seed: int = 0,
+    rows: Sequence[int] = (),
     overwrite: bool = False,
 ) -> tuple[int, ...]:
     """Draws a contact sheet as a PNG and returns the rows it shows.
@@ -73,11 +74,12 @@ def make_preview(
     Args:
         path: a packed file or its URL, or any HDF5 file with a dataset `images` of uint8 or uint16.
         output: .png to write; it appears complete or not at all.
+        rows: of the file, to be shown instead, in this order: as `batch.rows` has them.
 
     Raises:
         MissingFileError, FormatError, RemoteError: as `open_packed`; or images lie in compressed chunks of more
             than 256 MiB.
-        OptionError: the file holds no images, or count, split or the output's suffix is invalid.
+        OptionError: the file holds no images, or count, split, rows or the output's suffix is invalid.
         OutputError: the output exists or cannot be written.
     """
     output = Path(output)
@@ -87,10 +89,12 @@ def make_preview(
     check_whole("count", count, least=1)
     check_whole("seed", seed, least=0)
     with open_packed(path) as file:
-        return _draw(file, output, count=count, split=split, seed=seed)
+        return _draw(file, output, count=count, split=split, seed=seed, chosen=rows)
 
 
-def _draw(file: PackedFile, output: Path, *, count: int, split: str | None, seed: int) -> tuple[int, ...]:
+def _draw(
+    file: PackedFile, output: Path, *, count: int, split: str | None, seed: int, chosen: Sequence[int]
+) -> tuple[int, ...]:
     name = file.name
     if "images" not in file.fields:
         raise OptionError(
@@ -100,7 +104,11 @@ def _draw(file: PackedFile, output: Path, *, count: int, split: str | None, seed
         known = ", ".join(file.splits) or "it has no splits"
         raise OptionError(f"{name}: no split {split!r}; accepted: {known}.")
     among = file.splits[split] if split is not None else range(file.num_rows)
-    rows = _few_chunks(file, among, _spread(among, count, seed))
+    rows = tuple(map(int, chosen)) or _few_chunks(file, among, _spread(among, count, seed))
+    if absent := [row for row in rows if row not in among]:
+        of = f"the split {split!r}" if split is not None else "the file"
+        shown = ", ".join(map(str, absent[:5]))
+        raise OptionError(f"{name}: {of} has no row {shown}; it has {among[0]} to {among[-1]}.")
     with open_columns(file) as hdf5:
         for name in file.fields if file.shards is None else ():
             load_filters(file.path, name, hdf5[name])

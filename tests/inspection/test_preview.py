@@ -297,3 +297,10 @@ def test_a_preview_decodes_no_large_chunk_and_few_others(tmp_path: Path, monkeyp
     monkeypatch.setattr("fastload.inspection.preview._MOST_CHUNK_BYTES", 7679)
     with pytest.raises(FormatError, match=r"a.h5: .*a whole chunk of 10 rows, 7.5 KiB; a preview decodes at most"):
         make_preview(path, tmp_path / "c.png")
+
+
+def test_the_rows_asked_for_are_drawn_in_their_order(packed_copy, tmp_path):
+    assert make_preview(packed_copy, tmp_path / "a.png", rows=[7, 3, 7]) == (7, 3, 7)
+    with pytest.raises(OptionError, match="the file has no row 4000; it has 0 to "):
+        make_preview(packed_copy, tmp_path / "b.png", rows=[3, 4000])
+    assert not (tmp_path / "b.png").exists()
