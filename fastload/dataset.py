@@ -6,6 +6,7 @@ import copy
 import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,6 +164,27 @@ class PackedDataset(Dataset[Any]):
         if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
             raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
         return self._with(_selected=self._file_rows(chosen.astype(np.int64)))
+
+    def class_numbers(self, field: str = "labels") -> NDArray[np.int64]:
+        """Returns the class of each sample, int64 (N,), -1 for none, read from a field of classes.
+
+        Raises:
+            OptionError: there is no such field, or it does not hold one class a sample.
+            FileChangedError, ReadError: the file cannot be read any more.
+        """
+        fields = self.file.fields
+        known = [name for name in fields if _holds_classes(self.file, name)]
+        if field not in known:
+            found = fields.get(field)
+            why = f"holds {found.dtype} {('N', *found.shape)} without class names" if found else "is not in the file"
+            there = f"it has {', '.join(map(repr, known))}" if known else "it has none"
+            raise OptionError(f"{self.file.name}: {field!r} {why}. Name a field of one class a sample: {there}.")
+        rows = np.asarray(self.rows, np.int64)
+        found_in = np.empty(len(rows), fields[field].dtype.newbyteorder("="))
+        one = self._with(fields=(field,), check=None)
+        with closing(one.open_reader("auto", cache_chunks=1, windows=False)) as reader:
+            reader.gather(rows, {field: found_in})
+        return found_in.astype(np.int64)
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
@@ -374,6 +396,13 @@ class PackedDataset(Dataset[Any]):
     def texts(self, reader: RowReader, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
         return {name: reader.texts(name, rows) for name in self.text_fields}
+
+
+def _holds_classes(file: PackedFile, name: str) -> bool:
+    """Whether a field is one whole number a row that means a class: it has their names, or is called labels."""
+    field = file.fields[name]
+    scalar = field.dtype.kind in "iu" and not field.shape and field.ragged is None
+    return scalar and name not in _BOOKKEEPING and (bool(field.names) or name == "labels")
 
 
 def check_option(check: object) -> None:
