@@ -365,8 +365,8 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         if len(dataset) and not len(self):
             raise OptionError(
                 f"{dataset.path}: {self._epochs.plan.num_positions:,} samples do not make one batch of {batch_size} "
-                f"for each of {self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer workers, "
-                f"or drop_last=False."
+                f"for each of {self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer "
+                f"workers, or drop_last=False."
             )
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -105,7 +105,7 @@ class ClassBatches:
         """16 hexadecimal digits that follow from all classes and options."""
         options = f"{self.classes} {self.samples} {len(self._labels)} "
         hashed = hashlib.sha256(options.encode())
-        hashed.update(np.ascontiguousarray(self._labels, "<i8"))
+        hashed.update(np.ascontiguousarray(self._labels, "<i8").data)
         return hashed.hexdigest()[:16]
 
     def check(self, num_rows: int) -> None:

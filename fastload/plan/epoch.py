@@ -41,7 +41,6 @@ from fastload.plan.shares import (
     share_bounds,
     share_ranks,
 )
-from fastload.plan.weighted import Weighted
 
 # Rows planned at a time: the batches cut from one block share the cost of Python. 0.1 MB. The first blocks of an epoch
 # are smaller, so that its first batch is there sooner, and little is planned in vain where a loop leaves it.
@@ -211,13 +210,13 @@ class EpochPlan:
         shuffle = resolve_shuffle(self.shuffle, file_shuffled=False)
         if isinstance(shuffle, ChunkWindow) and self.chunk_rows == 0:
             raise OptionError('shuffle="chunk" needs a file with chunks, this one has none; use shuffle="full"')
-        if isinstance(shuffle, (Weighted, ClassBatches)):
-            self._check_drawing(shuffle)
         if self.groups is not None and (shuffle is False or len(self.groups) != len(self.rows)):
             raise OptionError("groups: give a number for each of the rows, which are shuffled")
         object.__setattr__(self, "shuffle", shuffle)
         object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
         object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
+        if is_drawing(shuffle):
+            self._check_drawing(shuffle)
         left = self._num_units
         if self.fixed_pieces and self.world_size % self.fixed_pieces:
             raise OptionError(

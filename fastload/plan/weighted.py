@@ -169,7 +169,7 @@ class Weighted:
         """16 hexadecimal digits that follow from all weights and options."""
         options = f"{self.num_samples} {bool(self.replacement)} {len(self._numbers)} "
         hashed = hashlib.sha256(options.encode())
-        hashed.update(np.ascontiguousarray(self._numbers, "<f8"))
+        hashed.update(np.ascontiguousarray(self._numbers, "<f8").data)
         return hashed.hexdigest()[:16]
 
     def check(self, num_rows: int) -> None:
