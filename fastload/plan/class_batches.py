@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,9 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from fastload.errors import OptionError, is_whole
 from fastload.plan.permutation import derive_key, permute, subkeys
 from fastload.plan.weighted import Drawn, checked_labels
-
-if TYPE_CHECKING:
-    from fastload.plan.order import Order
 
 _CLASSES, _SAMPLES = 8, 9  # numbers of these uses of keys; `order` has the others
 _NAMED = 5  # classes that a message names
@@ -120,7 +117,7 @@ class ClassBatches:
         """Returns the samples of an epoch, in whole batches."""
         return len(self._by_class.rows) // self.unit * self.unit
 
-    def order(self, rows: range, seed: int, epoch: int) -> Order:
+    def order(self, rows: range, seed: int, epoch: int) -> ClassOrder:
         """Returns the order of one epoch of a range of rows, which has a class for each."""
         keys = derive_key(seed, epoch, _CLASSES), derive_key(seed, epoch, _SAMPLES)
         return ClassOrder(rows.start, self._by_class, self.classes, self.samples, *keys)

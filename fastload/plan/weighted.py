@@ -17,16 +17,13 @@ import numbers
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastload.errors import OptionError, is_whole
 from fastload.plan.permutation import MAX_POSITIONS, blockwise, derive_key, numbers_at
-
-if TYPE_CHECKING:
-    from fastload.plan.order import Order
 
 _WEIGHTED = 7  # number of this use of keys; `order` has the others
 _SLICE = 2**16  # rows whose numbers are worked out at a time
@@ -184,7 +181,7 @@ class Weighted:
         """Returns the samples of an epoch."""
         return self.num_samples or (num_rows if self.replacement else len(self._possible))
 
-    def order(self, rows: range, seed: int, epoch: int) -> Order:
+    def order(self, rows: range, seed: int, epoch: int) -> WithReplacement | WithoutReplacement:
         """Returns the order of one epoch of a range of rows, which has a weight for each."""
         key = derive_key(seed, epoch, _WEIGHTED)
         if self.replacement:
