@@ -168,6 +168,8 @@ class PackedDataset(Dataset[Any]):
     def class_numbers(self, field: str = "labels") -> NDArray[np.int64]:
         """Returns the class of each sample, int64 (N,), -1 for none, read from a field of classes.
 
+        They are not compared with digests, which are of whole rows, pixels included.
+
         Raises:
             OptionError: there is no such field, or it does not hold one class a sample.
             FileChangedError, ReadError: the file cannot be read any more.

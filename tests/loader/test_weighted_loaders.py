@@ -121,6 +121,13 @@ def test_every_batch_has_so_many_classes_and_samples(path, ranks):
             assert len(set(rows)) == 6 and list(counts.values()) == [3, 3] and -1 not in counts
 
 
+def test_a_dataset_tells_the_classes_of_its_samples(path):
+    dataset = PackedDataset(path, fields=["images"])
+    assert dataset.class_numbers().tolist() == LABELS.tolist()
+    chosen = PackedDataset(path, split="val", check="always").select([3, 0, 3])
+    assert chosen.class_numbers("place").tolist() == [1, 0, 1] and chosen.class_numbers().dtype == np.int64
+
+
 def test_a_field_of_classes_may_have_any_name(path):
     with closing(FastLoader(path, 8, shuffle=ClassBatches(2, 4, field="place"))) as loader:
         for batch in loader:
