@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fastload.pack import pack_images, pack_shard, plan_images
     from fastload.pack.index import index_files
     from fastload.pack.plan_file import index_plan
-    from fastload.plan import ChunkWindow, EpochPlan, MixedEcho
+    from fastload.plan import ChunkWindow, ClassBatches, EpochPlan, MixedEcho, Weighted
     from fastload.profiling.doctor.in_process import diagnose
     from fastload.profiling.meter import Meter
     from fastload.profiling.report import write_report
@@ -59,6 +59,7 @@ __all__ = [
     "ChunkBatchSampler",
     "ChunkSampler",
     "ChunkWindow",
+    "ClassBatches",
     "DamagedRowError",
     "DistributedChunkSampler",
     "EpochPlan",
@@ -87,6 +88,7 @@ __all__ = [
     "SharedMemoryError",
     "SourceError",
     "StateError",
+    "Weighted",
     "WorkerError",
     "WorkerTimeoutError",
     "diagnose",
@@ -105,6 +107,7 @@ _HOMES = {
     "ChunkBatchSampler": "fastload.samplers",
     "ChunkSampler": "fastload.samplers",
     "ChunkWindow": "fastload.plan",
+    "ClassBatches": "fastload.plan",
     "DistributedChunkSampler": "fastload.samplers",
     "EpochPlan": "fastload.plan",
     "FastLoader": "fastload.loader.loader",
@@ -112,6 +115,7 @@ _HOMES = {
     "MixedEcho": "fastload.plan",
     "PackedDataset": "fastload.dataset",
     "Remote": "fastload.remote.options",
+    "Weighted": "fastload.plan",
     "diagnose": "fastload.profiling.doctor.in_process",
     "index_files": "fastload.pack.index",
     "index_plan": "fastload.pack.plan_file",

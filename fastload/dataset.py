@@ -188,10 +188,7 @@ class PackedDataset(Dataset[Any]):
             raise OptionError(
                 f"only({classes!r}): give a list of names or numbers of classes, or a mapping to new names"
             )
-        with closing(open_rows(self.file, ["labels"], self._read_mode)) as reader:
-            labels = np.empty(len(self), field.dtype.newbyteorder("="))
-            reader.gather(np.asarray(self.rows, np.int64), {"labels": labels})
-        labels = as_handed_over(self.file, {"labels": labels})["labels"]
+        labels = self.class_numbers()
         numbers = [_class_number(self.file, field.names, one) for one in classes]
         if len(set(numbers)) < len(numbers):
             raise OptionError(f"{self.file.name}: only(): a class is named twice in {list(classes)!r}")
@@ -211,6 +208,29 @@ class PackedDataset(Dataset[Any]):
     def _renumbered(self, file: PackedFile) -> PackedFile:
         """Returns the header with the labels of `only`."""
         return file if self._labels is None else replace(file, fields=file.fields | {"labels": self._labels})
+
+    def class_numbers(self, field: str = "labels") -> NDArray[np.int64]:
+        """Returns the class of each sample, int64 (N,), -1 for none, read from a field of classes.
+
+        They are not compared with digests, which are of whole rows, pixels included.
+
+        Raises:
+            OptionError: there is no such field, or it does not hold one class a sample.
+            FileChangedError, ReadError: the file cannot be read any more.
+        """
+        fields = self.file.fields
+        known = [name for name in fields if _holds_classes(self.file, name)]
+        if field not in known:
+            found = fields.get(field)
+            why = f"holds {found.dtype} {('N', *found.shape)} without class names" if found else "is not in the file"
+            there = f"it has {', '.join(map(repr, known))}" if known else "it has none"
+            raise OptionError(f"{self.file.name}: {field!r} {why}. Name a field of one class a sample: {there}.")
+        rows = np.asarray(self.rows, np.int64)
+        found_in = np.empty(len(rows), fields[field].dtype.newbyteorder("="))
+        one = self._with(fields=(field,), check=None)
+        with closing(one.open_reader("auto", cache_chunks=1, windows=False)) as reader:
+            reader.gather(rows, {field: found_in})
+        return as_handed_over(self.file, {field: found_in})[field].astype(np.int64, copy=False)
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
@@ -437,6 +457,13 @@ def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
     hint = f"; did you mean {near[0]!r}?" if near else ""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     raise OptionError(f"{file.name}: there is no class {given!r}{hint} It has {shown or 'numbers without names'}.")
+
+
+def _holds_classes(file: PackedFile, name: str) -> bool:
+    """Whether a field is one whole number a row that means a class: it has their names, or is called labels."""
+    field = file.fields[name]
+    scalar = field.dtype.kind in "iu" and not field.shape and field.ragged is None
+    return scalar and name not in _BOOKKEEPING and (bool(field.names) or name == "labels")
 
 
 def check_option(check: object) -> None:

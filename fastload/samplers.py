@@ -22,7 +22,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from fastload.dataset import PackedDataset
 from fastload.distributed.ranks import resolve_share
 from fastload.errors import OptionError, ShareError, StateError, check_whole
-from fastload.plan import ChunkWindow, Ends, EpochPlan, Shuffle
+from fastload.plan import ChunkWindow, ClassBatches, Ends, EpochPlan, Shuffle
 from fastload.plan.cursor import EpochCursor, Position, drawn
 from fastload.prefetch.coming import AHEAD_BYTES, MAX_AHEAD
 from fastload.prefetch.inputs import PackedInput, shuffle_of
@@ -45,7 +45,7 @@ class _Feed:
         OptionError: samplers cannot draw from the dataset, or the shuffle has no meaning.
     """
 
-    def __init__(self, dataset: PackedDataset, shuffle: Shuffle) -> None:
+    def __init__(self, dataset: PackedDataset, shuffle: Shuffle, *, batches: bool = False) -> None:
         given: object = dataset
         if not isinstance(given, PackedDataset):
             advice = (
@@ -55,6 +55,11 @@ class _Feed:
             )
             raise OptionError(
                 f"dataset: chunk samplers draw from a PackedDataset, not from a {type(given).__name__}. {advice}."
+            )
+        if isinstance(shuffle, ClassBatches) and not batches:
+            raise OptionError(
+                f"shuffle={shuffle!r} makes whole batches, and this sampler draws samples one by one. "
+                f"ChunkBatchSampler and FastLoader take it."
             )
         self._data = PackedInput(dataset)
         self._shuffle = shuffle_of(self._data, shuffle)
@@ -193,7 +198,7 @@ class ChunkSampler(_SampleStates, _Epochwise[int]):
 
     Args:
         dataset: of a packed file; positions are those of its items.
-        shuffle, seed: as in `FastLoader`; True chooses by how the file was packed.
+        shuffle, seed: as in `FastLoader`, but for `ClassBatches`; True chooses by how the file was packed.
 
     Raises:
         OptionError: an argument has no meaning.
@@ -217,7 +222,7 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
     Args:
         dataset: of a packed file; positions are those of its items.
         num_replicas, rank: None asks the process group.
-        shuffle: as in `FastLoader`; True chooses by how the file was packed.
+        shuffle: as in `FastLoader`, but for `ClassBatches`; True chooses by how the file was packed.
 
     Raises:
         OptionError: an argument has no meaning, or fewer samples than ranks and drop_last.
@@ -243,14 +248,17 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
                 f"which share of {dataset.path} to draw cannot be known with num_replicas={num_replicas!r} and "
                 f"rank={rank!r}: {exc} Call torch.distributed.init_process_group first, or give both."
             ) from exc
-        if drop_last and 0 < len(dataset) < self.num_replicas:
+        ends: Ends = "drop" if drop_last else "pad"
+        self._epochs = self._feed.cursor(seed, ends=ends, world_size=self.num_replicas)
+        number = self._epochs.plan.num_positions
+        if drop_last and 0 < number < self.num_replicas:
             raise OptionError(
-                f"{dataset.path}: {len(dataset)} samples over {self.num_replicas} ranks leave none for each with "
+                f"{dataset.path}: {number} samples over {self.num_replicas} ranks leave none for each with "
                 f"drop_last=True. Use fewer ranks, or drop_last=False, which repeats samples."
             )
         self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
-        ends: Ends = "drop" if drop_last else "pad"
-        self._epochs = self._feed.cursor(seed, ends=ends, world_size=self.num_replicas)
+        self.num_samples = self._epochs.plan.num_steps
+        self.total_size = self.num_samples * self.num_replicas
         # The rest of an epoch, from a state. Kept until it is drawn to its end, since a framework may begin an
         # iteration only to look at a batch.
         self._rest: Position | None = None
@@ -306,7 +314,8 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         dataset: of a packed file; positions are those of its items.
         batch_size: samples in a batch.
         num_workers: workers of the `DataLoader`; 0 and 1 give the same batches.
-        shuffle, seed: as in `FastLoader`; True chooses by how the file was packed.
+        shuffle, seed: as in `FastLoader`; True chooses by how the file was packed. The batches of `ClassBatches` stay
+            whole.
         drop_last: True leaves out samples that do not fill a batch of every worker. False makes each worker's last
             batch short; with several ranks, fewer than num_replicas * num_workers samples then come twice, so that
             all ranks take the same number of steps.
@@ -330,7 +339,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        self._feed = _Feed(dataset, shuffle)
+        self._feed = _Feed(dataset, shuffle, batches=True)
         if num_replicas is None and rank is None:
             rank, num_replicas = resolve_share("auto")
         elif num_replicas == 1 and rank is None:
@@ -355,9 +364,9 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         )
         if len(dataset) and not len(self):
             raise OptionError(
-                f"{dataset.path}: {len(dataset):,} samples do not make one batch of {batch_size} for each of "
-                f"{self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer workers, or "
-                f"drop_last=False."
+                f"{dataset.path}: {self._epochs.plan.num_positions:,} samples do not make one batch of {batch_size} "
+                f"for each of {self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer "
+                f"workers, or drop_last=False."
             )
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -417,7 +426,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         for worker in range(begun.first):
             next(shares[worker])
         # Rows of the longest share: shorter ones repeat rows up to it, see drop_last.
-        most = -(-len(plan.rows) // plan.world_size)
+        most = -(-plan.num_positions // plan.unit // plan.world_size) * plan.unit
         for number in range(begun.first, begun.uses.num_steps):
             batch = next(shares[number % workers])
             own = self.num_replicas == 1 or self.drop_last

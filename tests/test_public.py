@@ -43,9 +43,10 @@ def test_the_export_list_is_this_and_each_name_is_there():
     tree = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert "WorkerError" in tree and all(issubclass(getattr(errors, name), errors.FastloadError) for name in tree)
     assert set(fastload.__all__) == tree | {
-        "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "DistributedChunkSampler", "EpochPlan", "FastLoader",
-        "Meter", "MixedEcho", "PackedDataset", "Remote", "diagnose", "index_files", "index_plan", "inspect_file",
-        "pack_images", "pack_shard", "plan_images", "transforms", "verify_file", "write_report",
+        "ChunkBatchSampler", "ChunkSampler", "ChunkWindow", "ClassBatches", "DistributedChunkSampler", "EpochPlan",
+        "FastLoader", "Meter", "MixedEcho", "PackedDataset", "Remote", "Weighted", "diagnose", "index_files",
+        "index_plan", "inspect_file", "pack_images", "pack_shard", "plan_images", "transforms", "verify_file",
+        "write_report",
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import MissingFileError, OptionError, check_whole
-from fastload.plan import ChunkWindow, Echo, EpochPlan
+from fastload.plan import ChunkWindow, Echo, EpochPlan, ResolvedShuffle, is_drawing
 from fastload.plan.order import likeness
 from fastload.prefetch.inputs import Input, PackedInput
 from fastload.prefetch.resolved import BatchForm, Resolved
@@ -37,10 +37,10 @@ _OF_DATALOADER = {
     "pin_memory_device": '`device="cuda"` copies from pinned memory while the model computes; leave it out',
     "persistent_workers": "threads and processes stay until `close()`; leave it out",
     "prefetch_factor": "a fixed set of buffers is filled ahead; leave it out",
-    "sampler": "`shuffle=` chooses the order and a rank reads its share; `dataset.select(positions)` takes some "
-    "samples, also several times",
-    "batch_sampler": "`shuffle=` chooses the order; with batches of your own take a plain DataLoader over the "
-    "PackedDataset",
+    "sampler": "`shuffle=` chooses the order and a rank reads its share, `shuffle=Weighted(weights)` draws by weight; "
+    "`dataset.select(positions)` takes some samples, also several times",
+    "batch_sampler": "`shuffle=` chooses the order, `shuffle=ClassBatches(classes, samples)` batches by class; with "
+    "batches of your own take a plain DataLoader over the PackedDataset",
     "generator": "`seed=` decides order and augmentation, whatever the workers",
     "worker_init_fn": "random numbers of Python code depend on `seed`, epoch and step, not on workers; leave it out",
     "multiprocessing_context": "processes start as `multiprocessing.set_start_method` says; leave it out",
@@ -147,13 +147,31 @@ def check_form(
     return form, likeness(data.sizes()) if group_by else None
 
 
+def check_drawing(shuffle: ResolvedShuffle, pieces: int, *, fixed_shares: bool) -> None:
+    """Raises OptionError where rows are drawn from all that there are, and ranks or nodes would keep some of them."""
+    if not is_drawing(shuffle) or pieces <= 1:
+        return
+    if fixed_shares:
+        raise OptionError(
+            f'cache="device": the rows do not fit on one device, so each rank would keep a share of them, and '
+            f'shuffle={shuffle!r} draws any row on any rank. Give cache="host", or leave cache out.'
+        )
+    raise OptionError(
+        f'share="node": the ranks of a node would read one piece of the file, and shuffle={shuffle!r} draws any row on '
+        f'any rank. Leave share out, which is share="auto".'
+    )
+
+
 def check_steps(plan: EpochPlan, data: Input) -> None:
     """Raises OptionError for a plan without a single batch."""
     if not plan.num_steps:
         ranks = f" over {plan.world_size} ranks" if plan.world_size > 1 else ""
         hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if plan.rows else "Choose another split."
+        if plan.rows and is_drawing(plan.shuffle):
+            few = "fewer ranks" if plan.unit > 1 else "a larger num_samples"
+            hint = f"{plan.shuffle!r} has no more: choose {few}, or ends='pad' or 'exact'."
         raise OptionError(
-            f"{data.name}: {len(plan.rows):,} samples{ranks} do not make one batch of {plan.batch_size} with "
+            f"{data.name}: {plan.num_positions:,} samples{ranks} do not make one batch of {plan.batch_size} with "
             f"ends={plan.ends!r}. {hint}"
         )
 

@@ -38,6 +38,7 @@ from fastload.loader.arguments import (
     answer,
     check_cache,
     check_damage,
+    check_drawing,
     check_form,
     check_reading,
     check_steps,
@@ -93,6 +94,7 @@ class FastLoader:
             epoch on as soon as that is complete. What is interrupted goes on in the next run.
         batch_size: samples in a batch on this rank.
         shuffle: True (chosen by how the file was packed), "full", "chunk", a `ChunkWindow` or False; see `EpochPlan`.
+            `Weighted` draws samples by weight or class, `ClassBatches` makes batches of some classes.
         ends: what becomes of a last batch that is not full: "drop" leaves it out; "exact" makes it shorter, so that
             each row comes once (of several ranks, one that has no row left in the last step gets one again, with
             `valid` False); "pad" fills it with repeats whose `valid` is False, for code that needs one shape. None:
@@ -204,6 +206,7 @@ class FastLoader:
         nodes = None if fixed_shares else nodes
         pieces = resolved_share.world_size if fixed_shares else nodes.number if nodes is not None else 0
         order = shuffle_of(data, shuffle, cached=location is not None)
+        check_drawing(order, pieces, fixed_shares=fixed_shares)
         if isinstance(data, PackedInput) and data.runs_python:
             dataset = data.dataset.reading(read)
             if isinstance(order, ChunkWindow):

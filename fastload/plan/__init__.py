@@ -5,8 +5,9 @@ row numbers lazily; states to go on from. All of it is a pure function of its ar
 rows.
 
 Read first: `epoch` (`EpochPlan`), then what it is made of: `shuffle` (the options), `order` (an epoch's rows in
-sequence, by the keyed bijection of `permutation`), `shares` (the sequence cut among ranks). Then `echo_schedule` (which
-steps use each batch), `state` and `cursor` (where a run stands), `randomness` (how far an order is from a random one).
+sequence, by the keyed bijection of `permutation`), `weighted` and `class_batches` (rows drawn instead), `shares` (the
+sequence cut among ranks). Then `echo_schedule` (which steps use each batch), `state` and `cursor` (where a run stands),
+`randomness` (how far an order is from a random one).
 
 Imports `errors` and `system`; NumPy only, no torch.
 """
@@ -14,15 +15,18 @@ Imports `errors` and `system`; NumPy only, no torch.
 from __future__ import annotations
 
 from fastload.plan.chunk_order import ChunkPieces, ChunkWindow
+from fastload.plan.class_batches import ClassBatches
 from fastload.plan.echo_schedule import Echo, EchoHistory, EchoSchedule, MixedEcho, Pace, Use, check_echo, choose_factor
 from fastload.plan.epoch import EpochPlan, PlannedBatch, batch_seed
-from fastload.plan.order import Ends, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan.order import Ends, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.plan.permutation import permute
 from fastload.plan.shares import rank_share
+from fastload.plan.weighted import Weighted
 
 __all__ = [
     "ChunkPieces",
     "ChunkWindow",
+    "ClassBatches",
     "Echo",
     "EchoHistory",
     "EchoSchedule",
@@ -34,9 +38,11 @@ __all__ = [
     "ResolvedShuffle",
     "Shuffle",
     "Use",
+    "Weighted",
     "batch_seed",
     "check_echo",
     "choose_factor",
+    "is_drawing",
     "permute",
     "rank_share",
     "resolve_shuffle",

@@ -14,7 +14,7 @@ from fastload.plan.echo_schedule import EchoSchedule
 from fastload.plan.epoch import EpochPlan
 from fastload.plan.order import resolve_ends
 from fastload.plan.shares import Segment, rank_share
-from fastload.plan.state import PlanState, check_state, state_from_dict, state_to_dict
+from fastload.plan.state import PlanState, check_state, saved_form, state_from_dict, state_to_dict
 
 
 @dataclass
@@ -131,7 +131,7 @@ class EpochCursor:
                 header_digest=self._identity(),
                 seed=plan.seed,
                 epoch=plan.epoch,
-                shuffle=shuffle,
+                shuffle=saved_form(shuffle),
                 ends=resolve_ends(plan.ends, shuffle),
                 echo=position.uses.factor,
                 echo_position=echo_position,
@@ -153,7 +153,7 @@ class EpochCursor:
             loaded,
             header_digest=self._identity(),
             seed=self.plan.seed,
-            shuffle=self.plan.resolved_shuffle,
+            shuffle=saved_form(self.plan.resolved_shuffle),
             grouped=self.plan.groups is not None,
         )
         return loaded
@@ -231,7 +231,8 @@ def drawn(plan: EpochPlan, *, workers: int = 1) -> Position:
     if workers > 1 and batches and plan.ends != "drop" and plan.world_size == workers:
         # For a single rank, the last shares may have no row in the last step: then they end before it.
         first = (plan.steps_done + plan.num_steps - 1) * plan.batch_size
-        shares = [len(rank_share(len(plan.rows), rank=worker, world_size=workers)) for worker in range(workers)]
+        units = plan.num_positions // plan.unit
+        shares = [plan.unit * len(rank_share(units, rank=worker, world_size=workers)) for worker in range(workers)]
         batches -= sum(share <= first for share in shares)
     return Position(plan, EchoSchedule(batches), workers=workers)
 

@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from fastload.errors import OptionError, StateError, is_whole
 from fastload.plan.chunk_order import ChunkPieces, ChunkWindow
+from fastload.plan.class_batches import ClassBatches
 from fastload.plan.order import (
+    Drawing,
     Ends,
     Order,
     ResolvedShuffle,
     Shuffle,
+    is_drawing,
     make_order,
     resolve_ends,
     resolve_shuffle,
@@ -68,8 +71,8 @@ class PlannedBatch(NamedTuple):
         global_valid: rows that count in this step, over all ranks.
         step: number of the step within the epoch, from 0, finished segments included.
         damaged: valid rows that were planned, and replaced because they are damaged; see `without`.
-        times: int64, (B,), a number for each of the times that a row comes in an epoch, 0 for the first, so that random
-            transforms draw anew; None: each comes once.
+        times: int64, (B,), a number for each of the times that a row comes in an epoch, 0 for the first (or, where rows
+            are drawn, the position in the epoch), so that random transforms draw anew; None: each comes once.
         spare: int64, (S,), other rows that may take the place of damaged ones, of a batch that is short; None: none.
     """
 
@@ -169,8 +172,9 @@ class EpochPlan:
         epoch: 0 to 2**64 - 1.
         world_size: number of ranks, 1 or more.
         batch_size: rows of a batch on each rank, 1 or more.
-        shuffle: "full", "chunk", ChunkWindow(w) or False. The attribute is resolved: ChunkWindow(16) for "chunk".
-            True depends on the file: call `resolve_shuffle` first.
+        shuffle: "full", "chunk", ChunkWindow(w), Weighted(weights), ClassBatches(classes, samples, labels) or False.
+            The attribute is resolved: ChunkWindow(16) for "chunk". True depends on the file: call `resolve_shuffle`
+            first.
         ends: "drop", "pad", "exact", or None for "drop" when shuffling, else "exact". The attribute is never None.
         segments: (world_size, batch_size, steps) of the finished parts, first to last. The attribute is merged.
         fixed_pieces: number of pieces, each of the same rows in every epoch; 0: none. It divides the world size. Then
@@ -223,7 +227,9 @@ class EpochPlan:
         object.__setattr__(self, "shuffle", shuffle)
         object.__setattr__(self, "ends", resolve_ends(self.ends, shuffle))
         object.__setattr__(self, "segments", merged(checked_segments(self.segments)))
-        left = len(self.rows)
+        if is_drawing(shuffle):
+            self._check_drawing(shuffle)
+        left = self._num_units
         if self.fixed_pieces and self.world_size % self.fixed_pieces:
             raise OptionError(
                 f"fixed_pieces={self.fixed_pieces}: {self.world_size} ranks do not make as many groups of one size"
@@ -240,15 +246,62 @@ class EpochPlan:
                 f"an epoch of {self.epoch_pieces} fixed pieces was not begun by {self.segments[0].world_size} ranks: "
                 f"they do not make as many groups of one size. The state is damaged, or of other nodes than it says."
             )
-        for segment in self.segments:
+        for whole in self.segments:
+            segment = self._in_units(whole)
             # For any ends of the segment: "drop" has no more steps than the others.
             most = -(-left // segment.world_size)
             if (segment.steps - 1) * segment.batch_size >= most:
                 raise StateError(
-                    f"segment {tuple(segment)} (world size, batch size, steps) does not fit this epoch: at most "
-                    f"{most} rows a rank were left of {len(self.rows)}. The state is of another split or selection."
+                    f"segment {tuple(whole)} (world size, batch size, steps) does not fit this epoch: at most "
+                    f"{most * self.unit} rows a rank were left of {self.num_positions}. The state is of "
+                    f"another split or selection."
                 )
             left = Tails(left, segment).num_left
+
+    def _check_drawing(self, shuffle: Drawing) -> None:
+        """Raises OptionError where a shuffle that draws rows does not fit the rest of the plan."""
+        if isinstance(shuffle.field, str):
+            raise OptionError(
+                f"shuffle={shuffle!r} names a field of a dataset, which FastLoader and samplers read. Give a plan the "
+                f"numbers themselves."
+            )
+        shuffle.check(len(self.rows))
+        if self.fixed_pieces:
+            raise OptionError(
+                f"shuffle={shuffle!r} draws from all rows, and fixed pieces give each rank or node some of them. Leave "
+                f"one of them out."
+            )
+        if shuffle.unit > 1 and self.groups is not None:
+            raise OptionError(
+                f"shuffle={shuffle!r} says what each batch holds, and so do groups (group_by). Leave one."
+            )
+        if isinstance(shuffle, ClassBatches) and self.batch_size != shuffle.unit:
+            raise OptionError(
+                f"batch_size={self.batch_size}: with {shuffle!r} a batch has classes * samples = {shuffle.unit} "
+                f"samples. Say batch_size={shuffle.unit}."
+            )
+        for segment in self.segments:
+            if shuffle.unit > 1 and segment.batch_size != shuffle.unit:
+                raise StateError(f"segment {tuple(segment)}: {shuffle!r} has batches of {shuffle.unit}, and no others")
+
+    @cached_property
+    def num_positions(self) -> int:
+        """Samples of the epoch's sequence, over all ranks: as many as rows, unless the shuffle draws another number."""
+        shuffle = self.resolved_shuffle
+        return shuffle.num_positions(len(self.rows)) if is_drawing(shuffle) else len(self.rows)
+
+    @property
+    def unit(self) -> int:
+        """Neighbouring positions that one rank reads in one batch: shares are cut between such units."""
+        shuffle = self.resolved_shuffle
+        return shuffle.unit if is_drawing(shuffle) else 1
+
+    @property
+    def _num_units(self) -> int:
+        return self.num_positions // self.unit
+
+    def _in_units(self, segment: Segment) -> Segment:
+        return segment._replace(batch_size=segment.batch_size // self.unit)
 
     @property
     def resolved_shuffle(self) -> ResolvedShuffle:
@@ -264,10 +317,8 @@ class EpochPlan:
     def num_steps(self) -> int:
         """Steps to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
         fewest, more = divmod(self._num_left, self.world_size)
-        if self.ends == "drop":
-            steps = fewest // self.batch_size
-        else:
-            steps = -(-(fewest + (more > 0)) // self.batch_size)
+        batch = self.batch_size // self.unit
+        steps = fewest // batch if self.ends == "drop" else -(-(fewest + (more > 0)) // batch)
         return max(0, steps - self._skipped_steps)
 
     @property
@@ -343,13 +394,13 @@ class EpochPlan:
             rows: int64 (P,): for each chunk any row of the file in it.
 
         Returns:
-            Two int64 (P,). Ranks in [0, world_size), -1 for any of them and any step (step 0), with shuffle "full", -2
-            for rows that are not planned (step 0). Steps of the epoch, as `PlannedBatch.step`.
+            Two int64 (P,). Ranks in [0, world_size), -1 for any of them and any step (step 0), with shuffle "full" and
+            those that draw rows, -2 for rows that are not planned (step 0). Steps of the epoch, as `PlannedBatch.step`.
         """
         rows = np.asarray(rows, dtype=np.int64)
         ranks, steps = np.full(rows.shape, -2, np.int64), np.zeros(rows.shape, np.int64)
         planned = np.flatnonzero((rows >= self.rows.start) & (rows < self.rows.stop))
-        if self.shuffle == "full":
+        if self.shuffle == "full" or is_drawing(self.resolved_shuffle):
             ranks[planned] = -1
         elif planned.size:
             ranks[planned], steps[planned] = self._places(self._order.first_positions(rows[planned]))
@@ -357,8 +408,8 @@ class EpochPlan:
 
     def _places(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns rank and step of positions of the sequence, were it shared by this plan's ranks."""
-        firsts, _ = share_bounds(positions, len(self.rows), self.world_size)
-        return share_ranks(positions, len(self.rows), self.world_size), (positions - firsts) // self.batch_size
+        firsts, _ = share_bounds(positions, self.num_positions, self.world_size)
+        return share_ranks(positions, self.num_positions, self.world_size), (positions - firsts) // self.batch_size
 
     def segments_after(self, steps: int) -> tuple[Segment, ...]:
         """Returns the segments of a state saved after `steps` of this plan's steps, merged.
@@ -367,8 +418,17 @@ class EpochPlan:
         """
         return merged((*self.segments, Segment(self.world_size, self.batch_size, steps)))
 
+    def _share(self, rank: int) -> range:
+        """Returns the positions that one rank shares of the sequence of what is left, those it has read included."""
+        units = rank_share(self._num_left, rank=rank, world_size=self.world_size)
+        return range(units.start * self.unit, units.stop * self.unit)
+
     def _planned(self, rank: int, positions: Positions) -> NDArray[np.int64]:
-        share = rank_share(self._num_left, rank=rank, world_size=self.world_size) or range(self._num_left)
+        return self._order(self._in_sequence(rank, positions))
+
+    def _in_sequence(self, rank: int, positions: Positions) -> Positions:
+        """Returns positions of the rest that one rank has to read as positions of the epoch's whole sequence."""
+        share = self._share(rank) or range(self._num_left * self.unit)
         if not share:
             raise OptionError("no row of this epoch is left to be planned")
 
@@ -377,15 +437,21 @@ class EpochPlan:
             if part.size and part.max() >= len(share):
                 part %= len(share)
             part += share.start
+            if self._tails and self.unit > 1:
+                units, within = np.divmod(part, self.unit)
+                for tails in reversed(self._tails):
+                    units = tails.origin(units)
+                return units * self.unit + within
             for tails in reversed(self._tails):
                 part = tails.origin(part)
             return part
 
-        return self._order(blockwise(sequence_positions, positions))
+        return blockwise(sequence_positions, positions)
 
     def _iterate(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
         batch_size, steps_done = self.batch_size, self.steps_done
-        share = rank_share(self._num_left, rank=rank, world_size=self.world_size)
+        share = self._share(rank)
+        drawn = is_drawing(self.resolved_shuffle) and self.resolved_shuffle.repeats
         block_step, block_rows = start_step, _FIRST_ROWS
         while block_step < stop_step:
             block_stop = min(block_step + max(1, block_rows // batch_size), stop_step)
@@ -393,12 +459,15 @@ class EpochPlan:
             count = (block_stop - block_step) * batch_size
             if self.ends == "exact":  # a batch of one row where it has none left
                 count = min(count, max(own, count - batch_size + 1))
-            rows = self._planned(rank, block_step * batch_size + np.arange(count))
+            positions = self._in_sequence(rank, block_step * batch_size + np.arange(count))
+            rows = self._order(positions)
             valid = np.ones(rows.size, dtype=np.bool_)
             times = None
             if self.ends != "drop" and own < count:
                 valid[max(0, own) :] = False
                 times = np.maximum(~valid, np.arange(len(share) - own, len(share) - own + count) // max(1, len(share)))
+            if drawn:
+                times = positions if times is None else positions + times * self.num_positions
             for step in range(block_step, block_stop):
                 part = slice((step - block_step) * batch_size, (step - block_step + 1) * batch_size)
                 yield PlannedBatch(
@@ -406,7 +475,7 @@ class EpochPlan:
                     valid[part],
                     self._global_valid(step),
                     steps_done + step,
-                    times=None if times is None or valid[part].all() else times[part],
+                    times=None if times is None or (not drawn and valid[part].all()) else times[part],
                     spare=self._planned(rank, np.arange(batch_size)) if len(rows[part]) < batch_size else None,
                 )
             block_step, block_rows = block_stop, min(2 * block_rows, _BLOCK_ROWS)
@@ -415,10 +484,11 @@ class EpochPlan:
         if self.ends == "drop":
             return self.world_size * self.batch_size
         size, longer = divmod(self._num_left, self.world_size)
-        first = (self._skipped_steps + step) * self.batch_size
-        in_longer = min(max(size + 1 - first, 0), self.batch_size)
-        in_short = min(max(size - first, 0), self.batch_size)
-        return longer * in_longer + (self.world_size - longer) * in_short
+        batch = self.batch_size // self.unit
+        first = (self._skipped_steps + step) * batch
+        in_longer = min(max(size + 1 - first, 0), batch)
+        in_short = min(max(size - first, 0), batch)
+        return (longer * in_longer + (self.world_size - longer) * in_short) * self.unit
 
     def _check_rank_and_step(self, rank: int, step: int, *, last_step: int) -> None:
         if not 0 <= rank < self.world_size:
@@ -438,13 +508,13 @@ class EpochPlan:
         finished = self.segments[:-1] if self._skipped_steps else self.segments
         tails: list[Tails] = []
         for segment in finished:
-            tails.append(Tails(tails[-1].num_left if tails else len(self.rows), segment))
+            tails.append(Tails(tails[-1].num_left if tails else self._num_units, self._in_units(segment)))
         return tuple(tails)
 
     @cached_property
     def _num_left(self) -> int:
-        """Positions of the sequence that this plan's ranks share, those they have already read included."""
-        return self._tails[-1].num_left if self._tails else len(self.rows)
+        """Units of the sequence that this plan's ranks share, those they have already read included."""
+        return self._tails[-1].num_left if self._tails else self._num_units
 
     @cached_property
     def _order(self) -> Order:

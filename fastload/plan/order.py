@@ -1,32 +1,35 @@
 """The order of an epoch's rows, before ranks cut batches from it: that of the file, full shuffle, or chunk windows.
 
 Each order maps positions of the epoch's sequence, range(N), one to one to the planned rows of the file, and back. It
-is arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory.
+is arithmetic on each position alone: positions may be any, in any number of calls, and N takes no memory. Orders that
+draw rows by weight or class (`weighted`, `class_batches`) have rows several times or not at all, and no way back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import OptionError
 from fastload.plan.chunk_order import ONE_PIECE, ChunkOrder, ChunkPieces, ChunkWindow
+from fastload.plan.class_batches import ClassBatches
 from fastload.plan.permutation import blockwise, derive_key, mix64, permute, unpermute
 from fastload.plan.shares import Positions, rank_share, share_bounds, share_ranks
+from fastload.plan.weighted import Weighted
 
 
 class Order(Protocol):
-    """A permutation of an epoch's rows; each method works row by row, or position by position."""
+    """An epoch's rows in sequence, mostly a permutation; each method works row by row, or position by position."""
 
     def __call__(self, positions: Positions) -> NDArray[np.int64]:
         """Returns rows of the file, int64 (P,), at positions of the sequence, int64 (P,) in [0, N)."""
 
     def positions_of(self, rows: NDArray[np.int64]) -> Positions:
-        """Returns the positions at which planned rows come, int64 (P,): the inverse."""
+        """Returns the positions at which planned rows come, int64 (P,): the inverse, of a permutation."""
 
     def first_positions(self, rows: NDArray[np.int64]) -> Positions:
         """Returns for each planned row the least position, int64 (P,), at which a row of its chunk may come.
@@ -36,7 +39,7 @@ class Order(Protocol):
 
 
 # A number for each use of keys, so that no two permutations of an epoch share a key.
-_FULL, _PIECES, _GROUPS = 1, 5, 6  # 2 and 3 are `chunk_order`'s, 4 is `epoch`'s: user code
+_FULL, _PIECES, _GROUPS = 1, 5, 6  # `chunk_order` has 2 and 3, `epoch` 4, `weighted` 7, then 8, 9
 
 # Batches whose rows are put together by likeness: more of them have batches more alike, and mix as much of the file.
 _GROUPED_BATCHES = 64
@@ -46,9 +49,17 @@ _GROUPED_BATCHES = 64
 _ASPECTS = _AREAS = 4
 
 
-Shuffle = Literal["full", "chunk", "auto"] | ChunkWindow | bool
-ResolvedShuffle = Literal["full", False] | ChunkWindow
+Drawing = Weighted | ClassBatches
+"""Shuffles that draw rows, so that a row may come several times in an epoch or not at all."""
+
+Shuffle = Literal["full", "chunk", "auto"] | ChunkWindow | Drawing | bool
+ResolvedShuffle = Literal["full", False] | ChunkWindow | Drawing
 Ends = Literal["drop", "pad", "exact"]
+
+
+def is_drawing(shuffle: object) -> TypeGuard[Drawing]:
+    """Whether a shuffle draws rows, so that a row may come several times in an epoch or not at all."""
+    return isinstance(shuffle, (Weighted, ClassBatches))
 
 
 def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
@@ -63,7 +74,7 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
         OptionError: shuffle is none of the accepted values, which the message lists.
     """
     # `is`, since 1 == True and 0 == False, and a 0 meant as a window would silently switch shuffling off.
-    if isinstance(shuffle, ChunkWindow) or shuffle is False:
+    if isinstance(shuffle, (ChunkWindow, Weighted, ClassBatches)) or shuffle is False:
         return shuffle
     if shuffle is True or shuffle == "auto":
         shuffle = "chunk" if file_shuffled else "full"
@@ -72,11 +83,12 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
     if shuffle == "chunk":
         return ChunkWindow()
     raise OptionError(
-        f'shuffle={shuffle!r} is not known; choose True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks)'
+        f'shuffle={shuffle!r} is not known; choose True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks), '
+        f"or Weighted(weights) or ClassBatches(classes, samples)"
     )
 
 
-def resolve_ends(ends: Ends | None, shuffle: ResolvedShuffle) -> Ends:
+def resolve_ends(ends: Ends | None, shuffle: object) -> Ends:
     """Returns what happens to shares that do not fill whole batches; None means "drop" when shuffling, else "exact"."""
     if ends is None:
         return "exact" if shuffle is False else "drop"
@@ -109,13 +121,18 @@ def make_order(
             rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, fixed_pieces=fixed_pieces,
             pieces=pieces,
         )  # fmt: skip
-        return GroupedOrder(order, rows.start, groups, batch_size, seed=seed, epoch=epoch, world_size=world_size)
+        number = shuffle.num_positions(len(rows)) if isinstance(shuffle, Weighted) else len(rows)
+        return GroupedOrder(
+            order, rows.start, groups, number, batch_size, seed=seed, epoch=epoch, world_size=world_size
+        )
     if fixed_pieces > 1:
         return PieceOrder(rows, chunk_rows, shuffle, seed, epoch, world_size, fixed_pieces, pieces)
     if shuffle is False:
         return FileOrder(rows, chunk_rows, pieces)
     if shuffle == "full":
         return FullOrder(rows, derive_key(seed, epoch, _FULL))
+    if isinstance(shuffle, (Weighted, ClassBatches)):
+        return shuffle.order(rows, seed, epoch)
     return ChunkOrder(rows, chunk_rows, shuffle, seed=seed, epoch=epoch, world_size=world_size, pieces=pieces)
 
 
@@ -259,6 +276,7 @@ class GroupedOrder:
         order: from positions to rows, which decides what a block holds.
         first_row: the first of the planned rows.
         groups: int64 (N,), the number of each planned row.
+        num_positions: of the epoch's sequence.
         batch_size, world_size: those that the epoch began with.
         seed, epoch: of the plan.
     """
@@ -268,6 +286,7 @@ class GroupedOrder:
         order: Order,
         first_row: int,
         groups: NDArray[np.int64],
+        num_positions: int,
         batch_size: int,
         *,
         seed: int,
@@ -275,7 +294,7 @@ class GroupedOrder:
         world_size: int,
     ) -> None:
         self._order, self._first_row, self._groups = order, first_row, groups
-        self._batch_size, self._world_size = batch_size, world_size
+        self._num_positions, self._batch_size, self._world_size = num_positions, batch_size, world_size
         self._key = derive_key(seed, epoch, _GROUPS)
         self._last: tuple[int, NDArray[np.int64]] | None = None  # position at which a block begins, and its rows
 
@@ -304,7 +323,7 @@ class GroupedOrder:
 
     def _blocks(self, positions: Positions) -> tuple[Positions, Positions]:
         """Returns first and stop position of the block that each position lies in."""
-        share_first, share_stop = share_bounds(positions, len(self._groups), self._world_size)
+        share_first, share_stop = share_bounds(positions, self._num_positions, self._world_size)
         length = _GROUPED_BATCHES * self._batch_size
         firsts = positions - (positions - share_first) % length
         return firsts, np.minimum(firsts + length, share_stop)

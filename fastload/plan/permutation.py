@@ -72,6 +72,11 @@ def subkeys(key: int, index: NDArray[np.int64]) -> Words:
     return word ^ (word >> _word(31))
 
 
+def numbers_at(key: int, index: NDArray[np.int64]) -> Words:
+    """Returns a random 64-bit number for each index, uint64 of the same shape: SplitMix64's sequence from a key on."""
+    return subkeys(key, (index.view(np.uint64) * _word(_GOLDEN)).view(np.int64))
+
+
 _ROUND_WORDS = tuple(_word(derive_key(round_number) | 1) for round_number in range(_ROUNDS_FEW))
 _ROUND_TABLE = np.array(_ROUND_WORDS, np.uint64)  # the same in one piece of memory
 _FINAL_WORD = _word(_MIX_2)

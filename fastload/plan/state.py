@@ -4,17 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from fastload.errors import OptionError, StateError, is_whole
 from fastload.plan.chunk_order import ChunkWindow
+from fastload.plan.class_batches import ClassBatches
 from fastload.plan.echo_schedule import last_started_step
 from fastload.plan.order import Ends, ResolvedShuffle, resolve_ends
 from fastload.plan.shares import Segment, checked_segments
+from fastload.plan.weighted import Weighted
 
 STATE_VERSION = 1
 _MOST = 2**48  # steps, ranks and chunks that any epoch has
+_DIGEST_CHARACTERS = frozenset("0123456789abcdef")
 _KEYS = frozenset(("version", "header_digest", "seed", "epoch", "shuffle", "ends", "echo", "echo_position", "segments"))
+
+
+@dataclass(frozen=True, repr=False)
+class DrawingDigest:
+    """What a state keeps of a shuffle that draws rows by weight or class: enough to tell it from others."""
+
+    kind: Literal["weighted", "classes"]
+    digest: str
+
+    def __repr__(self) -> str:
+        what = "Weighted(weights" if self.kind == "weighted" else "ClassBatches(classes"
+        return f"{what} and options of digest {self.digest})"
+
+
+SavedShuffle = Literal["full", False] | ChunkWindow | DrawingDigest
+
+
+def saved_form(shuffle: ResolvedShuffle) -> SavedShuffle:
+    """Returns a shuffle as states hold it."""
+    if isinstance(shuffle, (Weighted, ClassBatches)):
+        return DrawingDigest(shuffle.kind, shuffle.digest)
+    return shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +49,7 @@ class PlanState:
     header_digest: str  # identifies the packed file
     seed: int
     epoch: int
-    shuffle: ResolvedShuffle  # resolved, as ends, so that a later default cannot change the order
+    shuffle: SavedShuffle  # resolved, as ends, so that a later default cannot change the order
     ends: Ends
     echo: int = 1  # times each batch is used
     # Steps done with batches that will be used again and so are not in `segments` yet: a step of the `EchoSchedule` of
@@ -47,13 +72,15 @@ class PlanState:
 def state_to_dict(state: PlanState) -> dict[str, Any]:
     """Returns the state as numbers, strings, lists and dictionaries, as JSON and `torch.save(weights_only)` need it.
 
-    shuffle becomes "full", False or ["window", chunks], with fixed shares ["shares", that], with fixed pieces
-    ["pieces", [their number, that]], with groups ["aspect", all that]; segments a list of
-    [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo]. NumPy's
-    integers become Python's.
+    shuffle becomes "full", False, ["window", chunks], ["weighted", digest] or ["classes", digest], with fixed shares
+    ["shares", that], with fixed pieces ["pieces", [their number, that]], with groups ["aspect", all that]; segments a
+    list of [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo].
+    NumPy's integers become Python's.
     """
     # A list: torch.distributed.checkpoint flattens dictionaries, and misses keys that another shuffle does not have.
     shuffle: Any = ["window", state.shuffle.chunks] if isinstance(state.shuffle, ChunkWindow) else state.shuffle
+    if isinstance(state.shuffle, DrawingDigest):
+        shuffle = [state.shuffle.kind, state.shuffle.digest]
     if state.fixed_shares:
         shuffle = ["shares", shuffle]
     elif state.fixed_pieces:
@@ -118,7 +145,11 @@ def state_from_dict(data: object) -> PlanState:
         fixed_pieces, shuffle = shuffle[1]
     if _is_named(shuffle, "window") and is_whole(shuffle[1]) and 0 < shuffle[1] <= _MOST:
         shuffle = ChunkWindow(shuffle[1])
-    if shuffle is not False and not isinstance(shuffle, ChunkWindow) and not _is_text(shuffle, "full"):
+    for kind in ("weighted", "classes"):
+        if _is_named(shuffle, kind) and _is_digest(shuffle[1]) and not fixed_shares and not fixed_pieces:
+            shuffle = DrawingDigest(kind, shuffle[1])
+    known = isinstance(shuffle, (ChunkWindow, DrawingDigest)) or _is_text(shuffle, "full")
+    if shuffle is not False and not known:
         raise _bad("shuffle", data)
     try:
         ends = resolve_ends(data["ends"], shuffle)
@@ -142,7 +173,7 @@ def state_from_dict(data: object) -> PlanState:
 
 
 def check_state(
-    state: PlanState, *, header_digest: str, seed: int, shuffle: ResolvedShuffle, grouped: bool = False
+    state: PlanState, *, header_digest: str, seed: int, shuffle: SavedShuffle, grouped: bool = False
 ) -> None:
     """Raises StateError, naming all that differs, if a state is of other data or another order than the loader's.
 
@@ -182,6 +213,10 @@ def _echo_from(data: dict[str, Any]) -> tuple[int, int, int | None]:
 def _is_text(value: object, text: str) -> bool:
     # Not by `==` alone: an array in a state compares element by element.
     return isinstance(value, str) and value == text
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 16 and _DIGEST_CHARACTERS.issuperset(value)
 
 
 def _is_named(value: object, name: str) -> TypeGuard[Sequence[Any]]:

@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from fastload.dataset import CheckOption, PackedDataset, as_handed_over
 from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
-from fastload.plan import ChunkPieces, ResolvedShuffle, Shuffle, resolve_shuffle
+from fastload.plan import ChunkPieces, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.reader import RowReader
 from fastload.read.sharded import open_rows
@@ -267,13 +267,25 @@ Input = PackedInput | OtherInput
 
 
 def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> ResolvedShuffle:
-    """Returns the shuffle that is carried out; warns where chunks are decoded again and again, unless `cached`."""
+    """Returns the shuffle that is carried out, with the classes of a field that it names.
+
+    Warns where chunks are decoded again and again, unless `cached`.
+    """
     # Without chunks, as in a subset or in contiguous storage, there is no window to read.
     chosen_by_file = shuffle is True or shuffle == "auto"
     resolved = "full" if chosen_by_file and not data.chunk_rows else resolve_shuffle(shuffle, data.shuffled)
-    if resolved == "full" and data.compressed and not cached:
+    if is_drawing(resolved) and isinstance(resolved.field, str):
+        if not isinstance(data, PackedInput):
+            raise OptionError(
+                f"shuffle={resolved!r}: {data.name} has no fields by name. Give the class of each sample in the place "
+                f"of {resolved.field!r}: whole numbers, ({len(data.plan_rows)},)."
+            )
+        field, file = resolved.field, data.dataset.file
+        resolved = resolved.of_labels(data.dataset.class_numbers(field), file.fields[field].names)
+    if (resolved == "full" or is_drawing(resolved)) and data.compressed and not cached:
+        what = "full shuffle" if resolved == "full" else "drawing samples"
         warnings.warn(
-            f"{data.name}: {data.compressed[0]} is compressed in chunks, and full shuffle decodes a chunk for nearly "
+            f"{data.name}: {data.compressed[0]} is compressed in chunks, and {what} decodes a chunk for nearly "
             f'every sample. shuffle="chunk" decodes each once an epoch; packing the original files with '
             f"`fastload pack` makes any order cheap.",
             stacklevel=3,

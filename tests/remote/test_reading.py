@@ -22,7 +22,7 @@ from remote_files import CHUNK_ROWS, KINDS, SIZE, bytes_on_disk, fetched_bytes, 
 from small_files import random_pixels, write_foreign, write_random
 from torch.utils.data import DataLoader
 
-from fastload import ChunkWindow, FastLoader, PackedDataset, pack_images
+from fastload import ChunkWindow, FastLoader, PackedDataset, Weighted, pack_images
 from fastload.errors import (
     CacheError,
     DamagedRowError,
@@ -116,6 +116,7 @@ WAYS = {
     "windows": {"shuffle": WINDOW, "read": "map", "check": "always"},
     "full": {"shuffle": "full", "read": "pread", "check": "first"},
     "in order": {"shuffle": False, "read": "map", "check": None},
+    "drawn": {"shuffle": Weighted.balanced("labels"), "check": "first"},
 }
 
 
@@ -124,7 +125,9 @@ FULL = ("linear", "jpeg", "shards", "shards of masks")
 
 @pytest.mark.parametrize(
     "kind, way",
-    [(kind, "windows") for kind in KINDS] + [(kind, "full" if kind in FULL else "in order") for kind in KINDS],
+    [(kind, "windows") for kind in KINDS]
+    + [(kind, "full" if kind in FULL else "in order") for kind in KINDS]
+    + [(kind, "drawn") for kind in FULL],
 )
 def test_batches_of_two_epochs_are_those_of_the_local_file(kind, way, served):
     data = served(kind)

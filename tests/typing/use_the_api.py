@@ -87,6 +87,11 @@ mixed = FastLoader(train, 32, echo=fastload.MixedEcho(2, distance=4))
 automatic = FastLoader(train, 32, echo="auto")
 factor: int = automatic.stats.echo
 adapting = FastLoader(train, 32, workers="auto")
+balanced = FastLoader(train, 32, shuffle=fastload.Weighted.balanced("labels", 0.5, num_samples=1000))
+weighted: Sampler[int] = ChunkSampler(train, fastload.Weighted([1.0, 2.0], replacement=False))
+compared: Sampler[list[int]] = ChunkBatchSampler(
+    train, 32, num_workers=4, shuffle=fastload.ClassBatches(classes=8, samples=4, field="labels")
+)
 in_turns: Sampler[list[int]] = ChunkBatchSampler(train, 32, num_workers=4, shuffle=fastload.ChunkWindow(8))
 plain = DataLoader(train, batch_size=32, sampler=everything, num_workers=4)
 by_batches = DataLoader(train, batch_sampler=ChunkBatchSampler(train, 32, num_workers=4), num_workers=4)
