@@ -28,6 +28,8 @@ from fastload.read.sharded import open_rows
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
+from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
+from fastload.transforms.tv_tensors import OnTvTensors, is_v2
 
 Sample = tuple[Any, ...]
 Transform = Callable[[Any], Any]
@@ -38,6 +40,13 @@ PLAN_FIELDS = ("row", "valid", "pixel_mask")
 """Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
 
 _BOOKKEEPING = ("split", *DIGEST_FIELDS)
+
+# Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
+_NOT_OF_THE_PACKED = {
+    "original": "they are pixels of the original images, of which the packed ones are parts",
+    "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
+    "unknown": "it is not known what their numbers are",
+}
 
 
 class PackedDataset(Dataset[Any]):
@@ -55,7 +64,8 @@ class PackedDataset(Dataset[Any]):
         fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
             all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True and
             "pixel_mask" (H, W) True throughout, except in batches of a `FastLoader` (of padded ones).
-        transform: called with the tuple of fields, returns the sample.
+        transform: called with the tuple of fields, returns the sample. One of torchvision's v2 gets images, masks,
+            boxes and points as tv_tensors, so that all move alike, and what it returns comes as plain tensors.
         decode: where a `FastLoader` with a CUDA device decodes stored JPEGs: "cpu", in its threads, or "device", by
             nvJPEG through torchvision, and cuts them there. Never run on a GPU so far. Samples asked for one by one are
             decoded by the CPU.
@@ -116,6 +126,7 @@ class PackedDataset(Dataset[Any]):
         self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
+        _ = self.sample_transform  # says now which fields cannot follow it
 
     @property
     def file(self) -> PackedFile:
@@ -144,6 +155,24 @@ class PackedDataset(Dataset[Any]):
     def rows(self) -> range | NDArray[np.int64]:
         """Rows of the file in the dataset's order, a range or (after `select`) int64 (N,); do not modify."""
         return self._range if self._selected is None else self._selected
+
+    @property
+    def sample_transform(self) -> Transform | None:
+        """What makes a sample of the tuple of fields: `transform`, torchvision's v2 by way of tv_tensors."""
+        transform = self.transform
+        if transform is None or "images" not in self.fields or not is_v2(transform):
+            return transform
+        return OnTvTensors(transform, self.fields, self.coordinates())
+
+    def coordinates(self) -> dict[str, Coordinates]:
+        """Returns how fields hold boxes and points, as far as the file says it."""
+        known = {}
+        for name in self.fields:
+            if name in COORDINATE_FIELDS and name in self.file.fields:
+                field = self.file.fields[name]
+                frame = _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), "")
+                known[name] = coordinates_of(name, field.shape, field.names, frame, field.attrs.get("flip_pairs", ()))
+        return known
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -298,7 +327,8 @@ class PackedDataset(Dataset[Any]):
             FileChangedError: the file was written to or truncated.
         """
         samples = self.samples(self._file_rows(np.asarray(indices, dtype=np.int64)))
-        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+        transform = self.sample_transform
+        return samples if transform is None else [transform(sample) for sample in samples]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_reader": None}

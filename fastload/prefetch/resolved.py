@@ -30,6 +30,7 @@ from fastload.remote.shards import RemoteShards
 from fastload.system.machine import available_memory
 from fastload.timing.network import NetworkUse
 from fastload.transforms import Draws, ImageSpec, check_pipeline
+from fastload.transforms.tv_tensors import refuse_v2
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
 from fastload.transforms.engine.placement import ImageRows, PlacedImages
@@ -247,6 +248,7 @@ class Resolved:
         """
         data, transforms = self.data, () if transform is None else transform
         given: object = transforms
+        refuse_v2(transforms)
         if not isinstance(given, Sequence):
             check_pipeline(transforms, (0, 0, 0), torch.uint8, ())  # which refuses it
         packed = data if isinstance(data, PackedInput) and not data.runs_python else None
@@ -255,7 +257,7 @@ class Resolved:
             size_head = self._placed_head(packed, transforms, echo)
         elif packed is not None and packed.ragged:
             size_head = self._size_head(packed, transforms, echo)
-        coordinates = data.coordinates() if isinstance(data, PackedInput) else {}
+        coordinates = data.dataset.coordinates() if isinstance(data, PackedInput) else {}
         if packed is not None and transforms:
             fields = packed.dataset.fields
             if "images" not in fields:
