@@ -6,6 +6,7 @@ import copy
 import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
-from fastload.read.identity import check_path, sample_name
+from fastload.read.identity import check_path, is_unchanged, sample_name
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead, open_read_ahead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes, text_fields, with_counts
@@ -112,8 +113,9 @@ class PackedDataset(Dataset[Any]):
         self.split = split
         self.transform = transform
         self.decode = decode
-        self._file: PackedFile | None = open_remote(self._url, remote) if self._url else read_header(path)
+        self._file: PackedFile | None = open_remote(self._url, remote) if self._url else _header_of(path)
         self.path = self._file.path  # of a URL, where its chunks are cached
+        self._given = self._file.given
         self._identity, self._digest = self._file.identity, self._file.header_digest
         self.check: Check | None = None  # when rows are compared with their digests
         self._begin_checks(check)
@@ -137,13 +139,16 @@ class PackedDataset(Dataset[Any]):
         """
         if self._file is None:
             file = open_remote(self._url, self._remote) if self._url else read_header(self.path)
-            alike = file.header_digest == self._digest if self._url else file.identity == self._identity
-            if not alike:
-                then, now = (
-                    (self._digest, file.header_digest)
-                    if self._url
-                    else map(_described, (self._identity, file.identity))
+            if self._url:
+                alike, then, now = file.header_digest == self._digest, self._digest, file.header_digest
+            else:
+                file = replace(file, given=self._given)
+                known = replace(file, identity=self._identity, header_digest=self._digest)
+                alike, (then, now) = (
+                    is_unchanged(known, file.identity),
+                    map(_described, (known.identity, file.identity)),
                 )
+            if not alike:
                 raise FileChangedError(
                     f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
                 )
@@ -188,10 +193,7 @@ class PackedDataset(Dataset[Any]):
         Raises:
             IndexError: a position is out of range.
         """
-        chosen = np.asarray(rows)
-        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-            raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
-        return self._with(_selected=self._file_rows(chosen.astype(np.int64)))
+        return self._with(_selected=self._file_rows(_positions("select()", rows)))
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
@@ -309,17 +311,45 @@ class PackedDataset(Dataset[Any]):
         how = forms_of_samples(self._file, self.fields) + ([f"transform {function}"] if self.transform else [])
         return [self.file.name.rpartition("/")[2], *parts, counted(len(self), "row")], how
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the sample at a position; for a list or an int array of B positions a batch of them.
+
+        A batch is a tuple of the fields, (B, ...) each, read in one call; with a transform, samples as `collate` has
+        them. `DataLoader(dataset, batch_size=None, sampler=BatchSampler(...))` asks for such.
+
+        Raises:
+            IndexError: a position is out of range.
+            OptionError: True and False in place of positions; samples of a batch differ in size.
+            FileChangedError: the file was written to or truncated.
+        """
+        if isinstance(index, (list, np.ndarray, torch.Tensor)) and np.ndim(index):
+            return self._batch(_positions(f"{self.file.name}: dataset[...]", index))
         try:
             position = operator.index(index)
         except TypeError as exc:
             raise TypeError(
-                f"{self.file.name}: a sample is chosen by a whole number, not by {type(index).__name__}; for several, "
-                f"`select([...])` gives a dataset of them."
+                f"{self.file.name}: a sample is chosen by a whole number, several by a list of them, not by "
+                f"{type(index).__name__}; `select([...])` gives a dataset of some."
             ) from exc
         return self.__getitems__([position])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def _batch(self, positions: NDArray[np.int64]) -> Any:
+        if self.transform is not None:
+            return self.collate(self.__getitems__(positions))
+        if varied := [name for name in self._from_file if self.file.fields[name].varied]:
+            raise OptionError(
+                f"{self.file.name}: {' and '.join(varied)} differ in size, so a list of positions makes no batch. "
+                f"Give PackedDataset a transform that makes one size of them, or take "
+                f"FastLoader(transform=[RandomResizedCrop(224)]); `select([...])` gives a dataset of some samples."
+            )
+        columns = self.columns(self._file_rows(positions))
+        texts = self.text_fields
+        return tuple(
+            column if name in texts else torch.from_numpy(np.stack(column) if isinstance(column, list) else column)
+            for name, column in zip(self.fields, columns, strict=True)
+        )
+
+    def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
         """Returns samples, read in one call; negative positions count from the end.
 
         Raises:
@@ -404,6 +434,25 @@ class PackedDataset(Dataset[Any]):
     def texts(self, reader: RowReader, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Returns the texts of rows, by field; the reader has compared the rows, where they are to be."""
         return {name: reader.texts(name, rows) for name in self.text_fields}
+
+
+def _positions(where: str, rows: Any) -> NDArray[np.int64]:
+    """Returns positions as int64 (N,). Raises OptionError, naming where they were given, if they are none."""
+    chosen = np.asarray(rows)
+    if chosen.dtype.kind == "b":
+        raise OptionError(
+            f"{where}: these are True and False {chosen.shape}. Give the positions that are True: "
+            f"numpy.flatnonzero(mask)."
+        )
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        raise OptionError(f"{where}: give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
+    return chosen.astype(np.int64)
+
+
+def _header_of(path: str | Path) -> PackedFile:
+    """Returns the header of a file with its absolute path, since the script may go to another folder."""
+    file = read_header(path)
+    return file if file.path.is_absolute() else replace(file, path=file.path.absolute(), given=str(file.path))
 
 
 def check_option(check: object) -> None:

@@ -240,12 +240,12 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
             super().__init__(dataset, num_replicas, rank, bool(shuffle), seed, drop_last)
         except (RuntimeError, ValueError) as exc:
             raise ShareError(
-                f"which share of {dataset.path} to draw cannot be known with num_replicas={num_replicas!r} and "
+                f"which share of {dataset.file.name} to draw cannot be known with num_replicas={num_replicas!r} and "
                 f"rank={rank!r}: {exc} Call torch.distributed.init_process_group first, or give both."
             ) from exc
         if drop_last and 0 < len(dataset) < self.num_replicas:
             raise OptionError(
-                f"{dataset.path}: {len(dataset)} samples over {self.num_replicas} ranks leave none for each with "
+                f"{dataset.file.name}: {len(dataset)} samples over {self.num_replicas} ranks leave none for each with "
                 f"drop_last=True. Use fewer ranks, or drop_last=False, which repeats samples."
             )
         self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
@@ -355,7 +355,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         )
         if len(dataset) and not len(self):
             raise OptionError(
-                f"{dataset.path}: {len(dataset):,} samples do not make one batch of {batch_size} for each of "
+                f"{dataset.file.name}: {len(dataset):,} samples do not make one batch of {batch_size} for each of "
                 f"{self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer workers, or "
                 f"drop_last=False."
             )

@@ -30,11 +30,11 @@ from fastload.remote.shards import RemoteShards
 from fastload.system.machine import available_memory
 from fastload.timing.network import NetworkUse
 from fastload.transforms import Draws, ImageSpec, check_pipeline
-from fastload.transforms.tv_tensors import refuse_v2
 from fastload.transforms.boxes_and_points import Coordinates
 from fastload.transforms.engine.pipeline import Drawn, Pipeline, spec_of
 from fastload.transforms.engine.placement import ImageRows, PlacedImages
 from fastload.transforms.engine.size_head import SizeHead, find_placed_head, find_size_head
+from fastload.transforms.tv_tensors import refuse_v2
 
 Location = Literal["device", "host"]
 """Where rows are cached: in device memory, or in pinned memory of the host."""

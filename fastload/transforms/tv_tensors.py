@@ -85,7 +85,7 @@ class OnTvTensors:
         for name in of_boxes:
             made[name] = _padded(made[name], len(given[name]), -1 if name == "box_labels" else 0)
         if kept != count and "num_boxes" in given:
-            made["num_boxes"] = torch.full_like(given["num_boxes"], kept)
+            made["num_boxes"] = torch.full_like(given["num_boxes"], kept or 0)
         return tuple(made.values())
 
     def _fields_of_boxes(self, given: Mapping[str, Any]) -> list[str]:
@@ -146,10 +146,9 @@ def refuse_v2(transform: object) -> None:
     parts = [part for one in listed if is_v2(one) for part in getattr(one, "transforms", None) or [one]]
     if not parts:
         return
-    from fastload import transforms  # its list of names, of which this module is a part
-
     names = list(dict.fromkeys(type(part).__name__ for part in parts))
-    own = [name for name in names if name in transforms.__all__]
+    ours = sys.modules["fastload.transforms"].__all__  # this module is a part of it
+    own = [name for name in names if name in ours]
     scaling = [name for name in names if name in ("ToDtype", "ToImage", "ToTensor", "ConvertImageDtype")]
     others = [name for name in names if name not in own and name not in scaling]
     ways = []

@@ -180,7 +180,7 @@ def test_boxes_that_the_transform_removes_take_their_labels_along_or_are_refused
 def test_coordinates_of_which_the_form_is_not_known_are_refused_when_the_dataset_is_made(v2, tmp_path):
     images = np.zeros((2, 8, 8, 3), np.uint8)
     path = write_packed(tmp_path / "n.h5", images, {"bbox": Column(np.ones((2, 4), np.float32))})
-    with pytest.raises(OptionError, match="coordinates in bbox cannot follow.*sample\\[0\\]"):
+    with pytest.raises(OptionError, match=r"coordinates in bbox cannot follow.*sample\[0\]"):
         PackedDataset(path, fields=("images", "bbox"), transform=v2.RandomHorizontalFlip())
     assert PackedDataset(path, fields=("bbox",), transform=v2.Identity())[0][0].tolist() == [1, 1, 1, 1]
 
