@@ -333,9 +333,9 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
 
 def with_other_digests(path):
     """Writes other digests into a file in use, of the same size."""
-    os.utime(path, ns=(1, 1))
     with h5py.File(path, "r+", locking=False) as file:
         file["digest"][0] += 1
+    os.utime(path, ns=(1, 1))
 
 
 @pytest.mark.parametrize("loaded", [True, False])
