@@ -22,7 +22,7 @@ from fastload.format.digests import DIGEST_FIELDS
 from fastload.format.header import Field, FileIdentity, PackedFile, check_header, open_hdf5, read_header
 from fastload.plan import ChunkWindow
 from fastload.read.checked import require_packed
-from fastload.read.identity import check_path, sample_name
+from fastload.read.identity import check_path, is_unchanged, sample_name
 from fastload.read.linear import Read
 from fastload.read.readahead import ReadAhead, open_read_ahead
 from fastload.read.reader import RowReader, forms_of_samples, image_axes, text_fields, with_counts
@@ -31,6 +31,8 @@ from fastload.read.sharded import open_rows
 from fastload.remote.open_url import open_remote
 from fastload.remote.options import Remote, is_url
 from fastload.system.text import counted, object_html, object_text
+from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
+from fastload.transforms.tv_tensors import OnTvTensors, is_v2
 
 Sample = tuple[Any, ...]
 Transform = Callable[[Any], Any]
@@ -41,6 +43,13 @@ PLAN_FIELDS = ("row", "valid", "pixel_mask")
 """Fields that are not in the file: `FastLoader` adds them to a batch if they are asked for."""
 
 _BOOKKEEPING = ("split", *DIGEST_FIELDS)
+
+# Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
+_NOT_OF_THE_PACKED = {
+    "original": "they are pixels of the original images, of which the packed ones are parts",
+    "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
+    "unknown": "it is not known what their numbers are",
+}
 
 
 class PackedDataset(Dataset[Any]):
@@ -58,7 +67,8 @@ class PackedDataset(Dataset[Any]):
         fields: names of fields, in the order wanted; None for images, and labels if present; in a file without images
             all numeric fields, by name, labels last. "row" is the sample's row in the file; "valid" is always True and
             "pixel_mask" (H, W) True throughout, except in batches of a `FastLoader` (of padded ones).
-        transform: called with the tuple of fields, returns the sample.
+        transform: called with the tuple of fields, returns the sample. One of torchvision's v2 gets images, masks,
+            boxes and points as tv_tensors, so that all move alike, and what it returns comes as plain tensors.
         decode: where a `FastLoader` with a CUDA device decodes stored JPEGs: "cpu", in its threads, or "device", by
             nvJPEG through torchvision, and cuts them there. Never run on a GPU so far. Samples asked for one by one are
             decoded by the CPU.
@@ -105,8 +115,9 @@ class PackedDataset(Dataset[Any]):
         self.split = split
         self.transform = transform
         self.decode = decode
-        self._file: PackedFile | None = open_remote(self._url, remote) if self._url else read_header(path)
+        self._file: PackedFile | None = open_remote(self._url, remote) if self._url else _header_of(path)
         self.path = self._file.path  # of a URL, where its chunks are cached
+        self._given = self._file.given
         self._identity, self._digest = self._file.identity, self._file.header_digest
         self.check: Check | None = None  # when rows are compared with their digests
         self._begin_checks(check)
@@ -120,6 +131,7 @@ class PackedDataset(Dataset[Any]):
         self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
+        _ = self.sample_transform  # says now which fields cannot follow it
 
     @property
     def file(self) -> PackedFile:
@@ -130,13 +142,16 @@ class PackedDataset(Dataset[Any]):
         """
         if self._file is None:
             file = open_remote(self._url, self._remote) if self._url else read_header(self.path)
-            alike = file.header_digest == self._digest if self._url else file.identity == self._identity
-            if not alike:
-                then, now = (
-                    (self._digest, file.header_digest)
-                    if self._url
-                    else map(_described, (self._identity, file.identity))
+            if self._url:
+                alike, then, now = file.header_digest == self._digest, self._digest, file.header_digest
+            else:
+                file = replace(file, given=self._given)
+                known = replace(file, identity=self._identity, header_digest=self._digest)
+                alike, (then, now) = (
+                    is_unchanged(known, file.identity),
+                    map(_described, (known.identity, file.identity)),
                 )
+            if not alike:
                 raise FileChangedError(
                     f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
                 )
@@ -148,6 +163,24 @@ class PackedDataset(Dataset[Any]):
     def rows(self) -> range | NDArray[np.int64]:
         """Rows of the file in the dataset's order, a range or (after `select`) int64 (N,); do not modify."""
         return self._range if self._selected is None else self._selected
+
+    @property
+    def sample_transform(self) -> Transform | None:
+        """What makes a sample of the tuple of fields: `transform`, torchvision's v2 by way of tv_tensors."""
+        transform = self.transform
+        if transform is None or "images" not in self.fields or not is_v2(transform):
+            return transform
+        return OnTvTensors(transform, self.fields, self.coordinates())
+
+    def coordinates(self) -> dict[str, Coordinates]:
+        """Returns how fields hold boxes and points, as far as the file says it."""
+        known = {}
+        for name in self.fields:
+            if name in COORDINATE_FIELDS and name in self.file.fields:
+                field = self.file.fields[name]
+                frame = _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), "")
+                known[name] = coordinates_of(name, field.shape, field.names, frame, field.attrs.get("flip_pairs", ()))
+        return known
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -163,10 +196,7 @@ class PackedDataset(Dataset[Any]):
         Raises:
             IndexError: a position is out of range.
         """
-        chosen = np.asarray(rows)
-        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-            raise OptionError(f"select(): give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
-        return self._with(_selected=self._file_rows(chosen.astype(np.int64)))
+        return self._with(_selected=self._file_rows(_positions("select()", rows)))
 
     def only(self, classes: Sequence[str | int] | Mapping[str | int, str]) -> PackedDataset:
         """Returns a dataset of the samples of some classes, whose labels count these from 0; `classes` has their names.
@@ -351,17 +381,45 @@ class PackedDataset(Dataset[Any]):
         how = forms_of_samples(self._file, self.fields) + ([f"transform {function}"] if self.transform else [])
         return [self.file.name.rpartition("/")[2], *parts, counted(len(self), "row")], how
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the sample at a position; for a list or an int array of B positions a batch of them.
+
+        A batch is a tuple of the fields, (B, ...) each, read in one call; with a transform, samples as `collate` has
+        them. `DataLoader(dataset, batch_size=None, sampler=BatchSampler(...))` asks for such.
+
+        Raises:
+            IndexError: a position is out of range.
+            OptionError: True and False in place of positions; samples of a batch differ in size.
+            FileChangedError: the file was written to or truncated.
+        """
+        if isinstance(index, (list, np.ndarray, torch.Tensor)) and np.ndim(index):
+            return self._batch(_positions(f"{self.file.name}: dataset[...]", index))
         try:
             position = operator.index(index)
         except TypeError as exc:
             raise TypeError(
-                f"{self.file.name}: a sample is chosen by a whole number, not by {type(index).__name__}; for several, "
-                f"`select([...])` gives a dataset of them."
+                f"{self.file.name}: a sample is chosen by a whole number, several by a list of them, not by "
+                f"{type(index).__name__}; `select([...])` gives a dataset of some."
             ) from exc
         return self.__getitems__([position])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def _batch(self, positions: NDArray[np.int64]) -> Any:
+        if self.transform is not None:
+            return self.collate(self.__getitems__(positions))
+        if varied := [name for name in self._from_file if self.file.fields[name].varied]:
+            raise OptionError(
+                f"{self.file.name}: {' and '.join(varied)} differ in size, so a list of positions makes no batch. "
+                f"Give PackedDataset a transform that makes one size of them, or take "
+                f"FastLoader(transform=[RandomResizedCrop(224)]); `select([...])` gives a dataset of some samples."
+            )
+        columns = self.columns(self._file_rows(positions))
+        texts = self.text_fields
+        return tuple(
+            column if name in texts else torch.from_numpy(np.stack(column) if isinstance(column, list) else column)
+            for name, column in zip(self.fields, columns, strict=True)
+        )
+
+    def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> list[Any]:
         """Returns samples, read in one call; negative positions count from the end.
 
         Raises:
@@ -369,7 +427,8 @@ class PackedDataset(Dataset[Any]):
             FileChangedError: the file was written to or truncated.
         """
         samples = self.samples(self._file_rows(np.asarray(indices, dtype=np.int64)))
-        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+        transform = self.sample_transform
+        return samples if transform is None else [transform(sample) for sample in samples]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_reader": None}
@@ -464,6 +523,25 @@ def _holds_classes(file: PackedFile, name: str) -> bool:
     field = file.fields[name]
     scalar = field.dtype.kind in "iu" and not field.shape and field.ragged is None
     return scalar and name not in _BOOKKEEPING and (bool(field.names) or name == "labels")
+
+
+def _positions(where: str, rows: Any) -> NDArray[np.int64]:
+    """Returns positions as int64 (N,). Raises OptionError, naming where they were given, if they are none."""
+    chosen = np.asarray(rows)
+    if chosen.dtype.kind == "b":
+        raise OptionError(
+            f"{where}: these are True and False {chosen.shape}. Give the positions that are True: "
+            f"numpy.flatnonzero(mask)."
+        )
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        raise OptionError(f"{where}: give whole numbers in one dimension, got {chosen.dtype} {chosen.shape}")
+    return chosen.astype(np.int64)
+
+
+def _header_of(path: str | Path) -> PackedFile:
+    """Returns the header of a file with its absolute path, since the script may go to another folder."""
+    file = read_header(path)
+    return file if file.path.is_absolute() else replace(file, path=file.path.absolute(), given=str(file.path))
 
 
 def check_option(check: object) -> None:

@@ -245,7 +245,7 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
             super().__init__(dataset, num_replicas, rank, bool(shuffle), seed, drop_last)
         except (RuntimeError, ValueError) as exc:
             raise ShareError(
-                f"which share of {dataset.path} to draw cannot be known with num_replicas={num_replicas!r} and "
+                f"which share of {dataset.file.name} to draw cannot be known with num_replicas={num_replicas!r} and "
                 f"rank={rank!r}: {exc} Call torch.distributed.init_process_group first, or give both."
             ) from exc
         ends: Ends = "drop" if drop_last else "pad"
@@ -253,7 +253,7 @@ class DistributedChunkSampler(_SampleStates, DistributedSampler[Any]):
         number = self._epochs.plan.num_positions
         if drop_last and 0 < number < self.num_replicas:
             raise OptionError(
-                f"{dataset.path}: {number} samples over {self.num_replicas} ranks leave none for each with "
+                f"{dataset.file.name}: {number} samples over {self.num_replicas} ranks leave none for each with "
                 f"drop_last=True. Use fewer ranks, or drop_last=False, which repeats samples."
             )
         self.shuffle = shuffle  # type: ignore[assignment]  # torch has only two
@@ -364,7 +364,7 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         )
         if len(dataset) and not len(self):
             raise OptionError(
-                f"{dataset.path}: {self._epochs.plan.num_positions:,} samples do not make one batch of {batch_size} "
+                f"{dataset.file.name}: {self._epochs.plan.num_positions:,} samples do not make one batch of {batch_size} "
                 f"for each of {self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer "
                 f"workers, or drop_last=False."
             )

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from small_files import write_foreign
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from fastload import FastLoader, inspect_file
 from fastload.dataset import PackedDataset
-from fastload.errors import FileChangedError, FormatError, OptionError
+from fastload.errors import DamagedRowError, FileChangedError, FormatError, MissingFileError, OptionError
 from fastload.format.ragged import Column
 from fastload.read import readahead
 from sample_files import write_packed, write_ragged
@@ -123,6 +123,53 @@ def test_a_pickle_is_small_and_knows_the_file_it_was_made_from(tmp_path, pixels)
         dataset[0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_batches_reads_each_in_one_call(packed, pixels, workers):
+    order, asked = [7, 2, -1, 29, 7, 0, 11], ("images", "masks", "labels", "key", "pixel_mask")
+    dataset = PackedDataset(packed, fields=asked)
+    loader = DataLoader(dataset, batch_size=None, sampler=BatchSampler(order, 3, False), num_workers=workers)
+    batches = list(loader)
+    assert [len(batch[0]) for batch in batches] == [3, 3, 1]
+    images, masks, labels, keys, whole = ([one for batch in batches for one in batch[i]] for i in range(5))
+    assert torch.equal(torch.stack(images), torch.from_numpy(pixels[order]).permute(0, 3, 1, 2))
+    assert torch.equal(torch.stack(masks), torch.from_numpy(pixels[order][..., 0])) and torch.stack(whole).all()
+    assert batches[0][2].dtype == torch.int64 and [int(label) % 2 for label in labels] == [
+        row % 30 % 2 for row in order
+    ]
+    assert keys == [f"{row % 30:08d}" for row in order]
+    plain, of_array = dataset[order], dataset[np.array(order)]
+    assert isinstance(plain, tuple) and torch.equal(plain[0], torch.stack(images))
+    assert torch.equal(of_array[2], plain[2]) and torch.equal(dataset[torch.tensor(order)][1], plain[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_dataset_with_a_transform_are_its_samples_collated(packed, workers):
+    dataset = PackedDataset(packed, transform=halved)
+    loader = DataLoader(dataset, batch_size=None, sampler=BatchSampler(range(30), 8, False), num_workers=workers)
+    for first, (images, labels) in zip(range(0, 30, 8), loader, strict=True):
+        samples = [dataset[i] for i in range(first, min(30, first + 8))]
+        assert torch.equal(images, torch.stack([image for image, _ in samples]))
+        assert labels.tolist() == [label.item() for _, label in samples]
+
+
+def halved(sample):
+    return sample[0] // 2, sample[1]
+
+
+def test_a_list_of_positions_that_makes_no_batch_is_refused(packed, varied):
+    with pytest.raises(OptionError, match=r"images and masks differ in size.*RandomResizedCrop\(224\)"):
+        PackedDataset(varied[0], fields=["images", "masks"])[[0, 1]]
+    assert PackedDataset(varied[0], fields=["labels"])[[3, 1]][0].tolist() == [3, 1]
+    dataset = PackedDataset(packed)
+    with pytest.raises(OptionError, match=r"numpy.flatnonzero\(mask\)"):
+        dataset[np.ones(30, bool)]
+    with pytest.raises(IndexError, match="index 30"):
+        dataset[[1, 30]]
+    with pytest.raises(TypeError, match="not by slice"):
+        dataset[2:4]
+    assert dataset[[]][0].shape == (0, 3, 10, 8)
+
+
 def double(sample):
     return tuple(sample), os.getpid()
 
@@ -210,3 +257,43 @@ def test_a_dataset_says_what_it_holds_and_the_form_of_its_samples(packed, varied
     foreign = PackedDataset(write_foreign(tmp_path / "<b>.h5", np.zeros((5, 6, 7), np.uint8), chunk_rows=5))
     assert repr(foreign).endswith("\n  images uint8 (1, 6, 7)")
     assert foreign._repr_html_().startswith("<table>") and "&lt;b&gt;.h5" in foreign._repr_html_()
+
+
+@pytest.mark.filterwarnings("ignore:.*touched or copied anew")
+def test_rows_are_compared_again_once_a_file_was_touched(tmp_path, pixels):
+    path = write_packed(tmp_path / "a.h5", pixels)
+    dataset = PackedDataset(path, fields=["images"])
+    pickled = pickle.dumps(dataset)
+    assert len(list(dataset)) == 30
+    os.utime(path, ns=(1, 1))
+    assert len(list(dataset)) == 30 and len(pickle.loads(pickled)) == 30
+    with open(path, "r+b") as file:
+        file.seek(4096 + 7 * pixels[0].nbytes)
+        file.write(bytes(255 - pixels[7].ravel()[:9]))
+    assert len(dataset[6]) == 1
+    with pytest.raises(DamagedRowError, match="row 7"):
+        dataset[7]
+
+
+def test_a_relative_path_is_that_of_the_folder_in_which_the_dataset_was_made(tmp_path, pixels, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "other").mkdir()
+    path = write_packed(tmp_path / "data" / "a.h5", pixels)
+    monkeypatch.chdir(tmp_path)
+    dataset = PackedDataset("data/a.h5", fields=["images"])
+    loader = FastLoader("data/a.h5", 10, shuffle=False)
+    monkeypatch.chdir(tmp_path / "other")
+    assert torch.equal(dataset[3][0], torch.from_numpy(pixels[3]).permute(2, 0, 1)) and len(list(loader)) == 3
+    again = pickle.loads(pickle.dumps(dataset))
+    assert len(list(again)) == 30 and repr(again) == repr(dataset)
+    with pytest.raises(IndexError, match=r"^data/a\.h5: index 30"):
+        again[30]
+    path.unlink()
+    with pytest.raises(MissingFileError, match=r"^data/a\.h5: the file is gone"):
+        dataset.check_unchanged()
+
+
+def test_a_mask_of_rows_is_refused_with_the_call_that_makes_positions_of_it(packed):
+    dataset = PackedDataset(packed, fields=["row"])
+    with pytest.raises(OptionError, match=r"select\(\).*numpy.flatnonzero\(mask\)"):
+        dataset.select(np.arange(30) > 20)

@@ -50,7 +50,8 @@ def test_the_export_list_is_this_and_each_name_is_there():
     }  # fmt: skip
     for name in fastload.__all__:
         assert getattr(fastload, name) is not None
-    assert set(fastload.__all__) <= set(dir(fastload))
+    assert dir(fastload) == sorted(fastload.__all__)
+    assert dir(fastload.transforms) == sorted(fastload.transforms.__all__)
     assert fastload.__version__ == version("fastload-hdf5")
     with pytest.raises(AttributeError, match="offers AccessError, CacheError"):
         _ = fastload.Fastloader  # type: ignore[attr-defined]

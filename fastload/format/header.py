@@ -126,7 +126,7 @@ class RemoteFile(Protocol):
 class PackedFile:
     """The header of a file: everything but its rows."""
 
-    path: Path  # as given
+    path: Path
     version: int | None  # format version, None for an HDF5 file that fastload did not write
     num_rows: int  # N
     fields: dict[str, Field]  # by name: images, masks, labels, then the others by name
@@ -141,11 +141,12 @@ class PackedFile:
     shards: Shards | None = None  # of an index; None for a file that holds its rows itself
     remote: RemoteFile | None = None  # where its rows are fetched from; None: they are in its files
     url: str = ""  # of a shard that is fetched
+    given: str = ""  # the path as the user wrote it; empty: `path`
 
     @property
     def name(self) -> str:
-        """What messages call it: its path, or the URL that it is read from."""
-        return self.remote.url if self.remote is not None else self.url or str(self.path)
+        """What messages call it: its path as given, or the URL that it is read from."""
+        return self.remote.url if self.remote is not None else self.url or self.given or str(self.path)
 
     def __hash__(self) -> int:
         return hash((self.path, self.identity))

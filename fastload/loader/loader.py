@@ -272,6 +272,13 @@ class FastLoader:
         given = self.__dict__.get("_given", {})
         if name in given:
             return given[name]
+        if name in ("sampler", "batch_sampler"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}: it plans its own order, so what skips "
+                f"batches by a sampler, as Accelerate's skip_first_batches does, has none. Save `loader.state_dict()` "
+                f"with the checkpoint; `load_state_dict(state)` then lets the next iteration be the rest of the epoch, "
+                f"without reading what came before."
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def with_(self, **changes: Any) -> FastLoader:

@@ -28,6 +28,7 @@ from fastload.pack.journal import Journal, JournalContents, TaskRecord, source_t
 from fastload.pack.pack_options import PackJob, output_exists
 from fastload.pack.survey import unreadable
 from fastload.system.files import mode_for, output_errors, sync_folder
+from fastload.system.text import counted, format_bytes, object_text, seconds_text
 
 _NOT_OF_THE_SAMPLE = ("images", "split", "key", "digest", "digest_fields")
 
@@ -84,6 +85,19 @@ class PackReport:
     decoded_per_s: float = 0.0
     warned: tuple[tuple[str, str], ...] = ()
     num_shards: int | None = None
+
+    def __repr__(self) -> str:
+        what = [str(self.path), counted(self.num_samples, "sample")]
+        what += (
+            [f"{self.dtype} ({', '.join(str(side or '?') for side in self.image_shape)})"] if self.image_shape else []
+        )
+        what += [format_bytes(self.file_bytes)]
+        what += [] if self.num_shards is None else [counted(self.num_shards, "shard")]
+        how = [f"layout {self.layout}", *self.fields, *(f"{name} {rows:,}" for name, rows in self.splits.items())]
+        how += [f"{len(self.skipped):,} skipped"] if self.skipped else []
+        how += [counted(len(self.warned), "warning")] if self.warned else []
+        how += [f"{self.images_per_s:,.0f} images/s, {seconds_text(self.seconds)}", counted(len(self.notes), "note")]
+        return object_text("PackReport", what, how)
 
 
 def finish(tasks: PackTasks, records: Mapping[int, TaskRecord], journal: Journal, threads: int) -> PackReport:

@@ -312,7 +312,7 @@ def _empty_cache(
                 }
     except (MemoryError, torch.cuda.OutOfMemoryError) as exc:
         raise CacheError(
-            f'cache="{location}": {dataset.path}: no room for {nbytes:,} bytes of rows: {free:,} bytes are free, '
+            f'cache="{location}": {dataset.file.name}: no room for {nbytes:,} bytes of rows: {free:,} bytes are free, '
             f"{max(0, nbytes - free):,} are missing. Something took the memory since the loader was made: let it take "
             f'less, or give cache="auto".'
         ) from exc

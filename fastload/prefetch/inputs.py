@@ -26,17 +26,9 @@ from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.reader import RowReader
 from fastload.read.sharded import open_rows
 from fastload.timing.stopwatch import current
-from fastload.transforms.boxes_and_points import COORDINATE_FIELDS, Coordinates, coordinates_of
 
 # Rows that a dataset's compression ratio is taken from.
 _RATIO_ROWS = 512
-
-# Values of the attribute `coordinates` of fields whose numbers are not pixels of the packed images, in words.
-_NOT_OF_THE_PACKED = {
-    "original": "they are pixels of the original images, of which the packed ones are parts",
-    "aligned, before it was resized": "they are pixels of the images before `fastload pack --size` resized them",
-    "unknown": "it is not known what their numbers are",
-}
 
 
 def mentions_of(rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -125,17 +117,6 @@ class PackedInput:
         """Returns a reader for the index of the images."""
         return self.dataset.open_reader("auto", cache_chunks=1, windows=False)
 
-    def coordinates(self) -> dict[str, Coordinates]:
-        """Returns how fields hold boxes and points, as far as the file says it."""
-        file = self.dataset.file
-        known = {}
-        for name in self.fields or ():
-            if name in COORDINATE_FIELDS and name in file.fields:
-                field = file.fields[name]
-                frame = _NOT_OF_THE_PACKED.get(str(field.attrs.get("coordinates")), "")
-                known[name] = coordinates_of(name, field.shape, field.names, frame, field.attrs.get("flip_pairs", ()))
-        return known
-
     def samples(self, rows: NDArray[np.int64]) -> Iterable[Any]:
         """Yields the samples of rows, transformed."""
         samples = self.dataset.samples(rows)
@@ -143,7 +124,8 @@ class PackedInput:
         if stopwatch is not None:
             stopwatch.lap("reading")
             stopwatch.sample_begins()
-        return samples if self.dataset.transform is None else map(self.dataset.transform, samples)
+        transform = self.dataset.sample_transform
+        return samples if transform is None else map(transform, samples)
 
     def has_jpegs(self) -> bool:
         """Whether any of the images that are asked for is stored as JPEG."""

@@ -195,7 +195,7 @@ class Filler(Dataset[Any]):
             return BatchResult(request.slot, skipped=True)
         raw, gathered = parts
         if gathered and isinstance(self._source, PackedInput):
-            transform = self._source.dataset.transform
+            transform = self._source.dataset.sample_transform
         all_gathered = bool(gathered) and len(gathered) == len(raw)
         made: list[list[Any]] = []  # fields of each sample, None for those in the slot
         unfit: list[Any] = []  # the first sample that does not fit the slot, or must not be written to it

@@ -198,7 +198,7 @@ class ChunkedRows:
         else:
             return
         warnings.warn(
-            f"{self._file.path}: {what} Pack the original files with `fastload pack`; "
+            f"{self._file.name}: {what} Pack the original files with `fastload pack`; "
             f"`fastload info {typed(self._file.path)}` shows the chunks.",
             stacklevel=3,
         )

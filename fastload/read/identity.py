@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from fastload.errors import FastloadError, FileChangedError, FormatError, MissingFileError, ReadError, typed
 from fastload.format.codecs import load_filters
-from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_shard
+from fastload.format.digests import header_digest
+from fastload.format.header import FileIdentity, PackedFile, open_hdf5, read_header, read_shard
 from fastload.system import syscalls
 from fastload.system.text import text_of
 
@@ -38,7 +40,7 @@ def open_checked(file: PackedFile) -> int:
 
 
 def check_path(file: PackedFile) -> None:
-    """Raises MissingFileError, FileChangedError or ReadError unless the path still leads to the file that was read.
+    """Raises MissingFileError, FileChangedError or ReadError unless the path still leads to what was read.
 
     One call of the system, since it is done between two epochs. What other machines write to a network file system it
     sees when their client does: as late as the pages it keeps, a minute by default for NFS.
@@ -53,17 +55,20 @@ def _opening(file: PackedFile) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as exc:
-        raise MissingFileError(f"{file.path}: the file is gone since its header was read.") from exc
+        raise MissingFileError(f"{file.name}: the file is gone since its header was read.") from exc
     except OSError as exc:
         raise ReadError(
-            f"{file.path}: cannot be opened any more ({exc.strerror}). Its header was read before: look at the disk or "
+            f"{file.name}: cannot be opened any more ({exc.strerror}). Its header was read before: look at the disk or "
             f"network, its mount, and the permissions of the file and its folders."
         ) from exc
 
 
-def check_open(file: PackedFile, fd: int) -> None:
-    """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since."""
-    _check(file, syscalls.identity_of(fd))
+def check_open(file: PackedFile, fd: int) -> FileIdentity:
+    """Raises FileChangedError unless an open file is the one whose header was read, and was not written to since.
+
+    Returns the identity of that file; another one where only the times differ, see `is_unchanged`.
+    """
+    return _check(file, syscalls.identity_of(fd))
 
 
 class HeldOffWriters:
@@ -123,7 +128,7 @@ class HeldOffWriters:
                 self._all_out.notify_all()
 
     def _unchanged(self) -> bool:
-        return self._file.identity.fits(syscalls.identity_of(self._fd))
+        return is_unchanged(self._file, FileIdentity(*syscalls.identity_of(self._fd)))
 
     def close(self) -> None:
         """Closes what it opened in a forked child; the descriptor that was given stays open."""
@@ -132,11 +137,53 @@ class HeldOffWriters:
             os.close(fd)
 
 
-def _check(file: PackedFile, found: tuple[int, int, int, int]) -> None:
+_equal: set[tuple[FileIdentity, FileIdentity]] = set()
+"""Identities of files whose headers were compared in this process and are equal: as it was read, as it is now."""
+
+
+def is_unchanged(file: PackedFile, now: FileIdentity) -> bool:
+    """Whether the path's file is the one whose header was read, or one with its size and its header.
+
+    `touch`, or a copy that takes its place, changes no byte. That costs one look at the header, with the digests of all
+    rows, and a warning. Files without digests, those of other programs, have to be the same.
+    """
+    then = file.identity
+    if then.fits(now) or (then, now) in _equal:
+        return True
+    if file.version is None or then.mtime_ns < 0 or now.size != then.size or not _has_header(file, now):
+        return False
+    if (then, now) not in _equal:
+        _equal.add((then, now))
+        warnings.warn(
+            f"{file.name}: it was touched or copied anew while in use. Its size and its header, with the digests of "
+            f"all rows, are equal, so reading goes on; rows are compared with their digests again unless check=None.",
+            stacklevel=3,
+        )
+    return True
+
+
+def _has_header(file: PackedFile, now: FileIdentity) -> bool:
+    """Whether the path leads to a file of that identity with the header that was read."""
+    try:
+        if FileIdentity.of(os.stat(file.path)) != now:
+            return False
+        if file.shards is not None:
+            digest = read_header(file.path).header_digest  # which compares it
+        else:
+            with open_hdf5(file.path) as hdf5:
+                digest = header_digest(hdf5)
+        return digest == file.header_digest and FileIdentity.of(os.stat(file.path)) == now
+    except (FastloadError, OSError, RuntimeError, ValueError, KeyError, TypeError):  # half of a header
+        return False
+
+
+def _check(file: PackedFile, found: tuple[int, int, int, int]) -> FileIdentity:
     then = file.identity
     if then.fits(found):
-        return
+        return then
     now = FileIdentity(*found)
+    if is_unchanged(file, now):
+        return now
     if now[:2] != then[:2]:
         what = "it was replaced by another file"
     elif now.size < then.size:
@@ -145,7 +192,7 @@ def _check(file: PackedFile, found: tuple[int, int, int, int]) -> None:
         before = f"{then.size:,} bytes and mtime {then.mtime_ns} ns"
         what = f"it was written to: {before}, now {now.size:,} and {now.mtime_ns}"
     raise FileChangedError(
-        f"{file.path}: changed while in use: {what}. Make a new PackedDataset or FastLoader of it to use the new "
+        f"{file.name}: changed while in use: {what}. Make a new PackedDataset or FastLoader of it to use the new "
         f"content, and write new files under a new name while training."
     )
 
@@ -192,7 +239,7 @@ def unreadable(
 
 def read_error(file: PackedFile, name: str, row: int | None, error: OSError) -> ReadError:
     """Returns the error to raise where the system cannot read a row, if known which, of a field."""
-    whose = str(file.path) if row is None else sample_name(file, row)
+    whose = file.name if row is None else sample_name(file, row)
     return ReadError(
         f"{whose}: `{name}` cannot be read ({error.strerror or error}). If the disk or the network fails, copy the "
         f"file to another; `fastload verify {typed(file.path)}` lists what is lost."

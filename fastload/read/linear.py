@@ -209,7 +209,7 @@ class PreadRows:
         if end < offset + len(view):
             row = "a row" if field.offset is None else f"row {(end - field.offset) // field.row_bytes}"
             raise FileChangedError(
-                f"{self._file.path}: ends at byte {end:,}, inside {row} of {name}: it was truncated while in use. "
+                f"{self._file.name}: ends at byte {end:,}, inside {row} of {name}: it was truncated while in use. "
                 f"Write new files under a new name while training."
             )
 

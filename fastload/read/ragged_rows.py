@@ -72,7 +72,7 @@ class RaggedReader:
         index = self.look_up(rows)
         for at, reason in impossible_rows(index, self._field).items():
             raise FormatError(
-                f"{self._file.path}: row {rows[at]} of {self._field.name!r} cannot be: {reason}. The file was changed "
+                f"{self._file.name}: row {rows[at]} of {self._field.name!r} cannot be: {reason}. The file was changed "
                 f"after packing; copy it again, or pack it again."
             )
         return index

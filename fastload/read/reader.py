@@ -60,6 +60,7 @@ class RowReader:
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
+        self._identity = file.identity  # when rows were compared
         # Within it the mapping may be touched, after `check_identity`.
         self.held: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
@@ -112,11 +113,9 @@ class RowReader:
 
         Raises IndexError and FileChangedError as `gather` does.
         """
-        check_rows(rows, self.file.num_rows, self.file.path)
+        check_rows(rows, self.file.num_rows, self.file.name)
         with self.held:
-            # Touching a mapping of a truncated file kills the process, and 2 us is little for a batch. This
-            # sees writes and truncation; another file under the same name leaves the open one as it was.
-            check_open(self.file, self.fd)
+            self.check_identity()
             yield
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
@@ -169,10 +168,17 @@ class RowReader:
         return source.rows(name) if isinstance(source, MappedRows) else None
 
     def check_identity(self) -> None:
-        """Raises FileChangedError if the file is not, byte for byte, what it was when its header was read."""
+        """Raises FileChangedError if the file was written to or truncated since its header was read.
+
+        Where its header is equal all the same, rows that were compared with their digests are compared again.
+        """
         # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
         # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
-        check_open(self.file, self.fd)
+        identity = check_open(self.file, self.fd)
+        if identity != self._identity:
+            self._identity = identity
+            if self._check is not None:
+                self._check.forget()
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""

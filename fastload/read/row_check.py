@@ -56,8 +56,14 @@ class RowCheck:
         self.needed = [*self._pixels, *self._columns, *["digest"] * bool(self._pixels)]
         self.needed += ["digest_fields"] * bool(self._columns)
         self._seen: NDArray[np.uint8] | None = None  # a bit for each row; None: all of them are compared
-        if check == "first":
-            self._seen = np.packbits(np.arange(-(-file.num_rows // 8) * 8) >= file.num_rows, bitorder="little")
+        self._remembers = check == "first"
+        self.forget()
+
+    def forget(self) -> None:
+        """Lets all rows be compared again, since the file was touched."""
+        if self._remembers:
+            num_rows = self._file.num_rows
+            self._seen = np.packbits(np.arange(-(-num_rows // 8) * 8) >= num_rows, bitorder="little")
         self.all_seen, self._any_new = False, False
 
     def due(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -65,7 +71,7 @@ class RowCheck:
         seen = self._seen
         if seen is None:
             return np.arange(len(rows))
-        if self.all_seen:
+        if self.all_seen or not len(rows):
             return np.empty(0, np.int64)
         parts = (rows[first : first + KEEPS_GIL] for first in range(0, len(rows), KEEPS_GIL))
         found = [np.flatnonzero(~(seen[part >> 3] >> (part & 7)) & 1) for part in parts]

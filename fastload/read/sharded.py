@@ -61,7 +61,7 @@ class ShardedReader(RowReader):
     ) -> None:
         for name in fields:
             if name not in file.fields:
-                raise OptionError(f"{file.path}: no field {name!r}; it has {', '.join(file.fields)}")
+                raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
         assert file.shards is not None, "an index"
         self.file, self.fd, self.held = file, -1, nullcontext()
         self.shards = file.shards

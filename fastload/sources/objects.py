@@ -373,7 +373,11 @@ def _label(label: Any) -> int | str | tuple[int, ...] | None:
         return int(label)
     if isinstance(label, Sequence) and len(label) and all(value in (0, 1) for value in label):
         return tuple(int(value) for value in label)
-    raise ImageError(f"has a label that is no class: {str(label)[:60]} ({type(label).__name__})")
+    number = label[0] if isinstance(label, Sequence) and len(label) and not isinstance(label, str) else label
+    advice = ""
+    if isinstance(number, float):
+        advice = ". Numbers to be predicted are `targets`: pack a table (CSV, Parquet) of paths of images and numbers"
+    raise ImageError(f"has a label that is no class: {str(label)[:60]} ({type(label).__name__}){advice}")
 
 
 def _column(parts: Mapping[str, Any], labels: list[Any], rows: list[int], kind: str) -> Column | None:

@@ -132,6 +132,15 @@ class LoaderStats:
     retries: int = 0
     network_wait_s: float = 0.0
 
+    def __repr__(self) -> str:
+        what = [f"steps={self.steps:,}", f"fresh_samples={self.fresh_samples:,}"]
+        what += [f"consumed_samples={self.consumed_samples:,}", f"echo={self.echo}"] if self.echo > 1 else []
+        how = [f"{self.elapsed_s:.3g} s", f"{self.consumed_samples_per_s:,.0f} samples/s"]
+        how += [f"stalled {self.stall_share:.1%} of the time", f"{self.bytes_read:,} bytes read"]
+        how += [f"{self.damaged_samples:,} damaged samples replaced"] if self.damaged_samples else []
+        how += [f"{self.fetched_bytes:,} bytes fetched"] if self.requests else []
+        return f"LoaderStats({', '.join(what)})\n  {', '.join(how)}"
+
     @property
     def fresh_samples_per_s(self) -> float:
         """Samples read per second: the rate of the disk and of this loader."""

@@ -54,3 +54,7 @@ __all__ = [
     "apply_transforms",
     "check_pipeline",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -35,8 +35,9 @@ class Normalize(BaseTransform):
         dtype: of the result: torch.float32, torch.float16 or torch.bfloat16.
 
     Raises:
-        OptionError: lengths that differ, a std that is not positive, values that are not finite or that the dtype
-            cannot hold, or another dtype. Images that do not fit are refused when the loader is made, or at `apply`.
+        OptionError: lengths that differ, a mean above 1, a std that is not positive, values that are not finite or
+            that the dtype cannot hold, or another dtype. Images that do not fit are refused when the loader is made, or
+            at `apply`.
     """
 
     geometric = False
@@ -51,6 +52,16 @@ class Normalize(BaseTransform):
         if len(self.mean) != len(self.std):
             raise OptionError(
                 f"Normalize: mean has {len(self.mean)} values and std {len(self.std)}. Give one of each per channel."
+            )
+        if max(self.mean) > 1:
+            most = 255 if max(self.mean) <= 255 else 65535
+            means, stds = (
+                ", ".join(f"{value / most if max(values) > 1 else value:.6g}" for value in values)
+                for values in (self.mean, self.std)
+            )
+            raise OptionError(
+                f"Normalize(mean={self.mean}, std={self.std}): these are of pixels from 0 to {most}, and images are "
+                f"scaled to 0..1 before. Divide by {most}: Normalize(mean=({means}), std=({stds}))."
             )
         if min(self.std) <= 0:
             raise OptionError(

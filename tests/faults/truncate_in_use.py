@@ -56,8 +56,8 @@ def trial(path: Path, original: Path, how: str, after_s: float) -> str:
         os.truncate(path, path.stat().st_size // 2)
     elif how == "zero":
         path.write_bytes(b"")
-    else:
-        shutil.copyfile(original, path)
+    else:  # of another file: an equal one is read on
+        shutil.copyfile(original.with_name("other.h5"), path)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return signal.Signals(-code).name if code < 0 else {3: "FileChangedError"}.get(code, f"exit code {code}")
 
@@ -66,6 +66,7 @@ def main() -> None:
     folder, trials, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "half"
     rows = np.broadcast_to(np.arange(4096, dtype=np.uint32).astype(np.uint8)[:, None, None, None], (4096, *_ROW))
     original = write_packed(folder / "original.h5", np.ascontiguousarray(rows))
+    write_packed(folder / "other.h5", np.ascontiguousarray(255 - rows))
     rng = random.Random(5)
     for _ in range(trials):
         print(trial(folder / "in_use.h5", original, how, rng.random() / 10), flush=True)

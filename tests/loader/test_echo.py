@@ -24,6 +24,8 @@ from fastload.plan import EchoSchedule, EpochPlan, Pace
 from fastload.plan.cursor import Position
 from fastload.prefetch.device_stage import BatchStream
 from fastload.prefetch.ring import FilledBatch, SampleForm
+from fastload.transforms import RandomCrop
+from sample_files import write_packed, write_ragged
 
 N = 48
 PACKED = {"rows": N, "size": (6, 5, 3), "seed": 3, "chunk_rows": 8}
@@ -334,3 +336,16 @@ def test_an_echo_gives_the_pixels_of_its_rows_whatever_the_loop_wrote(packed, pi
     assert sorted(seen) == sorted(3 * list(range(N)))
     stats = loader.stats
     assert (stats.fresh_samples, stats.consumed_samples, stats.echo) == (N, 3 * N, 3)
+
+
+@pytest.mark.parametrize(("stored", "shares"), [("of several sizes", True), ("of one size", False)])
+def test_uses_of_a_batch_share_the_crop_of_images_of_several_sizes_and_draw_it_anew_else(tmp_path, stored, shares):
+    rng = np.random.default_rng(0)
+    if stored == "of one size":
+        path = write_packed(tmp_path / "a.h5", rng.integers(0, 256, (8, 30, 30, 3), dtype=np.uint8))
+    else:
+        images = [rng.integers(0, 256, (30 + i, 30 - i, 3), dtype=np.uint8) for i in range(8)]
+        path = write_ragged(tmp_path / "a.h5", images)
+    loader = FastLoader(path, 4, echo=2, transform=[RandomCrop(8)], share=None)
+    batches = [batch[0].clone() for batch in loader]
+    assert [torch.equal(*batches[first : first + 2]) for first in (0, 2)] == [shares, shares]

@@ -138,6 +138,14 @@ def test_accelerate_counts_each_row_once(path):
     assert torch.equal(torch.cat(gathered), torch.from_numpy(np.arange(ROWS) % 3))
 
 
+def test_accelerate_cannot_skip_batches_and_the_error_names_the_state_that_can(path):
+    accelerate = pytest.importorskip("accelerate", reason="it is in the dependency group dev")
+    with closing(FastLoader(path, BATCH, workers=1)) as loader:
+        with pytest.raises(AttributeError, match=r"skip_first_batches.*state_dict\(\)`.*load_state_dict\(state\)"):
+            accelerate.skip_first_batches(loader, 1)
+        assert not hasattr(loader, "batch_sampler")
+
+
 def test_lightning_validates_each_row_once(path, tmp_path):
     lightning = pytest.importorskip("lightning", reason="it is in the dependency group dev")
 

@@ -57,7 +57,6 @@ def test_no_option_can_be_set_on_a_transform(transform, name):
     assert repr(transform) == shown
 
 
-@pytest.mark.filterwarnings("ignore:rank . of . has no row left")
 @settings(deadline=None, max_examples=25)
 @given(steps=st.integers(0, 5), batch_size=st.integers(1, 20), ranks=st.integers(1, 3))
 def test_the_rest_of_an_epoch_comes_with_other_batches_and_the_draws_of_that_epoch(path, steps, batch_size, ranks):

@@ -69,6 +69,9 @@ def test_rows_are_pillows_pixels_with_their_labels_and_each_split_is_one_run_shu
         image_folder(per_class=count, name=f"data/{name}", seed=count)
     report = pack_images(tmp_path / "data", tmp_path / "o.h5", workers=0, chunk_bytes=3000)
     _assert_holds(report.path, tmp_path / "data")
+    first, second = repr(report).splitlines()
+    assert first.startswith(f"PackReport({report.path}, 34 samples, uint8 (12, 16, 3), ")
+    assert second.startswith("  layout folder, labels, train 24, val 10, ")
     assert read_header(report.path).splits == {"train": range(24), "val": range(24, 34)}
     with h5py.File(report.path) as file:
         keys = [key.decode().split("/") for key in file["key"][()]]

@@ -331,6 +331,13 @@ def test_memory_taken_since_the_loader_was_made_is_a_named_error(packed, monkeyp
     assert len(list(loader)) == 7
 
 
+def with_other_digests(path):
+    """Writes other digests into a file in use, of the same size."""
+    with h5py.File(path, "r+", locking=False) as file:
+        file["digest"][0] += 1
+    os.utime(path, ns=(1, 1))
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, monkeypatch, loaded):
     monkeypatch.setattr(fastload.prefetch.cached_feed, "_LOAD_BYTES", 2 * ROW_BYTES)
@@ -338,14 +345,14 @@ def test_a_file_that_changes_while_or_after_it_is_loaded_is_noticed(tmp_path, mo
     loader = FastLoader(path, 8, cache="device", device=device)
     if loaded:
         list(loader)
-        os.utime(path, ns=(1, 1))
+        with_other_digests(path)
     fill = device.fill
 
-    def touched(destination, host):
-        os.utime(path, ns=(1, 1))
+    def changed(destination, host):
+        with_other_digests(path)
         fill(destination, host)
 
-    device.fill = touched
+    device.fill = changed
     with pytest.raises(FileChangedError):
         iter(loader)
 

@@ -526,7 +526,7 @@ def test_a_file_that_changes_under_the_workers_is_named(tmp_path, pixels):
     loader = FastLoader(PackedDataset(path, transform=slow), 8, shuffle=False, workers=1)
     batches = iter(loader)
     next(batches)
-    os.utime(path, ns=(1, 1))
+    write_packed(path, 255 - pixels, chunk_rows=8)
     with pytest.raises(FileChangedError, match=r"(?s)a\.h5: changed while in use.*In a worker process"):
         list(batches)
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
 import warnings
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
+from small_files import write_foreign
 
 from fastload.errors import FileChangedError, ReadError
 from fastload.format.header import read_header
@@ -126,3 +130,38 @@ def test_ctrl_c_while_a_copy_begins_leaves_nobody_waiting(held, monkeypatch: pyt
     with guard:
         held_off = syscalls.hold_off_writers(fd)
     assert held_off and guard._users == 0 and syscalls.writers_wait(fd)  # nothing is held: F_GETLEASE gives F_UNLCK
+
+
+def _copied_anew(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    os.replace(path.with_name("copy"), path)
+
+
+@pytest.mark.parametrize("change", [lambda path: os.utime(path, ns=(1, 1)), _copied_anew])
+def test_a_file_that_was_touched_or_copied_anew_is_read_on_with_one_warning(packed_copy: Path, change) -> None:
+    file = read_header(packed_copy)
+    fd = open_checked(file)
+    change(packed_copy)
+    with pytest.warns(UserWarning, match="equal, so reading goes on") as warned:
+        check_path(file)
+        check_path(file)
+    assert len(warned) == 1
+    check_open(file, fd)
+    os.close(fd)
+    os.close(open_checked(file))
+
+
+def test_a_file_of_the_same_size_whose_header_differs_or_that_has_no_digests_is_another(packed_copy: Path) -> None:
+    file = read_header(packed_copy)
+    with h5py.File(packed_copy, "r+") as hdf5:
+        hdf5["digest"][3] += 1
+    os.utime(packed_copy, ns=(1, 1))
+    assert packed_copy.stat().st_size == file.identity.size
+    with pytest.raises(FileChangedError, match="changed while in use: it was written to"):
+        check_path(file)
+    other = packed_copy.with_name("foreign.h5")
+    write_foreign(other, np.zeros((4, 6, 5, 3), np.uint8), chunk_rows=2)
+    file = read_header(other)
+    os.utime(other, ns=(1, 1))
+    with pytest.raises(FileChangedError, match="it was written to"):
+        check_path(file)

@@ -102,7 +102,7 @@ def test_a_file_replaced_or_gone_since_its_header_was_read_is_an_error(tmp_path)
     os.rename(header.path, tmp_path / "old.h5")
     with pytest.raises(MissingFileError, match="gone"):
         RowReader(header, ["images"])
-    packed(tmp_path)
+    write_packed(header.path, 255 - images(), masks=images(shape=(9, 10)), chunk_rows=8)
     with pytest.raises(FileChangedError, match="another file"):
         RowReader(header, ["images"])
 

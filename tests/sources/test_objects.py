@@ -167,6 +167,8 @@ REFUSED = {
     "a label that is a dict": ((PIXELS, {"boxes": []}), "has a label that is no class"),
     "a label that is half a class": ((PIXELS, 0.5), r"has a label that is no class: 0.5 \(float\)"),
     "NaN": ((PIXELS, float("nan")), "has a label that is no class: nan"),
+    "a number to be predicted": ((PIXELS, np.float32(21.5)), r"21.5 \(float\).*`targets`: pack a table"),
+    "numbers to be predicted": ((PIXELS, Tensor([0.25, 2.0])), "no class.*are `targets`: pack a table"),
 }
 
 

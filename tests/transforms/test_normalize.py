@@ -74,6 +74,11 @@ def test_memory_of_a_batch_let_go_is_used_again():
         (lambda: Normalize([0.5, 0.5], [0.5]), "mean has 2 values and std 1"),
         (lambda: Normalize([0.5], [0.0]), "above 0"),
         (lambda: Normalize([0.5], [-1.0]), "above 0"),
+        (
+            lambda: Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),
+            r"pixels from 0 to 255.*Normalize\(mean=\(0.485, 0.456, 0.406\), std=\(0.229, 0.224, 0.225\)\)",
+        ),
+        (lambda: Normalize([32767.5], [0.25]), r"from 0 to 65535.*Normalize\(mean=\(0.5\), std=\(0.25\)\)"),
         (lambda: Normalize([], []), "one finite number per channel"),
         (lambda: Normalize(0.5, 0.5), "as a list"),
         (lambda: Normalize(["a"], [1]), "one number per channel"),

@@ -36,5 +36,8 @@ def test_kept_steps_are_evenly_spaced_and_sums_are_exact(count, most):
 def test_rates_and_shares_of_a_loader_and_zero_where_there_is_nothing_yet():
     stats = LoaderStats(fresh_samples=100, consumed_samples=300, steps=6, elapsed_s=2.0, stall_s=0.5, bytes_read=10)
     assert (stats.fresh_samples_per_s, stats.consumed_samples_per_s, stats.stall_share) == (50, 150, 0.25)
+    assert repr(stats) == (
+        "LoaderStats(steps=6, fresh_samples=100)\n  2 s, 150 samples/s, stalled 25.0% of the time, 10 bytes read"
+    )
     stats = LoaderStats()
     assert stats.fresh_samples_per_s == stats.consumed_samples_per_s == stats.stall_share == 0
