@@ -364,9 +364,9 @@ class ChunkBatchSampler(_Epochwise[list[int]]):
         )
         if len(dataset) and not len(self):
             raise OptionError(
-                f"{dataset.file.name}: {self._epochs.plan.num_positions:,} samples do not make one batch of {batch_size} "
-                f"for each of {self._num_shares} workers on {num_replicas} ranks. Use a smaller batch_size, fewer "
-                f"workers, or drop_last=False."
+                f"{dataset.file.name}: {self._epochs.plan.num_positions:,} samples do not make one batch of "
+                f"{batch_size} for each of {self._num_shares} workers on {num_replicas} ranks. Use a smaller "
+                f"batch_size, fewer workers, or drop_last=False."
             )
 
     def __iter__(self) -> Iterator[list[int]]:
