@@ -100,7 +100,7 @@ def test_a_state_that_is_loaded_where_it_was_saved_changes_nothing(plans, data):
         again = resumed(plan, cursor.state(position))[1].plan
         for rank, batches in enumerate(rest):
             for old, new in zip(batches, again.batches(rank), strict=True):
-                assert np.array_equal(old.rows, new.rows) and old[2:] == new[2:]
+                assert np.array_equal(old.rows, new.rows) and old[2:5] == new[2:5]
 
 
 def state_after(steps: int, plan: EpochPlan) -> dict:
