@@ -35,7 +35,7 @@ class Nodes:
         return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
 
 
-ShareOption = Literal["auto", "node"] | tuple[int, int] | None
+ShareOption = Literal["auto", "node", "elastic"] | tuple[int, int] | None
 
 
 def resolve_share(share: ShareOption) -> Share:
@@ -43,7 +43,8 @@ def resolve_share(share: ShareOption) -> Share:
 
     Args:
         share: "auto" uses torch.distributed if it is initialized, else the environment (RANK and WORLD_SIZE, with a
-            warning that shows both), and so does "node"; (rank, world_size) is taken as given; None means all rows.
+            warning that shows both), and so do "node" and "elastic"; (rank, world_size) is taken as given; None means
+            all rows.
 
     Raises:
         OptionError: none of these.
@@ -62,15 +63,15 @@ def resolve_share(share: ShareOption) -> Share:
         or not 0 <= given[0] < given[1]
     ):
         raise OptionError(
-            f'share={share!r}: give "auto", "node", (rank, world_size) with rank in 0..world_size - 1, or None for '
-            f"all rows"
+            f'share={share!r}: give "auto", "node", "elastic", (rank, world_size) with rank in 0..world_size - 1, or '
+            f"None for all rows"
         )
     return Share(*given)
 
 
 def asks_process(share: ShareOption) -> bool:
     """Returns whether the option leaves it to process group and environment to say the rank."""
-    return isinstance(share, str) and share in ("auto", "node")
+    return isinstance(share, str) and share in ("auto", "node", "elastic")
 
 
 def check_share(share: ShareOption, resolved: Share) -> None:

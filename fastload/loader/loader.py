@@ -105,7 +105,8 @@ class FastLoader:
             as "auto", and the ranks of a node have the same rows together in every epoch, dealt out among them anew
             in each, so that a node reads and keeps the same chunks; a warning says what that does to the order. Nodes
             are torchrun's, or found through the process group, for which every rank has to make such a loader. Where
-            the device caches fixed shares, these count.
+            the device caches fixed shares, these count. "elastic": as "auto", and ranks share each step, not the epoch:
+            its world size * batch_size rows are the same for any ranks, also in an epoch that others began.
         workers: number of reading threads, or of processes that run Python. None: one per CPU that this rank may use,
             at most 16. Threads that only copy rows are 2, for a device up to 8: one CPU stays free where there are more
             than 2, and fewer read where their batches would pin more than 1 GiB. "auto" begins with that, and starts
@@ -207,6 +208,11 @@ class FastLoader:
         pieces = resolved_share.world_size if fixed_shares else nodes.number if nodes is not None else 0
         order = shuffle_of(data, shuffle, cached=location is not None)
         check_drawing(order, pieces, fixed_shares=fixed_shares)
+        if share == "elastic" and fixed_shares:
+            raise OptionError(
+                f'{data.name}: cache="device": the rows do not fit on each device, so each rank would keep a share, '
+                f'and share="elastic" gives ranks other rows in each epoch. Leave one out, or take cache="host".'
+            )
         if isinstance(data, PackedInput) and data.runs_python:
             dataset = data.dataset.reading(read)
             if isinstance(order, ChunkWindow):
@@ -222,6 +228,7 @@ class FastLoader:
             shuffle=order,
             ends=ends,
             fixed_pieces=pieces if pieces > 1 else 0,
+            elastic=share == "elastic",
             groups=groups,
         )
         options = Resolved(

@@ -141,6 +141,7 @@ class EpochCursor:
                 fixed_shares=fixed_shares,
                 fixed_pieces=0 if fixed_shares else pieces,
                 grouped=plan.groups is not None,
+                elastic=plan.elastic,
             )
         )
 
@@ -155,6 +156,7 @@ class EpochCursor:
             seed=self.plan.seed,
             shuffle=saved_form(self.plan.resolved_shuffle),
             grouped=self.plan.groups is not None,
+            elastic=self.plan.elastic,
         )
         return loaded
 

@@ -164,6 +164,10 @@ class EpochPlan:
     an epoch, the rest of its order is cut among the new ranks as it is: some rows then come from other pieces, until
     the next epoch.
 
+    Elastic: a step takes the next world_size * batch_size rows of one sequence that does not depend on the ranks, and
+    each rank a part of them. So any number of ranks gives the same steps where this product is the same, and goes on
+    with the very next row where others stopped. Each rank then reads some rows of every chunk.
+
     Attributes:
         rows: rows of the file to plan, contiguous: a split, or all. At most 2**48.
         chunk_rows: rows of a chunk of the file; 0: the file has no chunks, so "chunk" is an error.
@@ -179,6 +183,7 @@ class EpochPlan:
         segments: (world_size, batch_size, steps) of the finished parts, first to last. The attribute is merged.
         fixed_pieces: number of pieces, each of the same rows in every epoch; 0: none. It divides the world size. Then
             every rank needs a row, unless ends is "drop".
+        elastic: whether ranks share each step, and not the epoch; without fixed pieces.
         begun_pieces: `fixed_pieces` of the plan that began the epoch, as segments are of it; None: those of this one.
         groups: int64 (N,), a number for each of the rows: batches hold rows whose numbers are close; see
             `GroupedOrder`. None: any rows. Only where rows are shuffled.
@@ -200,6 +205,7 @@ class EpochPlan:
     segments: tuple[Segment, ...] = ()
     fixed_pieces: int = 0
     begun_pieces: int | None = None
+    elastic: bool = False
     groups: NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
     pieces: ChunkPieces | None = field(default=None, compare=False, repr=False)
 
@@ -230,6 +236,8 @@ class EpochPlan:
         if is_drawing(shuffle):
             self._check_drawing(shuffle)
         left = self._num_units
+        if self.elastic:
+            self._check_elastic()
         if self.fixed_pieces and self.world_size % self.fixed_pieces:
             raise OptionError(
                 f"fixed_pieces={self.fixed_pieces}: {self.world_size} ranks do not make as many groups of one size"
@@ -246,7 +254,7 @@ class EpochPlan:
                 f"an epoch of {self.epoch_pieces} fixed pieces was not begun by {self.segments[0].world_size} ranks: "
                 f"they do not make as many groups of one size. The state is damaged, or of other nodes than it says."
             )
-        for whole in self.segments:
+        for whole in () if self.elastic else self.segments:
             segment = self._in_units(whole)
             # For any ends of the segment: "drop" has no more steps than the others.
             most = -(-left // segment.world_size)
@@ -257,6 +265,23 @@ class EpochPlan:
                     f"another split or selection."
                 )
             left = Tails(left, segment).num_left
+
+    def _check_elastic(self) -> None:
+        if self.fixed_pieces or self.begun_pieces:
+            raise OptionError("elastic shares take the next rows whatever ranks there are, and fixed pieces do not")
+        before = replace(self, segments=self.segments[:-1])._elastic_done if self.segments else 0
+        taken = [segment.world_size * segment.batch_size * (segment.steps - 1) for segment in self.segments[-1:]]
+        if any(before + rows >= self.num_positions for rows in taken):
+            raise StateError(
+                f"segments {list(map(tuple, self.segments))} (world size, batch size, steps) do not fit this epoch of "
+                f"{self.num_positions} rows. The state is of another split or selection."
+            )
+
+    @property
+    def _elastic_done(self) -> int:
+        """Positions of the sequence that elastic segments have taken."""
+        done = sum(segment.world_size * segment.batch_size * segment.steps for segment in self.segments)
+        return min(done, self.num_positions)
 
     def _check_drawing(self, shuffle: Drawing) -> None:
         """Raises OptionError where a shuffle that draws rows does not fit the rest of the plan."""
@@ -316,6 +341,9 @@ class EpochPlan:
     @cached_property
     def num_steps(self) -> int:
         """Steps to come in this epoch, the same on every rank; 0 if "drop" leaves no whole batch."""
+        if self.elastic:
+            left, taken = self.num_positions - self._elastic_done, self.world_size * self.batch_size
+            return left // taken if self.ends == "drop" else -(-left // taken)
         fewest, more = divmod(self._num_left, self.world_size)
         batch = self.batch_size // self.unit
         steps = fewest // batch if self.ends == "drop" else -(-(fewest + (more > 0)) // batch)
@@ -394,13 +422,14 @@ class EpochPlan:
             rows: int64 (P,): for each chunk any row of the file in it.
 
         Returns:
-            Two int64 (P,). Ranks in [0, world_size), -1 for any of them and any step (step 0), with shuffle "full" and
-            those that draw rows, -2 for rows that are not planned (step 0). Steps of the epoch, as `PlannedBatch.step`.
+            Two int64 (P,). Ranks in [0, world_size), -1 for any of them and any step (step 0), with shuffle "full",
+            those that draw rows and elastic shares, -2 for rows that are not planned (step 0). Steps of the epoch, as
+            `PlannedBatch.step`.
         """
         rows = np.asarray(rows, dtype=np.int64)
         ranks, steps = np.full(rows.shape, -2, np.int64), np.zeros(rows.shape, np.int64)
         planned = np.flatnonzero((rows >= self.rows.start) & (rows < self.rows.stop))
-        if self.shuffle == "full" or is_drawing(self.resolved_shuffle):
+        if self.shuffle == "full" or self.elastic or is_drawing(self.resolved_shuffle):
             ranks[planned] = -1
         elif planned.size:
             ranks[planned], steps[planned] = self._places(self._order.first_positions(rows[planned]))
@@ -408,6 +437,9 @@ class EpochPlan:
 
     def _places(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns rank and step of positions of the sequence, were it shared by this plan's ranks."""
+        if self.elastic:
+            steps, within = np.divmod(positions, self.world_size * self.batch_size)
+            return within // self.batch_size, steps
         firsts, _ = share_bounds(positions, self.num_positions, self.world_size)
         return share_ranks(positions, self.num_positions, self.world_size), (positions - firsts) // self.batch_size
 
@@ -428,6 +460,10 @@ class EpochPlan:
 
     def _in_sequence(self, rank: int, positions: Positions) -> Positions:
         """Returns positions of the rest that one rank has to read as positions of the epoch's whole sequence."""
+        if self.elastic:
+            steps, within = np.divmod(positions, self.batch_size)
+            taken = (steps * self.world_size + rank) * self.batch_size + within
+            return self._elastic_done + taken % max(1, self.num_positions - self._elastic_done)
         share = self._share(rank) or range(self._num_left * self.unit)
         if not share:
             raise OptionError("no row of this epoch is left to be planned")
@@ -448,7 +484,43 @@ class EpochPlan:
 
         return blockwise(sequence_positions, positions)
 
+    def _elastic_batches(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
+        """Yields batches of elastic shares: of each step the rank's part, in the last one of what is left."""
+        batch_size, taken, done = self.batch_size, self.world_size * self.batch_size, self._elastic_done
+        drawn = is_drawing(self.resolved_shuffle) and self.resolved_shuffle.repeats
+        left, step = self.num_positions - done, start_step
+        while step < stop_step:
+            whole = min(step + max(1, _FIRST_ROWS // batch_size), stop_step, left // taken)
+            if step < whole:
+                positions = self._in_sequence(rank, np.arange(step * batch_size, whole * batch_size))
+                parts = list(zip(range(step, whole), positions.reshape(-1, batch_size), strict=True))
+                step = whole
+            else:
+                units = rank_share((left - step * taken) // self.unit, rank=rank, world_size=self.world_size)
+                parts = [(step, done + step * taken + np.arange(units.start * self.unit, units.stop * self.unit))]
+                step = stop_step
+            rows = self._order(np.concatenate([part for _, part in parts]))
+            for number, (at, own) in enumerate(parts):
+                some, times = rows[number * batch_size : number * batch_size + len(own)], own if drawn else None
+                repeats = batch_size - len(own) if self.ends == "pad" else int(not len(own))
+                if repeats:
+                    again = done + np.arange(repeats) % left
+                    some = np.concatenate([some, self._order(again)])
+                    of_repeats = again + self.num_positions if drawn else 1 + np.arange(repeats)
+                    times = np.concatenate([own if drawn else np.zeros(len(own), np.int64), of_repeats])
+                yield PlannedBatch(
+                    some,
+                    np.arange(len(some)) < len(own),
+                    min(taken, left - at * taken),
+                    self.steps_done + at,
+                    times=times,
+                    spare=self._order(done + np.arange(batch_size) % left) if len(some) < batch_size else None,
+                )
+
     def _iterate(self, rank: int, start_step: int, stop_step: int) -> Iterator[PlannedBatch]:
+        if self.elastic:
+            yield from self._elastic_batches(rank, start_step, stop_step)
+            return
         batch_size, steps_done = self.batch_size, self.steps_done
         share = self._share(rank)
         drawn = is_drawing(self.resolved_shuffle) and self.resolved_shuffle.repeats
@@ -520,6 +592,8 @@ class EpochPlan:
     def _order(self) -> Order:
         # The ranks and batches that began the epoch decide windows and groups; later ones take over their order.
         world_size, batch_size = self.segments[0][:2] if self.segments else (self.world_size, self.batch_size)
+        if self.elastic:
+            world_size, batch_size = 1, world_size * batch_size
         return make_order(
             self.rows,
             self.chunk_rows,

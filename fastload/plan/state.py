@@ -61,6 +61,7 @@ class PlanState:
     fixed_shares: bool = False  # whether the epoch's order has as many fixed pieces as ranks began it
     fixed_pieces: int = 0  # those of its order, if it is another number
     grouped: bool = False  # whether the plan has `groups`
+    elastic: bool = False  # whether ranks share each step
 
     def epoch_pieces(self, world_size: int) -> int:
         """Returns the number of fixed pieces of the epoch's order; the ranks are those that begin it, if none have."""
@@ -73,7 +74,8 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
     """Returns the state as numbers, strings, lists and dictionaries, as JSON and `torch.save(weights_only)` need it.
 
     shuffle becomes "full", False, ["window", chunks], ["weighted", digest] or ["classes", digest], with fixed shares
-    ["shares", that], with fixed pieces ["pieces", [their number, that]], with groups ["aspect", all that]; segments a
+    ["shares", that], with fixed pieces ["pieces", [their number, that]], with groups ["aspect", all that], with elastic
+    shares ["elastic", all that]; segments a
     list of [world_size, batch_size, steps]; echo a number, ["mixed", echo, echo_distance] or ["auto", echo, next_echo].
     NumPy's integers become Python's.
     """
@@ -87,6 +89,8 @@ def state_to_dict(state: PlanState) -> dict[str, Any]:
         shuffle = ["pieces", [int(state.fixed_pieces), shuffle]]
     if state.grouped:
         shuffle = ["aspect", shuffle]
+    if state.elastic:
+        shuffle = ["elastic", shuffle]
     # The keys stay those of the first release, so that all releases can load one another's checkpoints.
     echo: Any = int(state.echo)
     if state.echo_distance:
@@ -134,6 +138,8 @@ def state_from_dict(data: object) -> PlanState:
     if data["echo_position"] > last_started_step(echo, distance):
         raise _bad("echo_position", data)
     shuffle = data["shuffle"]
+    if elastic := _is_named(shuffle, "elastic"):
+        shuffle = shuffle[1]
     if grouped := _is_named(shuffle, "aspect"):
         shuffle = shuffle[1]
     fixed_pieces = 0
@@ -169,11 +175,18 @@ def state_from_dict(data: object) -> PlanState:
         fixed_shares=fixed_shares,
         fixed_pieces=fixed_pieces,
         grouped=grouped,
+        elastic=elastic,
     )
 
 
 def check_state(
-    state: PlanState, *, header_digest: str, seed: int, shuffle: SavedShuffle, grouped: bool = False
+    state: PlanState,
+    *,
+    header_digest: str,
+    seed: int,
+    shuffle: SavedShuffle,
+    grouped: bool = False,
+    elastic: bool = False,
 ) -> None:
     """Raises StateError, naming all that differs, if a state is of other data or another order than the loader's.
 
@@ -186,6 +199,7 @@ def check_state(
             ("seed", seed, state.seed),
             ("shuffle", shuffle, state.shuffle),
             ("group_by", "aspect" if grouped else None, "aspect" if state.grouped else None),
+            ("share", "elastic" if elastic else "a share each", "elastic" if state.elastic else "a share each"),
         )
         if ours != theirs
     ]
