@@ -334,13 +334,13 @@ class _Search:
             beside = [other for other in self.groups if other is not image and self._may_be_view(image, other)]
             for other in beside if len(beside) < _MOST_VIEWS else ():
                 match = self._match(image, other, photos=True) if other not in seen else None
-                if match and self._same_bytes(match):
-                    yield Sign(
-                        f"{image.shown} and {other.shown} hold the same files, which would be packed twice",
-                        ("move one of the copies away",),
-                    )
-                    return
                 if match and (why := self._why_views(match, alone=len(beside) == 1)):
+                    if self._same_bytes(match):
+                        yield Sign(
+                            f"{image.shown} and {other.shown} hold the same files, which would be packed twice",
+                            ("move one of the copies away",),
+                        )
+                        return
                     sizes = [found.size for at in match.files[0] if (found := self.detail(at))]
                     yield _sign_of_views(self.tree, (image, other), why, sizes)
                     return
