@@ -311,13 +311,13 @@ class EpochPlan:
 
     @cached_property
     def num_positions(self) -> int:
-        """Samples of the epoch's sequence, over all ranks: as many as rows, unless the shuffle draws another number."""
+        """The samples of the epoch's sequence, of all ranks; as many as rows unless the shuffle draws another number."""
         shuffle = self.resolved_shuffle
         return shuffle.num_positions(len(self.rows)) if is_drawing(shuffle) else len(self.rows)
 
     @property
     def unit(self) -> int:
-        """Neighbouring positions that one rank reads in one batch: shares are cut between such units."""
+        """The number of neighbouring positions that one rank reads in one batch; shares are cut between such units."""
         shuffle = self.resolved_shuffle
         return shuffle.unit if is_drawing(shuffle) else 1
 
