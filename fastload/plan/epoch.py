@@ -311,7 +311,7 @@ class EpochPlan:
 
     @cached_property
     def num_positions(self) -> int:
-        """The samples of the epoch's sequence, of all ranks; as many as rows unless the shuffle draws another number."""
+        """The samples of the epoch's sequence, of all ranks; as many as rows unless the shuffle draws others."""
         shuffle = self.resolved_shuffle
         return shuffle.num_positions(len(self.rows)) if is_drawing(shuffle) else len(self.rows)
 
