@@ -1,7 +1,7 @@
 """The batches that a loader hands over: tuples or dicts of tensors, with facts about their samples as attributes.
 
 Both are nodes of torch's pytrees, as a tuple is: what maps over tensors (`tree_map`, torchvision's transforms) sees the
-fields. They pickle as plain tuples and dicts, which any process can load.
+fields. They pickle as plain tuples and dicts; `torch.load(weights_only=True)` takes them once fastload is imported.
 """
 
 from __future__ import annotations

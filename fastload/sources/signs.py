@@ -454,8 +454,9 @@ def _splits_or_versions(found: ClassFolders) -> Iterator[Sign]:
             word, rest = split_word(top)
             groups.setdefault(rest, {}).setdefault(word, top)
         called = max(groups.values(), key=len, default={})
-        if len(called) > 1 and "" not in called:
-            others = first_few([f"{key_of(at + top)}/" for top in found.classes[split] if top not in called.values()])
+        left = [top for top in found.classes[split] if top not in called.values()]
+        if left and len(called) > 1 and "" not in called:
+            others = first_few([f"{key_of(at + top)}/" for top in left])
             yield Sign(
                 f"{first_few([f'{key_of(at + top)}/' for top in called.values()])} are called as splits of one "
                 f"dataset are, not as classes, but {others} lies next to them",

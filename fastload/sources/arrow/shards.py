@@ -358,7 +358,9 @@ class ArrowTable:
 
     def values(self, name: str) -> Values:
         """Returns a column, numbered by the classes of all files."""
-        return self.folders.get(name) or values_in(self.shards, name, self.classes.get(name, ()))
+        if name in self.folders:
+            return self.folders[name]
+        return values_in(self.shards, name, self.classes.get(name, ()))
 
     def objects(self, name: str) -> list[Any]:
         """Returns the cells of a column of objects, whose classes all files must number alike."""

@@ -277,8 +277,9 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
         # pandas writes integers as 1.0 where some are missing.
         is_whole = bool((np.isfinite(whole) & (whole == np.round(whole)) & (np.abs(whole) < 2**53)).all())
         if is_whole and (frame.labels or plain_name(name) in LABELS):
+            labels = _signed_labels(np.where(given, values.values, -1).astype(np.int64), given, name, notes)
             notes.append(f"Labels are the column {name!r}, whole numbers written as floats.")
-            return Column(np.where(given, values.values, -1).astype(np.int64)), "labels"
+            return Column(labels), "labels"
         notes.append(f"Targets are the column {name!r}, of floats.")
         return Column(values.values.astype(np.float32)), "targets"
     values = _lists_of_text(values)
@@ -306,14 +307,9 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
         )
     if values.kind == "int":
         labels = np.where(given, values.values, -1)
-        known = np.unique(values.values[given])
-        if known.tolist() == [-1, 1]:
-            notes.append(
-                f"Labels are the column {name!r}: its -1 and 1 became 0 and 1, since -1 says that there is none."
-            )
-            return Column(np.where(given, (labels + 1) // 2, -1)), "labels"
-        if known[0] < 0:
-            notes.append(f"CHECK: labels below 0 in column {name!r}: -1 says that an image has none, others cannot be.")
+        if not values.names:  # classes with names are numbered from 0, and -1 is none
+            labels = _signed_labels(labels, given, name, notes)
+        known = np.unique(labels[given])
         extent = "" if values.names else f", kept as they are: {known[0]} to {known[-1]}, {len(known)} different"
         notes.append(f"Labels are the column {name!r}{extent}.")
         return Column(labels, {"names": values.names} if values.names else {}), "labels"
@@ -325,6 +321,17 @@ def _label(frame: Frame, name: str, values: Values, notes: list[str]) -> tuple[C
     ):
         notes.append(f"CHECK: cells like {several[0]!r} are one class each; several classes are written `cat|dog`.")
     return column, "labels"
+
+
+def _signed_labels(labels: NDArray[Any], given: NDArray[np.bool_], name: str, notes: list[str]) -> NDArray[Any]:
+    """Returns whole numbers (R,), of which -1 and 1, if they are all, became 0 and 1; notes others below 0."""
+    known = np.unique(labels[given])
+    if known.tolist() == [-1, 1]:
+        notes.append(f"Column {name!r}: its -1 and 1 became 0 and 1, since -1 says that an image has no label.")
+        return np.where(given, (labels + 1) // 2, -1)
+    if known.size and known[0] < 0:
+        notes.append(f"CHECK: labels below 0 in column {name!r}: -1 says that an image has none, others cannot be.")
+    return labels
 
 
 def _phrases(column: Column, name: str) -> list[str]:

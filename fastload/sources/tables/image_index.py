@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,8 +29,8 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 
 
 _Lookups = dict[Callable[[str], str], tuple[dict[str, int], dict[str, list[int]]]]
-_TABLES: WeakKeyDictionary[Tree, tuple[dict[str, int], _Lookups]] = WeakKeyDictionary()
-"""The images of a tree by path, and by what is compared of a name; for all indexes of the tree."""
+_TABLES: WeakKeyDictionary[Tree, tuple[dict[str, int], _Lookups, str]] = WeakKeyDictionary()
+"""The images of a tree by path, and by what is compared of a name, and its `_top`; for all indexes of the tree."""
 
 
 class FoundFiles(NamedTuple):
@@ -52,11 +52,11 @@ class ImageIndex:
         self.loose = (
             False  # whether numbers without zeros, or names in another case, show which column names the images
         )
-        self._own_name = f"{tree.path.absolute().name}/"
         self._loosely = 0  # cells since `find` began that only `_LOOSELY` finds
         if tree not in _TABLES:
-            _TABLES[tree] = {tree.names[i]: i for i in tree.images().tolist()}, {}
-        self._paths, self._lookups = _TABLES[tree]
+            paths = {tree.names[i]: i for i in tree.images().tolist()}
+            _TABLES[tree] = paths, {}, _top(tree, paths)
+        self._paths, self._lookups, self._top = _TABLES[tree]
 
     def at(self, base: str, legacy: str = "") -> ImageIndex:
         """Returns the index of the same images for a table in another folder or encoding."""
@@ -74,7 +74,7 @@ class ImageIndex:
         Raises:
             SourceError: a cell leads out of the tree.
         """
-        cells = self._below_top(cells)
+        cells = [cell.removeprefix(self._top) for cell in cells]
         positions = np.fromiter((self._paths.get(self.base + cell, -1) for cell in cells), np.int64, len(cells))
         reasons: dict[int, str] = {}
 
@@ -100,7 +100,7 @@ class ImageIndex:
     def hits(self, cells: list[str]) -> tuple[int, int]:
         """Returns how many cells name an image by path or whole name, and how many by name without suffix."""
         whole = stem = 0
-        for cell in self._below_top(cells):
+        for cell in (cell.removeprefix(self._top) for cell in cells):
             path = _plain(cell)
             if not path or _ADDRESS.match(path):
                 continue
@@ -119,19 +119,6 @@ class ImageIndex:
             ):
                 stem += 1
         return whole, stem
-
-    def _below_top(self, cells: list[str]) -> list[str]:
-        """Returns cells relative to the top of the tree where they are URLs of objects in it, or begin with its name.
-
-        A folder in it that has its name, too, counts first.
-        """
-        if isinstance(self.tree.path, ObjectPath):
-            top = f"{self.tree.path}/"
-        elif not self.tree.archive and not any(name.startswith(self._own_name) for name in self._paths):
-            top = self._own_name
-        else:
-            return cells
-        return [cell.removeprefix(top) for cell in cells]
 
     def _find_alike(self, cells: list[str], split: list[str], masks: bool, positions: NDArray[np.int64]) -> None:
         """Finds all cells at once that lack the same beginning and end of the path as the first of them does."""
@@ -233,6 +220,17 @@ class ImageIndex:
             return candidates[0]
         shown = " and ".join(key_of(names[i]) for i in candidates[:3])
         return f"may be {shown}: say which folder paths begin in with `--root`"
+
+
+def _top(tree: Tree, paths: Iterable[str]) -> str:
+    """Returns what a cell relative to the folder above the tree, or the URL of an object in it, begins with; or "".
+
+    A folder in the tree that has the tree's own name counts first.
+    """
+    if isinstance(tree.path, ObjectPath):
+        return f"{tree.path}/"
+    own = f"{tree.path.absolute().name}/"
+    return "" if tree.archive or any(path.startswith(own) for path in paths) else own
 
 
 def _plain(cell: str) -> str:

@@ -73,6 +73,13 @@ def test_a_hub_folder_gives_splits_labels_and_names(tmp_path: Path) -> None:
     assert listing.files.take(np.array([5, 1])).read_head(1, 2) == b"on" and listing.sizes[1] == 3
 
 
+def test_a_label_of_minus_one_beside_named_classes_is_none(tmp_path: Path) -> None:
+    meta = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": ["cat", "dog"]})
+    cells = images((b"0", "a.jpg"), (b"1", "b.jpg"))
+    listing = list_source(write(tmp_path / "a.parquet", {"image": cells, "label": [-1, 1]}, meta))
+    assert values(listing) == [-1, 1] and "CHECK" not in " ".join(listing.notes)
+
+
 def test_files_that_number_their_classes_differently_are_renumbered_by_name(tmp_path: Path) -> None:
     def shard(name: str, labels: list[int], *names: str) -> None:
         meta = features(image={"_type": "Image"}, label={"_type": "ClassLabel", "names": list(names)})

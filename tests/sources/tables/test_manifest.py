@@ -568,6 +568,8 @@ def test_labels_of_minus_one_and_one_are_two_classes(abc: Path) -> None:
     assert values(listing) == [0, 1, 1] and "its -1 and 1 became 0 and 1" in notes_of(listing)
     listing = list_source(write(abc / "t.csv", "image,label\na.jpg,-2\nb.jpg,1\nc.jpg,0\n"))
     assert values(listing) == [-2, 1, 0] and "CHECK: labels below 0 in column 'label'" in notes_of(listing)
+    listing = list_source(write(abc / "t.csv", "image,label\na.jpg,-1.0\nb.jpg,1.0\nc.jpg,1.0\n"))
+    assert values(listing) == [0, 1, 1] and "its -1 and 1 became 0 and 1" in notes_of(listing)
 
 
 def test_objects_of_json_in_cells_are_no_classes(abc: Path) -> None:
