@@ -486,6 +486,13 @@ class PackedDataset(Dataset[Any]):
         """Returns what messages call a row of the file."""
         return sample_name(self.file, row)
 
+    def keys_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        """Returns the key of each row (R,) of the file, or its number where the file has no keys."""
+        if "key" not in self.file.fields:
+            return tuple(map(str, rows.tolist()))
+        with closing(open_rows(self.file, ["key"])) as reader:
+            return tuple(reader.texts("key", rows))
+
     def layout(self) -> list[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Returns name, shape of a row and native dtype of each field that is read from the file, but for texts.
 
@@ -513,7 +520,7 @@ def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
     if is_whole(given) and (not names or 0 <= given < len(names)):
         return int(given)
     near = difflib.get_close_matches(str(given), names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     raise OptionError(f"{file.name}: there is no class {given!r}{hint} It has {shown or 'numbers without names'}.")
 

@@ -213,10 +213,11 @@ class UnpackedDataset(PackedDataset):
 
     def name_of(self, row: int) -> str:
         """Returns what messages call a sample."""
-        return f"{self.path}: sample {self._key(row)!r}"
+        return f"{self.path}: sample {self.keys_of(np.array([row]))[0]!r}"
 
-    def _key(self, row: int) -> str:
-        return self._survey.listing.keys[int(self._survey.order[row])]
+    def keys_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        """Returns the path of each sample (R,) below the folder, as the packed file will have it for its key."""
+        return tuple(self._survey.listing.keys[sample] for sample in self._survey.order[rows].tolist())
 
     def open_reader(self, read: Read, *, cache_chunks: int, windows: bool) -> RowReader:
         """Returns a reader of the folder's files in place of one of the packed file."""

@@ -24,7 +24,6 @@ from fastload.format.ragged import JPEG, RAW
 from fastload.plan import ChunkPieces, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.reader import RowReader
-from fastload.read.sharded import open_rows
 from fastload.timing.stopwatch import current
 
 # Rows that a dataset's compression ratio is taken from.
@@ -159,11 +158,7 @@ class PackedInput:
 
     def names_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
         """Returns the key of each row, or its number where the file has no keys."""
-        file = self.dataset.file
-        if "key" not in file.fields:
-            return tuple(map(str, rows.tolist()))
-        with closing(open_rows(file, ["key"])) as reader:
-            return tuple(reader.texts("key", rows))
+        return self.dataset.keys_of(rows)
 
 
 class OtherInput:

@@ -90,8 +90,11 @@ def test_samples_and_batches_of_their_own_sizes(photos, tmp_path):
     for batch in loader:
         for at, row in enumerate(batch.rows.tolist()):
             assert torch.equal(batch[0][at], dataset[row][0]) and batch[1][at] == dataset[row][1]
+            assert (photos / batch.names[at]).is_file()
+    names = {row: name for batch in loader for row, name in zip(batch.rows.tolist(), batch.names, strict=True)}
     until_packed(loader)
     for batch in loader:
+        assert [names[row] for row in batch.rows.tolist()] == list(batch.names)
         for at, row in enumerate(batch.rows.tolist()):
             assert torch.equal(batch[0][at], dataset[row][0])
 
