@@ -209,7 +209,8 @@ def test_an_object_is_replaced_only_as_it_was(empty) -> None:
     assert client.read_whole(key)[0] == b"second"
 
 
-@pytest.mark.parametrize("empty", ["s3", "file"], indirect=True)
+# Not on S3: there the server decides, and moto compares and writes in two steps, so that of eight threads two may win.
+@pytest.mark.parametrize("empty", ["file"], indirect=True)
 def test_one_of_many_threads_creates_an_object(empty) -> None:
     client, key = empty
 
