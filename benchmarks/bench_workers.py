@@ -17,6 +17,9 @@ one shape (a column cropped off in both): what the warning of changing shapes sp
 `cold`, `cold-small`: shuffle in windows of chunks over full shuffle, the file's pages dropped before each run, rows of
 218x178x3 and of 32x32x3; threads; `-128`: with the disk's read-ahead set to 128 KiB meanwhile, where that is allowed.
 `two-ranks`: images/s of two processes with a share each, together, over one process with all rows; threads.
+`elastic`: images/s of two processes together with share="elastic", in which both read rows of every chunk, over those
+with shares of their own; threads. `elastic-cold` with the file's pages dropped before each epoch, `elastic-gzip` of the
+same rows compressed.
 `state-dict`: microseconds of `state_dict()` in mid-epoch.
 
 Unless it says cold, the page cache is warm. A figure is the median of paired ratios with its range.
@@ -46,6 +49,7 @@ from torch.utils.data import DataLoader, Dataset
 import harness
 from fastload import FastLoader, PackedDataset, inspect_file
 from fastload.plan import ChunkWindow
+from fastload.repack import repack_file
 from fastload.system.files import drop
 from sample_files import write_packed
 
@@ -128,7 +132,7 @@ class Bench:
     def workers_bound(self) -> None:
         """Over the bare copy in two processes."""
         loader = FastLoader(PackedDataset(self.path, fields=["images"], transform=as_it_is), self.batch_size, workers=2)
-        bare = [Child(TAKE_CODE, self.path, self.batch_size, (rank, 2)) for rank in range(2)]
+        bare = two_children(TAKE_CODE, self.path, self.batch_size)
         try:
             result = harness.compare(lambda: rate(loader), lambda: together(bare), pairs=self.options.pairs, warm_up=2)
         finally:
@@ -229,13 +233,27 @@ class Bench:
 
     def two_ranks(self) -> None:
         """Two processes against one; threads, each with the default of its share of the cores."""
-        ranks = [Child(LOADER_CODE, self.path, self.batch_size, share) for share in ((0, 2), (1, 2), (0, 1))]
+        one = [Child(LOADER_CODE, self.path, self.batch_size, (0, 1))]
+        self._ranks("two-ranks", two_children(LOADER_CODE, self.path, self.batch_size), one, target=">= 0.95")
+
+    def elastic(self) -> None:
+        """Ranks that share each step against ranks that share the epoch."""
+        packed = self.path.with_name(f"{self.path.stem}-gzip.h5")
+        if not packed.exists():
+            repack_file(self.path, packed, codec="gzip:1")
+        ways = {"": (self.path, LOADER_CODE), "-cold": (self.path, COLD_CODE), "-gzip": (packed, LOADER_CODE)}
+        for way, (path, code) in ways.items():
+            shared = two_children(code.replace("share=share", 'share="elastic"'), path, self.batch_size)
+            self._ranks(f"elastic{way}", shared, two_children(code, path, self.batch_size))
+
+    def _ranks(self, figure: str, ours: list[Child], others: list[Child], **about: Any) -> None:
+        """Notes the images/s of some processes together over those of others, and ends them all."""
         try:
-            result = harness.compare(lambda: together(ranks[:2]), lambda: together(ranks[2:]), pairs=self.options.pairs)
+            result = harness.compare(lambda: together(ours), lambda: together(others), pairs=self.options.pairs)
         finally:
-            for rank in ranks:
-                rank.end()
-        self.journal.note("two-ranks", target=">= 0.95", file=self.about, **result)
+            for child in (*ours, *others):
+                child.end()
+        self.journal.note(figure, file=self.about, **about, **result)
 
     def state_dict(self) -> None:
         """In mid-epoch, with a history of other world sizes."""
@@ -268,6 +286,16 @@ loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, share=sh
 def epoch():
     loader.set_epoch(0)
     return map(harness.touch, harness.pixels_of(loader))
+"""
+
+COLD_CODE = """
+from fastload.system.files import drop
+
+def epoch():
+    drop(path)  # before it is mapped: mapped pages stay
+    loader = FastLoader(PackedDataset(path, fields=["images"]), batch_size, share=share)
+    yield from map(harness.touch, harness.pixels_of(loader))
+    loader.close()
 """
 
 TAKE_CODE = """
@@ -303,11 +331,13 @@ class Child:
     """A process that runs an epoch of its share each time it is told to."""
 
     def __init__(self, code: str, path: Path, batch_size: int, share: tuple[int, int]) -> None:
+        rank, world_size = map(str, share)
+        env = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "PYTHONWARNINGS": "ignore"}
         words = [str(path), str(batch_size), json.dumps(share), str(Path(__file__).parent)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", CHILD_CODE.replace("{code}", code), *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"LOCAL_WORLD_SIZE": str(share[1])},
+            env=os.environ | env,
         )  # fmt: skip
 
     def begin(self) -> None:
@@ -329,6 +359,11 @@ class Child:
         self.process.wait()
 
 
+def two_children(code: str, path: Path, batch_size: int) -> list[Child]:
+    """Two processes, a rank each."""
+    return [Child(code, path, batch_size, (rank, 2)) for rank in range(2)]
+
+
 def together(ranks: list[Child]) -> float:
     """Images a second of all ranks, from the first begin to the last end."""
     for rank in ranks:
@@ -338,7 +373,8 @@ def together(ranks: list[Child]) -> float:
 
 
 FIGURES = ("workers", "workers_bound", "workers_train", "workers_python", "workers_new",
-           "workers_changing", "workers_list", "folder", "cold", "two_ranks", "state_dict")  # fmt: skip
+           "workers_changing", "workers_list", "folder", "cold", "two_ranks", "elastic",
+           "state_dict")  # fmt: skip
 
 
 def main() -> None:
