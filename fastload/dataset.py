@@ -6,7 +6,7 @@ import copy
 import difflib
 import hashlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -126,12 +126,20 @@ class PackedDataset(Dataset[Any]):
             raise OptionError(f"{self._file.name}: no split {split!r}; it has {known}. None means all rows.")
         self._range = range(self._file.num_rows) if split is None else self._file.splits[split]
         self._selected: NDArray[np.int64] | None = None
-        self._labels: Field | None = None  # as `only` counts them
+        self._labels: Mapping[str, Field] = {}  # fields of classes as `only` counts them
         self.fields = _checked_fields(self._file, fields)
         self._read_mode: Read = "auto"
         self._window_chunks: int | None = None  # of a shuffle that is expected
         self._reader: RowReader | None = None
         _ = self.sample_transform  # says now which fields cannot follow it
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise OptionError(
+                f"dataset.{name} cannot be set: a loader or sampler that has this dataset would not see it. Make "
+                f"another one: PackedDataset(..., {name}=...)."
+            )
+        object.__setattr__(self, name, value)
 
     @property
     def file(self) -> PackedFile:
@@ -155,7 +163,7 @@ class PackedDataset(Dataset[Any]):
                 raise FileChangedError(
                     f"{file.name}: changed since the dataset was made: {then} then, {now} now. Make the dataset again."
                 )
-            self.path = file.path
+            vars(self)["path"] = file.path  # of a URL, in the cache of this process
             self._file = self._renumbered(file)
         return self._file
 
@@ -196,48 +204,56 @@ class PackedDataset(Dataset[Any]):
         Raises:
             IndexError: a position is out of range.
         """
-        return self._with(_selected=self._file_rows(_positions("select()", rows)))
+        return self._with(_selected=self._file_rows(positions_of("select()", rows)))
 
-    def only(self, classes: Sequence[str | int] | Mapping[str | int, str]) -> PackedDataset:
+    def only(
+        self, classes: Sequence[str | int] | NDArray[Any] | Mapping[str | int, str], *, field: str = "labels"
+    ) -> PackedDataset:
         """Returns a dataset of the samples of some classes, whose labels count these from 0; `classes` has their names.
 
         Args:
-            classes: names of classes, or their numbers in the file, in the order of their new numbers. A mapping gives
-                each a new name, in the order of these, and so merges classes: `{"cat": "animal", "dog": "animal"}`.
+            classes: names of classes, or their numbers in this dataset, in the order of their new numbers. A mapping
+                gives each a new name, in the order of these, and so merges classes:
+                `{"cat": "animal", "dog": "animal"}`.
+            field: name of the field of classes, where there are several.
 
         Raises:
-            OptionError: the file has no labels of one class an image; a class is not there, or no sample has it.
+            OptionError: the file has no such field of one class an image; a class is not there, or no sample has it.
         """
-        field = self.file.fields.get("labels")
-        if field is None or field.shape or field.dtype.kind not in "iu":
-            raise OptionError(
-                f"{self.file.name}: only() takes classes of images, and this file has no labels of one class an image"
-            )
+        name = field
+        labels = self.class_numbers(name)
+        of_classes = self.file.fields[name]
         merged = classes if isinstance(classes, Mapping) else None
-        if isinstance(classes, str) or not classes:
+        if isinstance(classes, (np.ndarray, torch.Tensor)):
+            classes = classes.tolist()
+        if not isinstance(classes, (list, tuple, range, Mapping)) or not classes:
+            order = "; a set has no order, which the new numbers follow" if isinstance(classes, Set) else ""
             raise OptionError(
-                f"only({classes!r}): give a list of names or numbers of classes, or a mapping to new names"
+                f"only({classes!r}): give a list of names or numbers of classes, or a mapping to new names{order}"
             )
-        labels = self.class_numbers()
-        numbers = [_class_number(self.file, field.names, one) for one in classes]
+        numbers = [_class_number(self.file, of_classes.names, one) for one in classes]
         if len(set(numbers)) < len(numbers):
             raise OptionError(f"{self.file.name}: only(): a class is named twice in {list(classes)!r}")
         if absent := [one for one, number in zip(classes, numbers, strict=True) if not (labels == number).any()]:
             raise OptionError(f"{self.file.name}: no sample has the class {', '.join(map(repr, absent))}: leave it out")
-        named = [field.names[number] if field.names else str(number) for number in numbers]
+        named = [of_classes.names[number] if of_classes.names else str(number) for number in numbers]
         named = named if merged is None else list(map(str, merged.values()))
         names = tuple(dict.fromkeys(named))
         pairs = {number: names.index(name) for number, name in zip(numbers, named, strict=True)}
-        stored = dict(field.renumbered) or {number: number for number in numbers}
+        stored = dict(of_classes.renumbered) or {number: number for number in numbers}
         again = sorted((old, pairs[number]) for old, number in stored.items() if number in pairs)
         dataset = self.select(np.flatnonzero(np.isin(labels, numbers)))
-        dataset._labels = replace(field, names=names, renumbered=tuple(again))
+        dataset._labels = {**self._labels, name: replace(of_classes, names=names, renumbered=tuple(again))}
         dataset._file = dataset._renumbered(self.file)
         return dataset
 
     def _renumbered(self, file: PackedFile) -> PackedFile:
-        """Returns the header with the labels of `only`."""
-        return file if self._labels is None else replace(file, fields=file.fields | {"labels": self._labels})
+        """Returns the header with the classes of `only`."""
+        anew = {
+            name: replace(file.fields[name], names=field.names, renumbered=field.renumbered)
+            for name, field in self._labels.items()
+        }
+        return replace(file, fields=file.fields | anew) if anew else file
 
     def class_numbers(self, field: str = "labels") -> NDArray[np.int64]:
         """Returns the class of each sample, int64 (N,), -1 for none, read from a field of classes.
@@ -249,12 +265,12 @@ class PackedDataset(Dataset[Any]):
             FileChangedError, ReadError: the file cannot be read any more.
         """
         fields = self.file.fields
-        known = [name for name in fields if _holds_classes(self.file, name)]
-        if field not in known:
+        if field not in fields or not _is_one_number(self.file, field):
             found = fields.get(field)
-            why = f"holds {found.dtype} {('N', *found.shape)} without class names" if found else "is not in the file"
-            there = f"it has {', '.join(map(repr, known))}" if known else "it has none"
-            raise OptionError(f"{self.file.name}: {field!r} {why}. Name a field of one class a sample: {there}.")
+            why = f"holds {found.dtype} {('N', *found.shape)}" if found else "is not in the file"
+            known = ", ".join(repr(name) for name in fields if _is_one_number(self.file, name)) or "none"
+            hint = "Name a field of one class a sample, a whole number"
+            raise OptionError(f"{self.file.name}: {field!r} {why}. {hint}; it has {known}.")
         rows = np.asarray(self.rows, np.int64)
         found_in = np.empty(len(rows), fields[field].dtype.newbyteorder("="))
         one = self._with(fields=(field,), check=None)
@@ -264,13 +280,24 @@ class PackedDataset(Dataset[Any]):
 
     def data_identity(self) -> str:
         """Returns a string that identifies the file's content and the rows chosen; saved states are checked by it."""
-        digest, rows = self.file.header_digest, self.rows
-        if self._labels is not None:
-            said = repr((self._labels.names, self._labels.renumbered)).encode()
-            digest = f"{digest}/{hashlib.sha256(said).hexdigest()[:16]}"
+        digest, rows = self._content, self.rows
+        for name, field in sorted(self._labels.items()):
+            said = repr((field.names, field.renumbered)) + (name if name != "labels" else "")
+            digest = f"{digest}/{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         if not isinstance(rows, range):
             return f"{digest}/{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}"
         return digest if rows == range(self.file.num_rows) else f"{digest}/{rows.start}-{rows.stop - 1}"
+
+    @property
+    def _content(self) -> str:
+        return self.file.header_digest
+
+    def as_chosen(self, other: PackedDataset) -> PackedDataset:
+        """Returns the samples and fields of this dataset that another one of the same samples has."""
+        names = ("split", "transform", "fields", "_range", "_selected", "_labels")
+        dataset = self._with(**{name: getattr(other, name) for name in names})
+        dataset._file = dataset._renumbered(self.file)
+        return dataset
 
     def expect_window(self, chunks: int) -> None:
         """Sizes the cache of decoded chunks for a shuffle in windows of this many chunks; called by samplers.
@@ -305,7 +332,7 @@ class PackedDataset(Dataset[Any]):
         if self.check is None and check is not None and self.file.shards is None:  # those of shards when they are read
             with open_hdf5(self.path) as hdf5:
                 check_header(self.file, hdf5)
-        self.check = "first" if check == "auto" else check
+        vars(self)["check"] = "first" if check == "auto" else check
 
     def samples(self, rows: NDArray[np.int64]) -> list[Sample]:
         """Returns the samples of rows of the file, read in one call, before any transform.
@@ -393,7 +420,9 @@ class PackedDataset(Dataset[Any]):
             FileChangedError: the file was written to or truncated.
         """
         if isinstance(index, (list, np.ndarray, torch.Tensor)) and np.ndim(index):
-            return self._batch(_positions(f"{self.file.name}: dataset[...]", index))
+            return self._batch(positions_of(f"{self.file.name}: dataset[...]", index))
+        if isinstance(index, (bool, np.bool_)) or (isinstance(index, torch.Tensor) and index.dtype == torch.bool):
+            positions_of(f"{self.file.name}: dataset[...]", [bool(index)])
         try:
             position = operator.index(index)
         except TypeError as exc:
@@ -525,14 +554,17 @@ def _class_number(file: PackedFile, names: Sequence[str], given: Any) -> int:
     raise OptionError(f"{file.name}: there is no class {given!r}{hint} It has {shown or 'numbers without names'}.")
 
 
-def _holds_classes(file: PackedFile, name: str) -> bool:
-    """Whether a field is one whole number a row that means a class: it has their names, or is called labels."""
+_FIXED = frozenset(("path", "split", "transform", "fields", "decode", "check"))
+"""Attributes that whoever was given the dataset has read."""
+
+
+def _is_one_number(file: PackedFile, name: str) -> bool:
+    """Whether a field is one whole number a row, which may mean a class."""
     field = file.fields[name]
-    scalar = field.dtype.kind in "iu" and not field.shape and field.ragged is None
-    return scalar and name not in _BOOKKEEPING and (bool(field.names) or name == "labels")
+    return field.dtype.kind in "iu" and not field.shape and field.ragged is None and name not in _BOOKKEEPING
 
 
-def _positions(where: str, rows: Any) -> NDArray[np.int64]:
+def positions_of(where: str, rows: Any) -> NDArray[np.int64]:
     """Returns positions as int64 (N,). Raises OptionError, naming where they were given, if they are none."""
     chosen = np.asarray(rows)
     if chosen.dtype.kind == "b":
@@ -586,9 +618,11 @@ def as_handed_over(file: PackedFile, arrays: dict[str, NDArray[Any]]) -> dict[st
         if labels.dtype == np.uint64 and labels.size and labels.max() > _LARGEST:
             raise FormatError(f"{file.name}: `labels` has {labels.max():,}, more than int64 holds; pack other labels")
         arrays["labels"] = labels.astype(np.int64, copy=False)
-        if pairs := file.fields["labels"].renumbered:
+    for name in arrays:
+        if name in file.fields and (pairs := file.fields[name].renumbered):
             stored, new = np.array(pairs, np.int64).T
-            arrays["labels"] = new[np.minimum(np.searchsorted(stored, arrays["labels"]), len(new) - 1)]
+            at = np.searchsorted(stored, arrays[name].astype(np.int64))
+            arrays[name] = new[np.minimum(at, len(new) - 1)].astype(arrays[name].dtype, copy=False)
     return arrays
 
 

@@ -64,6 +64,11 @@ def answer(words: Collection[str], signature: inspect.Signature) -> None:
     raise OptionError(f"FastLoader has no argument {unknown[0]}=. {hint}")
 
 
+def is_meant_as_argument(word: str, accepted: Collection[str]) -> bool:
+    """Whether a word is an argument of torch's `DataLoader`, or nearly one that a loader has."""
+    return word in _OF_DATALOADER or bool(difflib.get_close_matches(word.lower(), accepted, n=1, cutoff=0.85))
+
+
 def check_reading(workers: object, data: Input) -> None:
     """Raises OptionError for numbers of workers without meaning."""
     if workers == 0 and data.runs_python:
@@ -166,7 +171,7 @@ def check_steps(plan: EpochPlan, data: Input) -> None:
     """Raises OptionError for a plan without a single batch."""
     if not plan.num_steps:
         ranks = f" over {plan.world_size} ranks" if plan.world_size > 1 else ""
-        hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if plan.rows else "Choose another split."
+        hint = "Choose a smaller batch_size, or ends='pad' or 'exact'." if plan.rows else "Choose other rows."
         if plan.rows and is_drawing(plan.shuffle):
             few = "fewer ranks" if plan.unit > 1 else "a larger num_samples"
             hint = f"{plan.shuffle!r} has no more: choose {few}, or ends='pad' or 'exact'."
@@ -212,6 +217,7 @@ def description(options: Resolved, echo: Echo) -> tuple[list[str], list[str]]:
         what += [f"split {dataset.split}"] if dataset.split else []
         what += ["some of its rows"] if data.selected is not None else []
     what += [counted(len(plan.rows), "row"), f"{steps:,} {'batch' if steps == 1 else 'batches'} of {plan.batch_size}"]
+    what += ["elastic"] if plan.elastic else []
     if options.share.world_size > 1:
         what.append(f"rank {options.share.rank} of {options.share.world_size}")
         if (nodes := options.nodes) is not None:

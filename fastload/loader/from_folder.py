@@ -117,8 +117,9 @@ class PackedFolder(PackedDataset):
         self._of_source = identity
         _check_same(self.file, source, survey)
 
-    def data_identity(self) -> str:
-        """Returns that of the folder's samples, so that a state holds before and after they are packed."""
+    @property
+    def _content(self) -> str:
+        """That of the folder's samples, so that a state holds before and after they are packed."""
         return self._of_source
 
 
@@ -168,18 +169,14 @@ class UnpackedDataset(PackedDataset):
         self._absolute = source.absolute()  # the script may go to another folder before it is packed
         self.split = self.transform = self.check = None
         self.decode = "cpu"
-        self._survey, self._of_source = survey, identity
+        self._survey, self._of_source, self._labels = survey, identity, {}
         self._file = _header(source, survey, identity)
         self._identity = self._file.identity
         self._range, self._selected = range(self._file.num_rows), None
         self.fields = tuple(name for name in ("images", "labels") if name in self._file.fields)
         self._read_mode, self._window_chunks, self._reader = "auto", None, None
         self._later_check: CheckOption = "auto"
-        self._pack: BackgroundPack | None = None
-
-    def data_identity(self) -> str:
-        """Returns that of the folder's samples, so that a state holds before and after they are packed."""
-        return self._of_source
+        self._packing: list[BackgroundPack] = []  # of this dataset and all selections of it; one, or not begun yet
 
     def check_unchanged(self) -> None:
         """Does nothing: each file is checked when it is read."""
@@ -200,12 +197,13 @@ class UnpackedDataset(PackedDataset):
             FileChangedError: the folder changed while it was packed.
         """
         if self.output.exists():
-            return PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
-        if self._pack is None and not local_rank():  # the first rank of a machine packs, the others read the result
-            self._pack = BackgroundPack(self._absolute, self.output)
+            whole = PackedFolder(self.output, self.path, self._survey, self._of_source, self._later_check)
+            return whole.as_chosen(self)
+        if not self._packing and not local_rank():  # the first rank of a machine packs, the others read the result
+            self._packing.append(BackgroundPack(self._absolute, self.output))
             images = counted(self.file.num_rows, "image")
             _log.warning(f"{self.path}: {images}, read as they are while they are packed into {self.output}")
-        elif self._pack is not None and (failure := self._pack.failure()):
+        elif self._packing and (failure := self._packing[0].failure()):
             _log.warning(
                 f"{self.path}: read as it is until {self.output} is there, not packed by this script: {failure}"
             )
@@ -228,7 +226,7 @@ class UnpackedDataset(PackedDataset):
         return _NothingAhead()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_pack": None}
+        return {**self.__dict__, "_reader": None, "_packing": []}
 
 
 class _NothingAhead:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -43,6 +44,7 @@ from fastload.loader.arguments import (
     check_reading,
     check_steps,
     description,
+    is_meant_as_argument,
     opened,
 )
 from fastload.loader.batch import Batch
@@ -182,6 +184,7 @@ class FastLoader:
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         source, cache_dir = opened(source, cache_dir), None
+        transform = tuple(transform) if isinstance(transform, list) else transform  # it is read now, and not again
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self._make: Callable[[FastLoader], None] | None = functools.partial(FastLoader.__init__, **arguments)
         self._loaded: Mapping[str, Any] | None = None  # by `load_state_dict`, before the first iteration
@@ -273,6 +276,8 @@ class FastLoader:
                 f"loader.{name} cannot be set: batches are read ahead with what the loader was made with. `loader = "
                 f"loader.with_({name}=...)` is a loader over the same file that goes on where this one stands."
             )
+        if not name.startswith("_") and not hasattr(type(self), name) and is_meant_as_argument(name, _ARGUMENTS):
+            answer((name,), inspect.signature(FastLoader.__init__))
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -293,7 +298,7 @@ class FastLoader:
 
         Within an epoch it gives the rest of it, else the epoch that would come next, with the draws of that epoch: so
         batch size, transforms and echo change by epoch or in the middle of one, as for progressive resizing. Where the
-        order changes (source, shuffle, seed, group_by), it begins the epoch anew.
+        order changes (by source, shuffle, seed, group_by, or share from or to "elastic"), it begins the epoch anew.
 
         Raises:
             OptionError, ShareError: as for a new loader.
@@ -303,12 +308,19 @@ class FastLoader:
         with self._alone():
             self._find_rank()
             made = FastLoader(**self._given | changes)
-            if _OF_ORDER.isdisjoint(changes):
+            if self._has_order_of(made):
                 made.load_state_dict(self.state_dict())
             else:
-                here = self._epochs.last if self._running() is not None else self._epochs.standing
+                here = self._decided(self._epochs.last if self._running() is not None else self._epochs.standing)
                 made.set_epoch(here.plan.epoch + here.finished)
         return made
+
+    def _has_order_of(self, other: FastLoader) -> bool:
+        ours, theirs = self._options.plan, other._options.plan
+        order, its = ((plan.shuffle, plan.seed, plan.elastic, plan.groups is None) for plan in (ours, theirs))
+        if order != its or self._options.data.identity() != other._options.data.identity():
+            return False
+        return ours.groups is None or theirs.groups is None or np.array_equal(ours.groups, theirs.groups)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begins a new iteration; the one before it, if any, ends."""
@@ -517,4 +529,3 @@ class FastLoader:
 
 
 _ARGUMENTS = frozenset(inspect.signature(FastLoader.__init__).parameters) - {"self"}
-_OF_ORDER = frozenset(("source", "shuffle", "seed", "group_by"))

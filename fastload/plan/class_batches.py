@@ -74,9 +74,11 @@ class ClassBatches:
         if few.size:
             said = [f"{self._name(int(numbers[at]))} has {counts[at]}" for at in few[:_NAMED].tolist()]
             more = f" and {few.size - _NAMED:,} more classes" if few.size > _NAMED else ""
+            least = int(counts.min())
             raise OptionError(
                 f"ClassBatches(samples={self.samples}): {', '.join(said)}{more}, fewer than a batch takes of a class. "
-                f"Ask for {counts.min()} samples at most, or leave these classes out: dataset.select(positions)."
+                f"Ask for {least} sample{'s' * (least != 1)} at most, or leave these classes out: "
+                f"dataset.select(positions)."
             )
 
     def _name(self, number: int) -> str:

@@ -76,16 +76,23 @@ def resolve_shuffle(shuffle: Shuffle, file_shuffled: bool) -> ResolvedShuffle:
     # `is`, since 1 == True and 0 == False, and a 0 meant as a window would silently switch shuffling off.
     if isinstance(shuffle, (ChunkWindow, Weighted, ClassBatches)) or shuffle is False:
         return shuffle
+    given: object = shuffle
+    if not isinstance(given, (str, bool)):
+        hint = ". To draw samples by weight: Weighted(weights)" if hasattr(given, "__len__") else ""
+        raise OptionError(f"shuffle={given!r} is not known; {_ACCEPTED}{hint}")
     if shuffle is True or shuffle == "auto":
         shuffle = "chunk" if file_shuffled else "full"
     if shuffle == "full":
         return "full"
     if shuffle == "chunk":
         return ChunkWindow()
-    raise OptionError(
-        f'shuffle={shuffle!r} is not known; choose True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks), '
-        f"or Weighted(weights) or ClassBatches(classes, samples)"
-    )
+    raise OptionError(f"shuffle={shuffle!r} is not known; {_ACCEPTED}")
+
+
+_ACCEPTED = (
+    'choose True (or "auto"), False, "full", "chunk" or ChunkWindow(chunks), or Weighted(weights) or '
+    "ClassBatches(classes, samples)"
+)
 
 
 def resolve_ends(ends: Ends | None, shuffle: object) -> Ends:

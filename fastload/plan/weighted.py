@@ -132,7 +132,7 @@ class Weighted:
         assert isinstance(self.weights, ClassWeights), "other weights do not depend on classes"
         known = labels >= 0
         if not known.any():
-            raise OptionError(f"Weighted.balanced({self.weights.field!r}): no sample has a class")
+            raise OptionError(f"Weighted.balanced({self.weights.field or 'labels'}): no sample has a class")
         classes = labels[known]
         if classes.max() >= max(len(labels), _COUNTED):
             _, classes = np.unique(classes, return_inverse=True)  # sorts: of 10 million samples in 5 s
@@ -246,7 +246,7 @@ def _checked_weights(given: object) -> NDArray[np.float64]:
     what = "Weighted(weights=...)"
     try:
         weights = np.array(given, np.float64)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RuntimeError) as exc:  # the last of a tensor that has a gradient
         raise OptionError(f"{what}: expected a number for each sample, got {type(given).__name__}: {exc}") from exc
     if weights.ndim != 1 or not weights.size:
         raise OptionError(
@@ -329,7 +329,8 @@ class WithoutReplacement(Drawn):
             rows = self.possible[first : first + _SLICE]
             # 52 bits and a half: exact, and neither 0 nor 1.
             uniform = ((numbers_at(self.key, rows) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-            waits[first : first + _SLICE] = minus_log(uniform) / self.weights[rows]
+            with np.errstate(over="ignore", divide="ignore"):  # weights that are nothing beside the largest: the last
+                waits[first : first + _SLICE] = minus_log(uniform) / self.weights[rows]
         return self.possible[np.argsort(waits, kind="stable")[: self.num_positions]] + self.first_row
 
 

@@ -6,6 +6,7 @@ The plan sees a run of rows, worker processes a source of samples.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import warnings
@@ -18,16 +19,18 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
-from fastload.dataset import CheckOption, PackedDataset, as_handed_over
+from fastload.dataset import CheckOption, PackedDataset, as_handed_over, positions_of
 from fastload.errors import OptionError
 from fastload.format.ragged import JPEG, RAW
-from fastload.plan import ChunkPieces, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
+from fastload.plan import ChunkPieces, ChunkWindow, ResolvedShuffle, Shuffle, is_drawing, resolve_shuffle
 from fastload.read.hdf5_chunks import CACHE_BYTES
 from fastload.read.reader import RowReader
 from fastload.timing.stopwatch import current
 
 # Rows that a dataset's compression ratio is taken from.
 _RATIO_ROWS = 512
+# Values of a list in a dataset of the user's that are looked at.
+_MOST_PARTS = 1000
 
 
 def mentions_of(rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -213,14 +216,25 @@ def _identity(dataset: Any) -> str:
     """Returns what is known of a dataset's content: of a foreign one its type and length."""
     if isinstance(dataset, PackedDataset):
         return dataset.data_identity()
+    parts = _parts(dataset)
     if isinstance(dataset, ConcatDataset):
-        return f"({' + '.join(map(_identity, dataset.datasets))})"
+        return f"({' + '.join(map(_identity, parts))})"
     kind = type(dataset)
     name = f"{kind.__module__}.{kind.__qualname__}/{len(dataset)}"
-    if not isinstance(dataset, Subset):
-        return name
-    indices = np.asarray(dataset.indices, np.int64)
-    return f"{name}/{hashlib.sha256(indices.tobytes()).hexdigest()[:16]} of {_identity(dataset.dataset)}"
+    if isinstance(dataset, Subset):
+        indices = positions_of("Subset.indices", dataset.indices)
+        name += f"/{hashlib.sha256(indices.tobytes()).hexdigest()[:16]}"
+    return f"{name} of {', '.join(map(_identity, parts))}" if parts else name
+
+
+def _parts(dataset: Any) -> list[Dataset[Any]]:
+    """Returns the datasets that another one holds: in attributes, or in lists or dicts of them."""
+    found: list[Dataset[Any]] = []
+    for value in getattr(dataset, "__dict__", {}).values():
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        # Lists of samples may be long, and those of datasets are not.
+        found += [one for one in itertools.islice(several, _MOST_PARTS) if isinstance(one, Dataset)]
+    return found
 
 
 def unwrapped(dataset: Any) -> Any:
@@ -231,13 +245,14 @@ def unwrapped(dataset: Any) -> Any:
     if type(dataset) is not Subset:  # one of the user's own may do more
         return dataset
     inner = unwrapped(dataset.dataset)
-    return inner.select(np.asarray(dataset.indices, np.int64)) if isinstance(inner, PackedDataset) else dataset
+    indices = positions_of("Subset.indices", dataset.indices)
+    return inner.select(indices) if isinstance(inner, PackedDataset) else dataset
 
 
 def _holds_packed(dataset: Any, depth: int = 8) -> bool:
-    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
+    parts = _parts(dataset)
     here = any(isinstance(part, PackedDataset) for part in parts)
-    return here or (depth > 0 and any(part is not None and _holds_packed(part, depth - 1) for part in parts))
+    return here or (depth > 0 and any(_holds_packed(part, depth - 1) for part in parts))
 
 
 Input = PackedInput | OtherInput
@@ -259,6 +274,11 @@ def shuffle_of(data: Input, shuffle: Shuffle, *, cached: bool = False) -> Resolv
             )
         field, file = resolved.field, data.dataset.file
         resolved = resolved.of_labels(data.dataset.class_numbers(field), file.fields[field].names)
+    if isinstance(resolved, ChunkWindow) and data.selected is not None:
+        raise OptionError(
+            f'{data.name}: shuffle="chunk" reads whole chunks, and a selection of rows has none. Leave shuffle out, or '
+            f'give "full".'
+        )
     if (resolved == "full" or is_drawing(resolved)) and data.compressed and not cached:
         what = "full shuffle" if resolved == "full" else "drawing samples"
         warnings.warn(

@@ -16,6 +16,7 @@ from PIL import Image
 from small_trees import archived
 
 from fastload import FastLoader, FileChangedError, MissingFileError, OptionError, OutputError, SourceError, pack_images
+from fastload.errors import StateError
 from fastload.loader.from_folder import PackedFolder, UnpackedDataset, packed_path
 from fastload.pack.pool import BackgroundPack
 from fastload.transforms import RandomHorizontalFlip, RandomResizedCrop
@@ -53,6 +54,27 @@ def until_packed(loader: FastLoader) -> None:
 
 def epoch(loader: FastLoader) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
     return [(batch.rows.tolist(), batch[0].clone(), batch[1].clone()) for batch in loader]
+
+
+def test_a_selection_of_a_folder_is_the_same_rows_once_it_is_packed(photos, tmp_path):
+    whole = FastLoader(photos, 4, cache_dir=tmp_path / "cache", transform=TRAINING).dataset
+    parts = [whole.select(range(0, 30, 2)), whole.only(["class 2", "class 0"])]
+    loaders = [FastLoader(part, 4, transform=TRAINING, ends="exact", workers=1) for part in parts]
+    before = [epoch(loader) for loader in loaders]
+    states = [loader.state_dict() for loader in loaders]
+    until_packed(loaders[0])
+    for loader, first, part in zip(loaders, before, parts, strict=True):
+        rows = sorted(row for batch in first for row in batch[0])
+        assert rows == part.rows.tolist()
+        loader.set_epoch(0)
+        assert same(first, epoch(loader)) and isinstance(loader.dataset, PackedFolder)
+        assert loader.dataset.classes == part.classes
+    again = FastLoader(photos, 4, cache_dir=tmp_path / "cache", transform=TRAINING).dataset
+    loader = FastLoader(again.select(range(0, 30, 2)), 4, transform=TRAINING, ends="exact", workers=1)
+    loader.load_state_dict(states[0])
+    for other in (again.select(range(1, 30, 2)), again, again.only(["class 0", "class 2"])):
+        with pytest.raises(StateError, match="belongs to other data"):
+            FastLoader(other, 4, transform=TRAINING, ends="exact", workers=1).load_state_dict(states[0])
 
 
 def same(some: list, others: list) -> bool:
@@ -106,7 +128,7 @@ def test_what_was_interrupted_goes_on(photos, tmp_path):
         state = state or loader.state_dict()
         rows = batch.rows.tolist() if state is None else None
     dataset = loader.dataset
-    process = dataset._pack._process
+    process = dataset._packing[0]._process
     process.kill()
     process.wait()
     assert rows is None

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from fastload import FastLoader, PackedDataset
 from fastload.errors import OptionError, StateError
+from fastload.format.ragged import Column
 from fastload.transforms import MixUp, RandomResizedCrop
 
 CLASSES = ("cat", "dog", "owl", "car", "bus")
@@ -43,6 +44,33 @@ def test_labels_count_the_classes_in_the_order_given(path):
     assert len(PackedDataset(path, split="val").only(["owl", "cat"])) == 2
     again = pickle.loads(pickle.dumps(dataset))
     assert again.classes == ("owl", "cat") and int(again[0][1]) == 1
+
+
+@pytest.mark.parametrize("classes", [np.array([2, 0]), torch.tensor([2, 0]), (2, 0), range(2, -1, -2)])
+def test_numbers_come_in_any_sequence(path, classes):
+    assert PackedDataset(path).only(classes).classes == ("owl", "cat")
+
+
+@pytest.mark.parametrize("classes", [{"owl", "cat"}, (name for name in ("owl", "cat")), 3, None, "owl"])
+def test_what_has_no_order_is_refused(path, classes):
+    with pytest.raises(OptionError, match="give a list of names or numbers of classes"):
+        PackedDataset(path).only(classes)
+
+
+def test_another_field_of_classes_counts_anew_too(tmp_path):
+    colours = Column(np.array([0, 1, 2, 1] * 5, np.int32), {"names": ("red", "green", "blue")})
+    path = write_random(tmp_path / "a.h5", rows=20, size=(8, 8, 3), classes="ab", columns={"colour": colours})
+    dataset = PackedDataset(path, fields=["images", "labels", "colour"]).only(["blue", "green"], field="colour")
+    with closing(FastLoader(dataset, 3, shuffle=False, workers=1)) as loader:
+        found = [(batch[1].tolist(), batch[2].tolist()) for batch in loader]
+    assert [number for _, colours in found for number in colours] == [1, 0, 1] * 5
+    assert dataset.file.fields["colour"].names == ("blue", "green") and dataset.classes == ("a", "b")
+    both = dataset.only(["b"])
+    assert [int(both[i][2]) for i in range(3)] == [
+        int(value) for value in dataset.class_numbers("colour")[dataset.class_numbers() == 1][:3]
+    ]
+    assert both.classes == ("b",) and both.file.fields["colour"].names == ("blue", "green")
+    assert len({one.data_identity() for one in (dataset, both, PackedDataset(path).only(["b"]))}) == 3
 
 
 def test_a_mapping_merges_classes(path):
@@ -116,5 +144,5 @@ def test_classes_without_a_sample_or_files_without_labels_are_errors(path, tmp_p
     with pytest.raises(OptionError, match="no sample has the class 'owl'"):
         PackedDataset(path).select([0, 1]).only(["cat", "owl"])
     bare = write_random(tmp_path / "a.h5", rows=4)
-    with pytest.raises(OptionError, match="no labels of one class an image"):
+    with pytest.raises(OptionError, match=r"'labels' is not in the file\. Name a field of one class"):
         PackedDataset(bare).only(["cat"])

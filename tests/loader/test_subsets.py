@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from small_files import write_random
-from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
 
 from fastload import FastLoader, PackedDataset
-from fastload.errors import StateError
+from fastload.errors import OptionError, StateError
 from fastload.transforms import RandomResizedCrop
 
 ROWS = 40
@@ -97,17 +97,60 @@ def test_a_state_of_other_parts_is_refused(path):
         loader.load_state_dict(state)
 
 
+class Wrapper(Dataset):
+    """What a user may make around a dataset, under any name."""
+
+    def __init__(self, inner):
+        self.d = inner
+
+    def __len__(self):
+        return len(self.d)
+
+    def __getitem__(self, i):
+        return self.d[i]
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, StackDataset, lambda part: StackDataset(a=part, b=Numbers()),
+                                  lambda part: Wrapper(ConcatDataset([part]))])  # fmt: skip
+def test_a_state_of_other_rows_within_is_refused_whatever_is_around_them(path, wrap):
+    with closing(loader_of(wrap(Subset(Numbers(), range(20))))) as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+    with closing(loader_of(wrap(Subset(Numbers(), [*range(19), 0])))) as loader, pytest.raises(StateError):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("mask", [np.arange(ROWS) % 2 == 0, torch.arange(ROWS) % 2 == 0, [True, False] * (ROWS // 2)])
+def test_a_mask_in_a_subset_is_no_list_of_positions(path, mask):
+    for dataset in (PackedDataset(path), Numbers()):
+        with pytest.raises(OptionError, match=r"Subset.indices.*flatnonzero\(mask\)"):
+            loader_of(Subset(dataset, mask)).state_dict()
+    with pytest.raises(OptionError, match="whole numbers in one dimension"):
+        loader_of(Subset(PackedDataset(path), [1.9, 2.9, 3.9, 4.9]))
+    for index in (True, np.True_, torch.tensor(True)):
+        with pytest.raises(OptionError, match="True and False"):
+            PackedDataset(path)[index]
+
+
+def test_a_selection_of_rows_has_no_chunks_to_shuffle(path):
+    with pytest.raises(OptionError, match="a selection of rows has none"):
+        loader_of(PackedDataset(path).select(range(20)), shuffle="chunk")
+
+
 def test_what_wraps_a_packed_dataset_otherwise_says_that_python_runs(path):
     packed = PackedDataset(path)
     for dataset in (
         Doubled(packed, range(8)),
         ConcatDataset([packed, packed]),
         Subset(ConcatDataset([packed]), [1, 2, 3, 4]),
+        ConcatDataset([Wrapper(packed)]),
+        StackDataset(packed),
     ):
         with pytest.warns(UserWarning, match="holds a PackedDataset, but its samples come through Python code"):
             loader = loader_of(dataset, shuffle=False)
         with closing(loader):
-            images, _ = next(iter(loader))
+            first = next(iter(loader))
+            images = first[0][0] if type(dataset) is StackDataset else first[0]
             assert torch.equal(images[0], packed[1 if type(dataset) is Subset else 0][0])
             assert not loader._feed.worker_info.by_threads
     with warnings.catch_warnings(), closing(loader_of(Numbers())):

@@ -41,6 +41,62 @@ def test_no_argument_can_be_set_on_a_loader(path, name):
             _ = loader.sampler
 
 
+@pytest.mark.parametrize("name", ["num_workers", "drop_last", "collate_fn", "transforms", "batchsize"])
+def test_what_is_meant_as_an_argument_cannot_be_set(path, name):
+    with closing(FastLoader(path, 8, workers=1)) as loader, pytest.raises(OptionError, match=rf"no argument {name}="):
+        setattr(loader, name, 3)
+
+
+def test_the_transforms_of_a_loader_are_no_list_to_append_to(path):
+    with closing(FastLoader(path, 8, workers=1, transform=[RandomHorizontalFlip(1.0)])) as loader:
+        assert isinstance(loader.transform, tuple) and len(loader.transform) == 1
+
+
+@pytest.mark.parametrize("name", ["path", "split", "transform", "fields", "decode", "check"])
+def test_what_a_dataset_was_made_with_cannot_be_set(path, name):
+    dataset = PackedDataset(path)
+    with pytest.raises(OptionError, match=rf"dataset.{name} cannot be set.*PackedDataset\(\.\.\., {name}="):
+        setattr(dataset, name, "val")
+    assert dataset.split is None and len(dataset) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({}, 6),
+        ({"seed": 3, "ends": "drop"}, 6),
+        ({"shuffle": "auto", "group_by": None}, 6),
+        ({"share": "auto"}, 6),
+        ({"seed": 4}, 10),
+        ({"shuffle": "full"}, 10),
+        ({"share": "elastic"}, 10),
+    ],
+)
+def test_an_epoch_begins_anew_only_where_the_order_is_another(path, changes, left, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with closing(FastLoader(path, 4, seed=3, workers=1)) as loader:
+        batches = iter(loader)
+        seen = [row for _ in range(4) for row in next(batches).rows.tolist()]
+        with closing(loader.with_(**changes)) as rest:
+            assert len(rest) == left and rest.epoch == 0
+            rows = rows_of(rest)
+            assert len(set(rows) | set(seen)) == ROWS and (left == 10 or not set(rows) & set(seen))
+
+
+@pytest.mark.parametrize("changes", [{"seed": 4}, {"shuffle": "full"}, {"share": "elastic"}, {"batch_size": 2}])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_loader_that_was_never_iterated_may_be_changed(path, changes, epoch, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with closing(FastLoader(path, 4, workers=1)) as loader:
+        loader.set_epoch(epoch)
+        with closing(loader.with_(**changes)) as other:
+            assert other.epoch == epoch and sorted(rows_of(other)) == list(range(ROWS))
+            with closing(other.with_(seed=7)) as third:
+                assert third.epoch == epoch + 1
+
+
 @pytest.mark.parametrize(
     ("transform", "name"),
     [
