@@ -9,20 +9,22 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload.errors import FormatError, OptionError
 from fastload.format.digests import KEEPS_GIL
-from fastload.format.header import PackedFile
+from fastload.format.header import FileIdentity, PackedFile
 from fastload.format.texts import count_name, is_text, text_lists
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import HeldOffWriters, check_open, open_checked
+from fastload.read.identity import HeldOffWriters, TouchedError, check_open, open_checked
 from fastload.read.linear import MappedRows, PreadRows, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.row_check import Check, RowCheck
+
+Result = TypeVar("Result")
 
 
 class RowReader:
@@ -60,14 +62,14 @@ class RowReader:
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
-        self._identity = file.identity  # when rows were compared
+        self._is_sparse = file.identity.mtime_ns < 0
         # Within it the mapping may be touched, after `check_identity`.
         self.held: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             read = chosen(file.path, read)
-            if read == "map" and file.identity.mtime_ns >= 0:  # a sparse file is written to by who fetches its chunks
+            if read == "map" and not self._is_sparse:  # a sparse file is written to by who fetches its chunks
                 self.held = HeldOffWriters(file, self.fd)
             linear, other = list[str](), list[str]()
             for name in fields:
@@ -104,19 +106,33 @@ class RowReader:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
-        with self.holding(rows):
-            return self._gathered(rows, outs)
+        while True:
+            try:
+                with self.holding(rows):
+                    return self._gathered(rows, outs)
+            except TouchedError:
+                continue
+
+    def within(self, rows: NDArray[np.int64], work: Callable[[], Result]) -> Result:
+        """Returns what `work` does within `holding` rows, done again where the file was touched meanwhile."""
+        while True:
+            try:
+                with self.holding(rows):
+                    return work()
+            except TouchedError:
+                continue
 
     @contextmanager
     def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:
         """Within it the mapping may be touched where it has these rows, and nobody writes there; may be nested.
 
-        Raises IndexError and FileChangedError as `gather` does.
+        Raises IndexError and FileChangedError as `gather` does; TouchedError, at its end: see `within`.
         """
         check_rows(rows, self.file.num_rows, self.file.name)
         with self.held:
-            self.check_identity()
+            before = self.check_identity()
             yield
+            self.check_still(before)
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied = sum(outs[name].nbytes for name in self._sources if name in outs)
@@ -140,8 +156,7 @@ class RowReader:
 
     def decoded(self, name: str, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Decodes rows of a ragged field, unchecked; returns an array for each: (H, W, C), masks (H, W)."""
-        with self.holding(rows):
-            return self._ragged[name].decoded(rows)
+        return self.within(rows, lambda: self._ragged[name].decoded(rows))
 
     def texts(self, name: str, rows: NDArray[np.int64]) -> list[Any]:
         """Returns the texts of rows, unchecked: a str each, or a list of them; the fields are those of `with_counts`.
@@ -150,9 +165,7 @@ class RowReader:
         """
         fields = {one: self.file.fields[one] for one in with_counts(self.file, [name])}
         arrays = {one: np.empty((len(rows), *field.shape), field.dtype) for one, field in fields.items()}
-        with self.holding(rows):
-            for one, array in arrays.items():
-                self._sources[one].gather(rows, {one: array})
+        self.within(rows, lambda: [self._sources[one].gather(rows, {one: array}) for one, array in arrays.items()])
         return text_lists(arrays.pop(name), *arrays.values())
 
     def ragged(self, name: str) -> RaggedReader:
@@ -167,18 +180,28 @@ class RowReader:
         source = self._sources.get(name)
         return source.rows(name) if isinstance(source, MappedRows) else None
 
-    def check_identity(self) -> None:
+    def check_identity(self) -> FileIdentity:
         """Raises FileChangedError if the file was written to or truncated since its header was read.
 
-        Where its header is equal all the same, rows that were compared with their digests are compared again.
+        Where its header is equal all the same, rows that were compared with their digests are compared again. Returns
+        its identity.
         """
         # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
         # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
         identity = check_open(self.file, self.fd)
-        if identity != self._identity:
-            self._identity = identity
-            if self._check is not None:
-                self._check.forget()
+        if self._check is not None:
+            self._check.begin(identity)
+        return identity
+
+    def check_still(self, before: FileIdentity) -> None:
+        """Raises FileChangedError or TouchedError if the file was written to while rows were copied.
+
+        Rows that were compared before are not when they are copied again, so nobody else would see it.
+        """
+        if self._is_sparse or (isinstance(self.held, HeldOffWriters) and self.held.holds):
+            return  # others fill it; nobody can
+        if self.check_identity() != before:
+            raise TouchedError(f"{self.file.name}: was touched while rows were copied. Read them again.")
 
     def close(self) -> None:
         """Closes what it opened; no gather may be running. Calling it again does nothing."""
