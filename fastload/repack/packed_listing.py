@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, MissingFileError, OptionError, SourceError, typed
+from fastload.errors import FastloadError, FormatError, MissingFileError, OptionError, SourceError, typed
 from fastload.format.codecs import load_filters
 from fastload.format.digests import DIGEST_FIELDS, row_digests
 from fastload.format.header import PIXEL_FIELDS, PackedFile, by_block, check_header, open_hdf5, read_header, read_shard
@@ -55,6 +55,8 @@ def list_packed(path: str | Path | PackedFile, damaged: list[int] | None = None)
                 load_filters(file.path, name, hdf5[name])
             values = {name: hdf5[name][()] for name in names} | digests
         except (OSError, RuntimeError) as exc:  # h5py, where a filter or a checksum fails
+            if isinstance(exc, FastloadError):
+                raise
             raise FormatError(f"{file.path}: its fields cannot be read ({exc}). Copy the file again.") from exc
     keys = _keys(file, values)
     if file.version is not None:

@@ -7,7 +7,9 @@ the file, and whenever that happens. Each moment once; more of them, at random, 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,12 +19,17 @@ import numpy as np
 import pytest
 import torch
 from flipped_files import rows_of
+from PIL import Image
 from ragged_cases import varied_file
-from small_files import labels_in_turn, random_pixels
+from small_files import labels_in_turn, random_pixels, rows_by_key
 
-from fastload import FastLoader, PackedDataset, index_files
-from fastload.errors import DamagedRowError, FileChangedError
+from fastload import FastLoader, PackedDataset, index_files, pack_images
+from fastload.errors import DamagedRowError, FileChangedError, FormatError, SourceError
+from fastload.export import export_file
 from fastload.format.ragged import Column
+from fastload.format.valid import Hdf5File
+from fastload.inspection.preview import make_preview
+from fastload.repack import append_images, repack_file
 from fastload.transforms import RandomResizedCrop
 from sample_files import write_packed
 
@@ -35,7 +42,7 @@ Moments = Callable[[str], None]
 
 def inverted(sample: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """A transform in Python, for worker processes."""
-    return (255 - sample[0], *sample[1:])
+    return (255 - sample[0][:, :8, :8], *sample[1:])
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -47,25 +54,43 @@ WAYS: dict[str, dict[str, Any]] = {
 MOMENTS = ["when it was opened", "after some batches", "after an epoch"]
 
 
-def one(path: Path, *, other: bool, ragged: bool = False, rows: int = ROWS, first: int = 0) -> Path:
+def folder_of(path: Path, rows: int, *, first: int, seed: int) -> Path:
+    """A folder of images in three classes."""
+    for i in range(rows):
+        image = path / "abc"[i % 3] / f"{first + i:03d}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_pixels(1, (12, 10, 3), seed=seed + i)[0]).save(image)
+    return path
+
+
+def one(path: Path, *, other: bool, form: str = "raw", rows: int = ROWS, first: int = 0) -> Path:
     """A file of images and labels; the other one has others, and the same size."""
-    if ragged:
+    if form == "packed":
+        pack_images(folder_of(path.with_suffix(""), rows, first=0, seed=1000 * other), path, workers=0)
+        return path
+    if form == "ragged":
         images = [random_pixels(1, (9 + i % 5, 20 - i % 7, 3), seed=i + first + 1000 * other)[0] for i in range(rows)]
         return varied_file(path, images)
     pixels = random_pixels(rows, (12, 10, 3), seed=first + 1000 * other)
     labels = labels_in_turn(rows, "abc")
-    return write_packed(path, pixels, {"labels": Column((labels.values + other) % 3, labels.attrs)}, chunk_rows=5)
+    columns = {
+        "labels": Column((labels.values + other) % 3, labels.attrs),
+        "key": Column(np.array([b"%03d.png" % (first + i) for i in range(rows)])),
+    }
+    return write_packed(path, pixels, columns, chunk_rows=5)
 
 
-def made(folder: Path, *, sharded: bool, **form: Any) -> tuple[Path, list[tuple[Path, bytes]]]:
+def made(folder: Path, form: str, *, sharded: bool, rows: int = ROWS) -> tuple[Path, list[tuple[Path, bytes]]]:
     """A file, or an index of shards, and of each file that has rows what is to be written over it."""
     if not sharded:
-        path = one(folder / "a.h5", other=False, **form)
-        return path, [(path, one(folder / "b.h5", other=True, **form).read_bytes())]
-    each = ROWS // SHARDS
-    shards = [one(folder / f"{i}.h5", other=False, rows=each, first=i, **form) for i in range(SHARDS)]
+        path = one(folder / "a.h5", other=False, form=form, rows=rows)
+        return path, [(path, one(folder / "b.h5", other=True, form=form, rows=rows).read_bytes())]
+    each = rows // SHARDS
+    shards = [one(folder / f"{i}.h5", other=False, form=form, rows=each, first=i * each) for i in range(SHARDS)]
     index_files(shards, folder / "a.h5")
-    others = [one(folder / "b.h5", other=True, rows=each, first=i, **form).read_bytes() for i in range(SHARDS)]
+    others = [
+        one(folder / "b.h5", other=True, form=form, rows=each, first=i * each).read_bytes() for i in range(SHARDS)
+    ]
     return folder / "a.h5", list(zip(shards, others, strict=True))
 
 
@@ -132,7 +157,7 @@ def cases() -> list[tuple[str, bool, bool, str]]:
 
 @pytest.mark.parametrize(("way", "sharded", "ragged", "moment"), cases())
 def test_no_row_of_a_file_that_was_written_over_is_delivered(tmp_path, way, sharded, ragged, moment) -> None:
-    path, files = made(tmp_path, sharded=sharded, ragged=ragged)
+    path, files = made(tmp_path, "ragged" if ragged else "raw", sharded=sharded)
     wrong, ended = wrong_rows(path, way, files, moment)
     # Whoever has a batch that was made before gets it; whoever opens or reads the file then does not.
     assert wrong == 0 and ended != "whole"
@@ -142,7 +167,7 @@ def test_no_row_of_a_file_that_was_written_over_is_delivered(tmp_path, way, shar
 @pytest.mark.parametrize("trial", range(MORE))
 def test_at_random_moments_neither(tmp_path, way, trial) -> None:
     rng = np.random.default_rng(trial)
-    path, files = made(tmp_path, sharded=trial % 2 == 1, ragged=trial % 4 > 1)
+    path, files = made(tmp_path, "ragged" if trial % 4 > 1 else "raw", sharded=trial % 2 == 1)
     left = int(rng.integers(0, 2 * ROWS // BATCH))
 
     def moment(name: str) -> None:
@@ -154,3 +179,113 @@ def test_at_random_moments_neither(tmp_path, way, trial) -> None:
     wrong, ended = wrong_rows(path, way, files, moment)
     print(f"{way}, {'shards' if trial % 2 else 'a file'}: {wrong} wrong rows, {ended}")
     assert wrong == 0
+
+
+class _WrittenOverAt:
+    """Writes over files right before the one of this number of the openings of one of them, in this process."""
+
+    def __init__(self, files: list[tuple[Path, bytes]], number: int) -> None:
+        self.files, self.number, self.seen = files, number, 0
+
+    def __call__(self, path: object) -> None:
+        if str(path) in {str(path) for path, _ in self.files}:
+            self.seen += 1
+            if self.seen == self.number:
+                files, self.files = self.files, []
+                write_over([one for one in files if one[0].stat().st_size == len(one[1])])  # else it is made by now
+
+
+_opening: list[_WrittenOverAt] = []
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _opening:
+        _opening[0](arguments[0])
+
+
+@pytest.fixture(scope="module")
+def watched_openings() -> Iterator[None]:
+    """Calls what is in `_opening` before a file is opened, by Python or by HDF5."""
+    sys.addaudithook(_audit)  # for good
+    make = Hdf5File.__init__
+
+    def init(self: Hdf5File, path: Path, *arguments: Any, **options: Any) -> None:
+        if _opening:
+            _opening[0](path)
+        make(self, path, *arguments, **options)
+
+    Hdf5File.__init__ = init
+    yield
+    Hdf5File.__init__ = make
+
+
+def _read(path: Path) -> object:
+    dataset = PackedDataset(path, fields=["images", "labels", "row"])
+    names = dataset.keys_of(np.arange(len(dataset)))
+    found = [[field.tolist() for field in sample] for sample in pickle.loads(pickle.dumps(dataset))]
+    return found, names, dataset.class_numbers().tolist(), [sample[1].item() for sample in dataset]
+
+
+def _repacked(path: Path) -> object:
+    repack_file(path, path.with_name("out.h5"), workers=0)
+    dataset = PackedDataset(path.with_name("out.h5"))
+    return [[field.tolist() for field in sample] for sample in dataset]
+
+
+def _exported(path: Path) -> object:
+    export_file(path, path.with_name("out"), workers=1)
+    found = sorted(file for file in path.with_name("out").rglob("*") if file.is_file())
+    return [(str(file.relative_to(path.parent)), file.read_bytes()) for file in found]
+
+
+def _previewed(path: Path) -> object:
+    make_preview(path, path.with_name("out.png"), count=6)
+    return path.with_name("out.png").read_bytes()
+
+
+def _appended(path: Path) -> object:
+    append_images(path, folder_of(path.parent / "more", 2, first=50, seed=50), workers=0)
+    return rows_by_key(path)
+
+
+COMMANDS: dict[str, Callable[[Path], object]] = {
+    "read": _read, "repack": _repacked, "export": _exported, "preview": _previewed, "append": _appended,
+}  # fmt: skip
+
+
+FORMS = {name: ["packed"] if name == "append" else ["raw", "ragged", "shards"] for name in COMMANDS}
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, forms in FORMS.items() for form in forms])
+def test_a_command_reads_one_file_or_says_that_it_changed(tmp_path, watched_openings, name, form) -> None:
+    """Written over before one of its openings: what comes of it is of one of the two files, or an error."""
+    command, results, openings = COMMANDS[name], [], 0
+
+    def run(number: int, *, other: bool = False) -> object:
+        """What the command makes of a file that is written over before an opening, or of the other one."""
+        nonlocal openings
+        folder = tmp_path / f"{number}{other}"
+        folder.mkdir()
+        path, files = made(folder, "raw" if form == "shards" else form, sharded=form == "shards", rows=9)
+        if other:
+            write_over(files)
+        watch = _WrittenOverAt(files, number)
+        _opening[:] = [watch]
+        try:
+            return command(path)
+        finally:
+            _opening.clear()
+            openings = watch.seen
+
+    results = [run(0)]
+    numbers = range(1, openings + 1) if MORE else {1, 2, openings // 2, openings}
+    if form != "shards":  # the others are none of the index
+        results.append(run(0, other=True))
+        assert results[1] != results[0]
+    errors = list[str]()
+    for number in numbers:
+        try:
+            assert run(number) in results, f"written over before opening {number} of {openings}"
+        except (FileChangedError, DamagedRowError, SourceError, FormatError) as error:
+            errors.append(str(error))
+    assert errors and all("a.h5" in error or ".h5: " in error for error in errors)
