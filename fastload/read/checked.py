@@ -21,7 +21,7 @@ from fastload.format.digests import block_digests, pixel_digests, row_digest
 from fastload.format.header import PIXEL_FIELDS, FileIdentity, PackedFile, read_shard
 from fastload.format.ragged import JPEG, RAW, EncodedRow
 from fastload.images.decode_part import decode_row
-from fastload.read.identity import TouchedError, unreadable
+from fastload.read.identity import unreadable
 from fastload.read.ragged_rows import cannot_be_decoded, impossible_rows
 from fastload.read.reader import RowReader
 from fastload.system.files import read_bytes
@@ -123,22 +123,23 @@ class CheckedSamples(RowReader):
         if field.ragged is None:
             pixels = self.pixels(name, row)
             return EncodedBytes(_little_endian(pixels).tobytes(), RAW, pixels.shape, 1)
-        try:
-            before = self.check_identity()
-            index = self._ragged[name].look_up(np.array([row]))
-            if row in self._impossible[name] or not 0 <= index.bytes[0] <= field.ragged.num_bytes:
-                raise ImageError(impossible_rows(index, field)[0])
-            length = int(index.bytes[0])
-            data = read_bytes(self.fd, length, field.ragged.base + int(index.offset[0]))
-            self.check_still(before)
-        except TouchedError:
-            return self.encoded_bytes(name, row)
-        except OSError as exc:
-            raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
-        if len(data) < length:
-            raise ImageError("cannot be read: the file ends before this row")
-        shape = tuple(index.shape[0, : len(field.shape)].tolist())
-        return EncodedBytes(data, int(index.encoding[0]), shape, int(index.orientation[0]))
+        extent, where = field.ragged, np.array([row])
+
+        def read() -> EncodedBytes:
+            try:
+                index = self._ragged[name].look_up(where)
+                if row in self._impossible[name] or not 0 <= index.bytes[0] <= extent.num_bytes:
+                    raise ImageError(impossible_rows(index, field).get(0, "its index entry was impossible"))
+                length = int(index.bytes[0])
+                data = read_bytes(self.fd, length, extent.base + int(index.offset[0]))
+            except OSError as exc:
+                raise ImageError(f"cannot be read: {exc.strerror or exc}") from exc
+            if len(data) < length:
+                raise ImageError("cannot be read: the file ends before this row")
+            shape = tuple(index.shape[0, : len(field.shape)].tolist())
+            return EncodedBytes(data, int(index.encoding[0]), shape, int(index.orientation[0]))
+
+        return self.within(where, read)
 
     def pixels(self, name: str, row: int) -> NDArray[Any]:
         """Returns the pixels of an image (H, W, C) or a mask (H, W); in native byte order, maybe read-only.

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import FormatError, OptionError
+from fastload.errors import FastloadError, FormatError, OptionError
 from fastload.format.digests import KEEPS_GIL
 from fastload.format.header import FileIdentity, PackedFile
 from fastload.format.texts import count_name, is_text, text_lists
@@ -62,13 +62,14 @@ class RowReader:
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
-        self._is_sparse = file.identity.mtime_ns < 0
+        self._identity, self._is_sparse = file.identity, file.identity.mtime_ns < 0
         # Within it the mapping may be touched, after `check_identity`.
         self.held: HeldOffWriters | nullcontext[None] = nullcontext()
         self._sources: dict[str, MappedRows | PreadRows | ChunkedRows] = {}
         self._ragged: dict[str, RaggedReader] = {}
         try:
             read = chosen(file.path, read)
+            self._is_mapped = read == "map"
             if read == "map" and not self._is_sparse:  # a sparse file is written to by who fetches its chunks
                 self.held = HeldOffWriters(file, self.fd)
             linear, other = list[str](), list[str]()
@@ -130,8 +131,12 @@ class RowReader:
         """
         check_rows(rows, self.file.num_rows, self.file.name)
         with self.held:
-            before = self.check_identity()
-            yield
+            before = self.check_before()
+            try:
+                yield
+            except FastloadError:
+                self.check_identity()  # what was damaged may be another file
+                raise
             self.check_still(before)
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
@@ -186,20 +191,29 @@ class RowReader:
         Where its header is equal all the same, rows that were compared with their digests are compared again. Returns
         its identity.
         """
-        # Before every batch: touching a mapping of a truncated file kills the process, and 2 us is little beside a
-        # batch's copy. This sees writes and truncation; another file under the same name leaves the open one as it was.
+        # For every batch: 2 us is little beside its copy. This sees writes and truncation; another file under the same
+        # name leaves the open one as it was.
         identity = check_open(self.file, self.fd)
         if self._check is not None:
             self._check.begin(identity)
+        self._identity = identity
         return identity
 
+    def check_before(self) -> FileIdentity:
+        """Returns the identity of the file, for `check_still`; before a mapping is touched it is looked at first.
+
+        Touching a mapping of a truncated file kills the process. What is read otherwise is looked at only afterwards.
+        """
+        return self.check_identity() if self._is_mapped else self._identity
+
     def check_still(self, before: FileIdentity) -> None:
-        """Raises FileChangedError or TouchedError if the file was written to while rows were copied.
+        """Raises FileChangedError or TouchedError if the file was written to before rows were copied, or meanwhile.
 
         Rows that were compared before are not when they are copied again, so nobody else would see it.
         """
-        if self._is_sparse or (isinstance(self.held, HeldOffWriters) and self.held.holds):
-            return  # others fill it; nobody can
+        # Whoever has the file open for writing can write to it while it is mapped, too; a sparse one others fill.
+        if self._is_mapped and (self._is_sparse or (isinstance(self.held, HeldOffWriters) and self.held.holds)):
+            return
         if self.check_identity() != before:
             raise TouchedError(f"{self.file.name}: was touched while rows were copied. Read them again.")
 

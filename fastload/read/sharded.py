@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.errors import DamagedRowError, OptionError
+from fastload.errors import DamagedRowError, FastloadError, OptionError
 from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
 from fastload.read.identity import TouchedError
@@ -399,7 +399,7 @@ class _Holding(AbstractContextManager[None]):
             for one in readers:
                 one.held.__enter__()
                 self._held.append((one, one.file.identity))
-                self._held[-1] = one, one.check_identity()
+                self._held[-1] = one, one.check_before()
             if (fetcher := self._reader.fetcher) is not None and len(self._rows[1]):
                 chunks = self._reader.chunks_of(*self._rows)
                 self._reader.check_held(chunks)
@@ -411,10 +411,13 @@ class _Holding(AbstractContextManager[None]):
             self.__exit__(type(exc))
             raise
 
-    def __exit__(self, kind: object = None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         try:
-            for one, before in self._held if kind is None else ():
-                one.check_still(before)
+            for one, before in self._held:
+                if kind is None:
+                    one.check_still(before)
+                elif issubclass(kind, FastloadError):
+                    one.check_identity()  # what was damaged may be another file
         finally:
             if self._fetcher is not None:
                 self._fetcher.release(self._chunks)

@@ -12,23 +12,29 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flipped_files import rows_of
+from flipped_files import flip, rows_of
 from PIL import Image
 from ragged_cases import varied_file
-from small_files import labels_in_turn, random_pixels, rows_by_key
+from small_files import labels_in_turn, random_pixels, rows_by_key, write_foreign
 
 from fastload import FastLoader, PackedDataset, index_files, pack_images
 from fastload.errors import DamagedRowError, FileChangedError, FormatError, SourceError
 from fastload.export import export_file
+from fastload.format import digests
+from fastload.format.header import read_header, with_digests
 from fastload.format.ragged import Column
 from fastload.format.valid import Hdf5File
 from fastload.inspection.preview import make_preview
+from fastload.read import row_check
+from fastload.read.linear import MappedRows, PreadRows
+from fastload.read.reader import RowReader
 from fastload.repack import append_images, repack_file
 from fastload.transforms import RandomResizedCrop
 from sample_files import write_packed
@@ -163,8 +169,8 @@ def test_no_row_of_a_file_that_was_written_over_is_delivered(tmp_path, way, shar
     assert wrong == 0 and ended != "whole"
 
 
-@pytest.mark.parametrize("way", [*WAYS] * bool(MORE))
-@pytest.mark.parametrize("trial", range(MORE))
+@pytest.mark.parametrize("way", [*WAYS] if MORE else ["pread"])
+@pytest.mark.parametrize("trial", range(MORE or 1))
 def test_at_random_moments_neither(tmp_path, way, trial) -> None:
     rng = np.random.default_rng(trial)
     path, files = made(tmp_path, "ragged" if trial % 4 > 1 else "raw", sharded=trial % 2 == 1)
@@ -176,9 +182,127 @@ def test_at_random_moments_neither(tmp_path, way, trial) -> None:
         if left == 0:
             write_over(files)
 
-    wrong, ended = wrong_rows(path, way, files, moment)
-    print(f"{way}, {'shards' if trial % 2 else 'a file'}: {wrong} wrong rows, {ended}")
-    assert wrong == 0
+    assert wrong_rows(path, way, files, moment)[0] == 0
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_rows_that_were_read_before_are_not_taken_from_what_is_written_while_they_are_copied(
+    tmp_path, sharded, monkeypatch
+) -> None:
+    path, files = made(tmp_path, "raw", sharded=sharded, rows=12)
+    dataset = PackedDataset(path, fields=["images"]).reading("pread")
+    first = dataset.samples(np.arange(12))
+    gather = PreadRows.gather
+
+    def written_over(*arguments: Any) -> None:
+        monkeypatch.undo()
+        write_over(files)
+        gather(*arguments)
+
+    monkeypatch.setattr(PreadRows, "gather", written_over)
+    with pytest.raises(FileChangedError, match=r"its mtime set back"):
+        dataset.samples(np.arange(12))
+    assert len(first) == 12
+
+
+def test_a_writer_who_has_the_file_open_already_is_seen_when_the_mapping_was_copied(tmp_path, monkeypatch) -> None:
+    path, files = made(tmp_path, "raw", sharded=False, rows=12)
+    with open(path, "r+b") as writer:  # so that nobody can hold it off
+        dataset = PackedDataset(path, fields=["images"]).reading("map")
+        dataset.samples(np.arange(12))
+        gather = MappedRows.gather
+
+        def written_over(*arguments: Any) -> None:
+            monkeypatch.undo()
+            writer.write(files[0][1])
+            writer.flush()
+            gather(*arguments)
+
+        monkeypatch.setattr(MappedRows, "gather", written_over)
+        with pytest.raises(FileChangedError):
+            dataset.samples(np.arange(12))
+
+
+@pytest.mark.filterwarnings("ignore:.*touched or copied anew")
+def test_a_shard_that_is_opened_again_is_compared_again(tmp_path) -> None:
+    """Its header is the same, and of a pixel that was compared before another value was written."""
+    path, files = made(tmp_path, "raw", sharded=True, rows=12)
+    dataset = PackedDataset(path, fields=["images", "row"])
+    reader = dataset._open()
+    dataset.samples(np.arange(12))
+    reader.close()  # as where more shards are read than are kept open
+    before = files[0][0].stat()
+    flip(files[0][0], 4096 + 3, 1)
+    os.utime(files[0][0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DamagedRowError, match=r"0\.h5.*\(row 0\)"):
+        dataset.samples(np.arange(12))
+
+
+def _linked(path: Path) -> None:
+    os.link(path, path.with_name("link"))
+
+
+def _renamed(path: Path) -> None:
+    path.rename(path.with_name("renamed"))
+    path.with_name("renamed").rename(path)
+
+
+def _replaced(path: Path) -> None:
+    """As `append` does."""
+    other = write_packed(path.with_name("new"), random_pixels(7, (12, 10, 3)))
+    os.replace(other, path)
+
+
+CHANGES = {"chmod": lambda path: path.chmod(0o400), "link": _linked, "rename": _renamed, "replace": _replaced}
+
+
+@pytest.mark.filterwarnings("ignore:.*touched or copied anew")
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_the_ctime_alone_ends_nothing(tmp_path, change, read, sharded) -> None:
+    path, files = made(tmp_path, "raw", sharded=sharded, rows=12)
+    dataset = PackedDataset(path, fields=["images", "labels"]).reading(read)
+    before, pickled = [[one.tolist() for one in sample] for sample in dataset], pickle.dumps(dataset)
+    CHANGES[change](files[0][0])
+    assert [[one.tolist() for one in sample] for sample in dataset] == before
+    if change != "replace":  # which leaves who has it open as it was
+        assert [[one.tolist() for one in sample] for sample in pickle.loads(pickled)] == before
+    else:
+        with pytest.raises(FileChangedError):
+            list(pickle.loads(pickled))
+
+
+def test_a_file_without_digests_cannot_be_told_from_one_that_was_written_over(tmp_path) -> None:
+    path = tmp_path / "foreign.h5"
+    write_foreign(path, random_pixels(4, (12, 10, 3)), chunk_rows=2)
+    dataset = PackedDataset(path, fields=["images"])
+    assert len(list(dataset)) == 4
+    path.chmod(0o400)
+    with pytest.raises(FileChangedError, match=r"`chmod` and hard links.*`fastload repack`"):
+        dataset[0]
+
+
+def test_digests_are_read_in_blocks_that_are_what_they_were(tmp_path, monkeypatch) -> None:
+    for module in (row_check, digests):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(row_check, "_MOST_BLOCKS", 2)
+    path = one(tmp_path / "a.h5", other=False, rows=60)
+    expected, sparse = random_pixels(60, (12, 10, 3)), tmp_path / "sparse.h5"
+    dataset = PackedDataset(path, fields=["images"])
+    for row in np.random.default_rng(0).permutation(60).tolist():
+        assert (dataset[row][0].permute(1, 2, 0).numpy() == expected[row]).all()
+    # Where a file is filled while it is read its times say nothing: its digests are compared all the same.
+    shutil.copyfile(path, sparse)
+    file = with_digests(read_header(sparse))
+    file = replace(file, identity=file.identity._replace(mtime_ns=-1))
+    with closing(RowReader(file, ["images"], check="always")) as reader:
+        out = {"images": np.empty((8, 12, 10, 3), np.uint8)}
+        reader.gather(np.arange(8), out)
+        write_over([(sparse, one(tmp_path / "b.h5", other=True, rows=60).read_bytes())])
+        for rows in (np.arange(8), np.arange(40, 48)):  # whose digests were read before, and were not
+            with pytest.raises(DamagedRowError, match="the digest differs"):
+                reader.gather(rows, out)
 
 
 class _WrittenOverAt:
