@@ -347,16 +347,7 @@ class PackedDataset(Dataset[Any]):
         for name, shape, dtype in self.layout():
             if name not in arrays and name not in varied:
                 arrays[name] = np.empty((len(rows), *shape), dtype)
-        reader, lists = self._open(), dict[str, list[Any]]()
-
-        def read() -> None:
-            reader.gather(rows, arrays)  # which compares them
-            lists.update({name: reader.decoded(name, rows) for name in varied}, **self.texts(reader, rows))
-
-        if varied or self.text_fields:
-            reader.within(rows, read)
-        else:
-            reader.gather(rows, arrays)
+        lists = self._gathered(self._open(), rows, arrays, varied)
         arrays = as_handed_over(self.file, arrays) | {"row": rows.copy(), "valid": np.ones(len(rows), np.bool_)}
         if "images" in arrays:
             arrays["images"] = arrays["images"].transpose(0, 3, 1, 2)
@@ -366,6 +357,20 @@ class PackedDataset(Dataset[Any]):
             images = lists["images"] if "images" in lists else arrays["images"]
             lists["pixel_mask"] = [np.ones(image.shape[1:], np.bool_) for image in images]
         return [lists[name] if name in lists else arrays[name] for name in self.fields]
+
+    def _gathered(
+        self, reader: RowReader, rows: NDArray[np.int64], arrays: dict[str, NDArray[Any]], varied: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        """Reads rows into arrays, and returns the fields that none holds: those that differ in size, and texts."""
+        if not varied and not self.text_fields:
+            reader.gather(rows, arrays)
+            return {}
+
+        def read() -> dict[str, list[Any]]:
+            reader.gather(rows, arrays)  # which compares them
+            return {name: reader.decoded(name, rows) for name in varied} | self.texts(reader, rows)
+
+        return reader.within(rows, read)
 
     def read_ahead(self, *, chunk_rows: int = 0, recent_chunks: int = 64) -> ReadAhead:
         """Returns a `ReadAhead` for rows of this dataset, with a file descriptor of its own; the caller closes it."""

@@ -59,6 +59,7 @@ class RowReader:
                 raise OptionError(f"{file.name}: no field {name!r}; it has {', '.join(file.fields)}")
         self._check = RowCheck(file, fields, check) if isinstance(check, str) else check
         if self._check is not None:
+            self._check.begin(file.identity)
             fields = list(dict.fromkeys([*fields, *self._check.needed]))
         self.file = file
         self.fd = open_checked(file)  # valid until `close`
@@ -194,9 +195,10 @@ class RowReader:
         # For every batch: 2 us is little beside its copy. This sees writes and truncation; another file under the same
         # name leaves the open one as it was.
         identity = check_open(self.file, self.fd)
-        if self._check is not None:
-            self._check.begin(identity)
-        self._identity = identity
+        if identity != self._identity:
+            if self._check is not None:
+                self._check.begin(identity)
+            self._identity = identity
         return identity
 
     def check_before(self) -> FileIdentity:
