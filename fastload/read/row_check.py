@@ -56,6 +56,10 @@ class _KnownDigests:
 
     They are read in blocks when a row needs one, compared with what was kept of each block, and kept themselves: 8
     bytes a row that somebody reads, up to 2**24 rows. Any thread may call it.
+
+    Of 10**7 rows, opening keeps 40 KB, which a pickle takes along; the digests of pixels and columns, 160 MB, would be
+    kept by each process, or read and hashed again by each worker in 0.1 s (0.3 to 0.8 s with what else opening reads).
+    Batches of 256 random rows, which touch each block, load all of them with the first ten, 50 ms later than before.
     """
 
     def __init__(self, file: PackedFile, name: str) -> None:
