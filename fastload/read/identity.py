@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from fastload.system.text import text_of
 
 # How long a writer who was held off has for what it is about to do, before rows are copied without a lease.
 _LET_IN_S = 0.1
+
+Result = TypeVar("Result")
 
 
 def open_checked(file: PackedFile) -> int:
@@ -77,6 +79,14 @@ def check_open(file: PackedFile, fd: int) -> FileIdentity:
 
 class TouchedError(FileChangedError):
     """The times of a file changed while rows were copied, and its header did not: they are to be copied again."""
+
+
+def until_untouched(work: Callable[[], Result]) -> Result:
+    """Returns what some work does, done again where it ends with a TouchedError; the tenth time that is raised."""
+    for _ in range(9):
+        with suppress(TouchedError):
+            return work()
+    return work()
 
 
 class HeldOffWriters:

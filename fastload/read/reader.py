@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,10 @@ from fastload.format.digests import KEEPS_GIL
 from fastload.format.header import FileIdentity, PackedFile
 from fastload.format.texts import count_name, is_text, text_lists
 from fastload.read.hdf5_chunks import ChunkedRows
-from fastload.read.identity import HeldOffWriters, TouchedError, check_open, open_checked
+from fastload.read.identity import HeldOffWriters, Result, TouchedError, check_open, open_checked, until_untouched
 from fastload.read.linear import MappedRows, PreadRows, Read, chosen
 from fastload.read.ragged_rows import RaggedReader
 from fastload.read.row_check import Check, RowCheck
-
-Result = TypeVar("Result")
 
 
 class RowReader:
@@ -108,21 +106,20 @@ class RowReader:
             FormatError: a row cannot be decoded; names its sample.
             FileChangedError: the file was replaced, truncated or written to since its header was read.
         """
-        while True:
-            try:
-                with self.holding(rows):
-                    return self._gathered(rows, outs)
-            except TouchedError:
-                continue
+        try:
+            with self.holding(rows):
+                return self._gathered(rows, outs)
+        except TouchedError:
+            return self.within(rows, lambda: self._gathered(rows, outs))
 
     def within(self, rows: NDArray[np.int64], work: Callable[[], Result]) -> Result:
         """Returns what `work` does within `holding` rows, done again where the file was touched meanwhile."""
-        while True:
-            try:
-                with self.holding(rows):
-                    return work()
-            except TouchedError:
-                continue
+
+        def held() -> Result:
+            with self.holding(rows):
+                return work()
+
+        return until_untouched(held)
 
     @contextmanager
     def holding(self, rows: NDArray[np.int64]) -> Iterator[None]:

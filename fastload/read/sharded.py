@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fastload.errors import DamagedRowError, FastloadError, OptionError
 from fastload.format.header import FileIdentity, PackedFile, read_shard
 from fastload.format.shards import split_of
-from fastload.read.identity import TouchedError
+from fastload.read.identity import until_untouched
 from fastload.read.linear import MappedShards, Read, addresses_of, as_rows, chosen
 from fastload.read.reader import RowReader, check_rows
 from fastload.read.row_check import Check, RowCheck, fields_needed
@@ -254,11 +254,7 @@ class ShardedReader(RowReader):
     def gather(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         """Copies rows into the arrays given, as `RowReader.gather`; messages name shards and their rows."""
         check_rows(rows, self.file.num_rows, self.file.name)
-        while True:
-            try:
-                return self._gathered(rows, outs)
-            except TouchedError:
-                continue
+        return until_untouched(lambda: self._gathered(rows, outs))
 
     def _gathered(self, rows: NDArray[np.int64], outs: Mapping[str, NDArray[Any]]) -> int:
         copied, most = 0, self._most_open

@@ -273,6 +273,26 @@ def test_what_changes_the_ctime_alone_ends_nothing(tmp_path, change, read, shard
             list(pickle.loads(pickled))
 
 
+@pytest.mark.filterwarnings("ignore:.*touched or copied anew")
+def test_rows_are_copied_again_where_the_file_was_touched_meanwhile_and_not_for_ever(tmp_path, monkeypatch) -> None:
+    path, _ = made(tmp_path, "raw", sharded=False, rows=12)
+    dataset, gather, times, most = PackedDataset(path, fields=["images"]).reading("pread"), PreadRows.gather, [0], [2]
+    expected = dataset.samples(np.arange(12))
+
+    def touching(*arguments: Any) -> None:
+        gather(*arguments)
+        if times[0] < most[0]:
+            times[0] += 1
+            os.utime(path, ns=(1, times[0]))
+
+    monkeypatch.setattr(PreadRows, "gather", touching)
+    again = dataset.samples(np.arange(12))
+    assert times == [2] and all(torch.equal(now[0], then[0]) for now, then in zip(again, expected, strict=True))
+    most[0] = 1000
+    with pytest.raises(FileChangedError, match="was touched while rows were copied"):
+        dataset.samples(np.arange(12))
+
+
 def test_a_file_without_digests_cannot_be_told_from_one_that_was_written_over(tmp_path) -> None:
     path = tmp_path / "foreign.h5"
     write_foreign(path, random_pixels(4, (12, 10, 3)), chunk_rows=2)
